@@ -1,0 +1,141 @@
+"""Exercises and predictions: what a chapter asks, and what it says to an answer.
+
+A chapter's exercises live in `teach/exercises/chNN.py`. In the notebook an exercise is a heading, a stub cell that
+ends in `check.exercise("04.1", answer)`, and a hidden solution cell that ends the same way. A prediction is a cell
+that calls `check.predict`, followed by the measuring cell that calls `check.reveal`.
+
+Example:
+    >>> from tutorec.teach import check
+    >>> check.predict("99.1", 2.0, unit="s")
+    prediction 99.1: 2 s, to be compared with the measurement below.
+    >>> check.reveal("99.1", 0.25)
+    prediction 99.1: you said 2 s, measured 250 ms: the guess is 8 times too large.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from tutorec.teach.grading import Exercise, Verdict, grade, is_untouched, same
+from tutorec.teach.units import number, seconds, size
+
+__all__ = ["all_right", "exercise", "find", "predict", "reveal", "status"]
+
+
+@dataclass(frozen=True)
+class _Prediction:
+    """A guess and the unit it was made in."""
+
+    guess: Any
+    unit: str
+
+
+_verdicts: dict[str, Verdict] = {}
+_predictions: dict[str, _Prediction] = {}
+
+
+def find(exercise_id: str) -> Exercise:
+    """The exercise with this id, such as "04.1"; its chapter's module is imported on first use.
+
+    Raises:
+        KeyError: There is no such chapter or no such exercise in it.
+    """
+    chapter = exercise_id.partition(".")[0]
+    name = f"tutorec.teach.exercises.ch{chapter}"
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise KeyError(f"exercise {exercise_id!r}: chapter {chapter!r} stores no exercises") from None
+    known = {one.id: one for one in module.EXERCISES}
+    if exercise_id not in known:
+        raise KeyError(f"exercise {exercise_id!r} does not exist; chapter {chapter} has {', '.join(known)}")
+    return known[exercise_id]
+
+
+def exercise(exercise_id: str, answer: Any) -> None:
+    """Grade an answer and print one line: not attempted, right, or the hint for the misconception behind it.
+
+    Args:
+        exercise_id: Chapter and number, such as "04.1".
+        answer: The reader's answer; None or `...` counts as not attempted.
+    """
+    verdict = grade(find(exercise_id), answer)
+    _verdicts[exercise_id] = verdict
+    print(verdict.text)
+
+
+def status(exercise_id: str) -> str:
+    """The last verdict on this exercise in this process: "not attempted", "right", "hint" or "wrong"."""
+    return _verdicts[exercise_id].status if exercise_id in _verdicts else "not attempted"
+
+
+def all_right(chapter: str) -> bool:
+    """Whether every exercise of a chapter was last answered right; chapters assert it in a hidden last cell."""
+    module = importlib.import_module(f"tutorec.teach.exercises.ch{chapter}")
+    return all(status(one.id) == "right" for one in module.EXERCISES)
+
+
+def predict(prediction_id: str, guess: Any, *, unit: str = "") -> None:
+    """Record a guess before the cell that measures.
+
+    Args:
+        prediction_id: Chapter and number, such as "05.1".
+        guess: A number, a word, a bool or a list of them; None or `...` records nothing.
+        unit: "s" and "B" are scaled for reading; any other word stands behind the number.
+    """
+    if is_untouched(guess):
+        _predictions.pop(prediction_id, None)
+        print(f"prediction {prediction_id}: none made yet. Write a guess before you run the next cell.")
+        return
+    _predictions[prediction_id] = _Prediction(guess, unit)
+    print(f"prediction {prediction_id}: {_say(guess, unit)}, to be compared with the measurement below.")
+
+
+def reveal(prediction_id: str, measured: Any, *, unit: str = "") -> None:
+    """Print one sentence that compares the recorded guess with what was measured.
+
+    Args:
+        prediction_id: The id given to `predict`.
+        measured: In the unit of the guess.
+        unit: Used only when no guess was recorded.
+    """
+    prediction = _predictions.get(prediction_id)
+    if prediction is None:
+        print(f"prediction {prediction_id}: no guess was recorded, measured {_say(measured, unit)}.")
+        return
+    said = f"prediction {prediction_id}: you said {_say(prediction.guess, prediction.unit)}"
+    print(f"{said}, measured {_say(measured, prediction.unit)}: {_compare(prediction.guess, measured)}.")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether the value is an int or a float, and not a bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _say(value: Any, unit: str) -> str:
+    """The value with its unit as it stands in a sentence."""
+    if not _is_number(value):
+        return f"{value} {unit}".strip() if isinstance(value, str) else f"{value!r} {unit}".strip()
+    if unit == "s":
+        return seconds(value)
+    if unit == "B":
+        return size(value)
+    return f"{number(value)} {unit}".strip()
+
+
+def _compare(guess: Any, measured: Any) -> str:
+    """How far the guess is from the measurement: a factor for positive numbers, a difference for others."""
+    if not (_is_number(guess) and _is_number(measured)):
+        return "as predicted" if same(guess, measured) else "not as predicted"
+    if guess == measured:
+        return "exactly"
+    if guess <= 0 or measured <= 0:
+        return f"the guess is off by {number(abs(guess - measured))}"
+    ratio = max(guess, measured) / min(guess, measured)
+    if ratio < 1.1:
+        return f"close, within {number(100 * (ratio - 1), 2)} %"
+    return f"the guess is {number(ratio)} times too {'large' if guess > measured else 'small'}"

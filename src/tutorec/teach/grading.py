@@ -1,0 +1,198 @@
+"""What an exercise is, and how an answer is compared with the right one and with the known wrong ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Exercise", "Mistake", "Verdict", "grade", "is_untouched", "same"]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer that many people give, and what to tell them.
+
+    Args:
+        misconception: The belief behind the answer, in a few words ("counts samples instead of ids").
+        answer: The answer that this belief leads to, in the form the exercise asks for.
+        hint: One or two sentences that point at the belief and do not give the answer.
+    """
+
+    misconception: str
+    answer: Any
+    hint: str
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One question of the book with its right answer and at least two wrong ones.
+
+    An answer is a value (number, text, list, dict, tensor) or, where `cases` is given, a function. Functions are
+    called on every case and their results are compared, so that two different programs with the same results count
+    as the same answer.
+
+    Args:
+        id: Chapter and number, such as "01.2".
+        compared: What is compared, as the object of "right: ..." ("the five offsets of the two features").
+        solution: The right answer.
+        mistakes: Named wrong answers; no two may be equal, and none may equal the solution.
+        cases: Argument tuples for an answer that is a function, the smallest first.
+        tolerance: Absolute and relative tolerance for numbers.
+        shape: What a well-formed answer looks like ("a list of five integers"); shown when an answer is neither
+            right nor a known mistake.
+    """
+
+    id: str
+    compared: str
+    solution: Any
+    mistakes: tuple[Mistake, ...]
+    cases: tuple[tuple[Any, ...], ...] | None = None
+    tolerance: float = 1e-6
+    shape: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse an exercise that could not tell its answers apart."""
+        if len(self.mistakes) < 2:
+            raise ValueError(f"exercise {self.id!r} stores {len(self.mistakes)} wrong answers; two or more are needed")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `grade` found: `status` is "not attempted", "right", "hint" or "wrong"; `text` is what the reader sees."""
+
+    status: str
+    text: str
+
+
+def same(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
+    """Whether two answers mean the same: tensors, lists and tuples by their numbers, text without case and blanks.
+
+    Example:
+        >>> same(torch.tensor([1, 2]), (1.0, 2.0)), same("Gloo ", "gloo"), same(True, 1), same([1], [1, 2])
+        (True, True, False, False)
+    """
+    left, right = _plain(left), _plain(right)
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+        return abs(left - right) <= tolerance * max(1.0, abs(left), abs(right)) or (left != left and right != right)
+    if isinstance(left, str) and isinstance(right, str):
+        return "".join(left.casefold().split()) == "".join(right.casefold().split())
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(same(a, b, tolerance) for a, b in zip(left, right, strict=True))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key], tolerance) for key in left)
+    return type(left) is type(right) and bool(left == right)
+
+
+def _plain(value: Any) -> Any:
+    """The answer with tensors, arrays and tuples turned into lists, and 0-d ones into numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().tolist()
+    if hasattr(value, "tolist") and not isinstance(value, (str, bytes)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return list(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    return value
+
+
+def is_untouched(answer: Any) -> bool:
+    """Whether a stub was left as it was: None, `...`, or a list or dict of nothing else.
+
+    Example:
+        >>> is_untouched(...), is_untouched([None, ...]), is_untouched([]), is_untouched(0)
+        (True, True, False, False)
+    """
+    if answer is None or answer is Ellipsis:
+        return True
+    if isinstance(answer, Mapping):
+        answer = list(answer.values())
+    return isinstance(answer, (list, tuple)) and bool(answer) and all(is_untouched(item) for item in answer)
+
+
+def grade(exercise: Exercise, answer: Any) -> Verdict:
+    """Compare an answer with the solution, then with each stored mistake.
+
+    Returns:
+        A verdict whose text never holds the right answer.
+    """
+    label = f"exercise {exercise.id}"
+    if is_untouched(answer):
+        return Verdict("not attempted", f"{label}: not attempted. Replace the `...` and run the cell again.")
+    if exercise.cases is not None and not callable(answer):
+        return Verdict("wrong", f"{label}: the answer must be a function, and this is {_short(answer)}.")
+    try:
+        found = _observe(exercise, answer)
+    except _CaseError as error:
+        if error.untouched:
+            return Verdict("not attempted", f"{label}: not attempted. The function returns nothing yet.")
+        return Verdict("wrong", f"{label}: not yet. {error}")
+    right = _observe(exercise, exercise.solution)
+    if same(found, right, exercise.tolerance):
+        return Verdict("right", f"{label}: right: {exercise.compared}.")
+    for mistake in exercise.mistakes:
+        if same(found, _observe(exercise, mistake.answer), exercise.tolerance):
+            return Verdict("hint", f"{label}: not yet. {mistake.hint}")
+    return Verdict("wrong", f"{label}: not yet. {_locate(exercise, found, right)}")
+
+
+class _CaseError(Exception):
+    """A reader's function that failed, or returned nothing, on a case."""
+
+    def __init__(self, message: str, untouched: bool = False) -> None:
+        super().__init__(message)
+        self.untouched = untouched
+
+
+def _observe(exercise: Exercise, answer: Any) -> Any:
+    """The answer itself, or what the answer, a function, returns on each case."""
+    if exercise.cases is None:
+        return answer
+    return [_call(answer, case) for case in exercise.cases]
+
+
+def _call(function: Callable[..., Any], case: tuple[Any, ...]) -> Any:
+    """One call on a private copy of the case, so that a function which edits its input cannot spoil the next."""
+    try:
+        result = function(*copy.deepcopy(case))
+    except Exception as error:
+        shown = ", ".join(_short(argument) for argument in case)
+        raise _CaseError(f"On ({shown}) your function raised {type(error).__name__}: {error}") from error
+    if result is None or result is Ellipsis:
+        raise _CaseError("nothing returned", untouched=True)
+    return result
+
+
+def _locate(exercise: Exercise, found: Any, right: Any) -> str:
+    """Where the answer first goes wrong, without saying what would be right there."""
+    if exercise.cases is not None:
+        for case, mine, theirs in zip(exercise.cases, found, right, strict=True):
+            if not same(mine, theirs, exercise.tolerance):
+                shown = ", ".join(_short(argument) for argument in case)
+                return f"The smallest case that differs: on ({shown}) your function gives {_short(mine)}."
+    wanted = f" An answer here is {exercise.shape}." if exercise.shape else ""
+    mine, theirs = _plain(found), _plain(right)
+    if isinstance(mine, list) and isinstance(theirs, list):
+        if len(mine) != len(theirs):
+            return f"Your answer has {len(mine)} entries, and that is not the number of entries.{wanted}"
+        wrong = [i for i, pair in enumerate(zip(mine, theirs, strict=True)) if not same(*pair, exercise.tolerance)]
+        return f"Entry {wrong[0]} is the first that differs (yours: {_short(mine[wrong[0]])})."
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        wrong = [key for key in mine if key not in theirs or not same(mine[key], theirs[key], exercise.tolerance)]
+        where = f"{wrong[0]!r} is the first entry that differs" if wrong else "an entry is missing"
+        return f"{where[0].upper()}{where[1:]}.{wanted}"
+    return f"{_short(found)} is not it.{wanted}"
+
+
+def _short(value: Any, limit: int = 80) -> str:
+    """The value on one line of at most `limit` characters."""
+    text = " ".join(repr(_plain(value)).split())
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

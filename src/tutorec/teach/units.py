@@ -1,0 +1,61 @@
+"""Numbers as a reader says them: seconds, bytes and ratios with three digits and a unit."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["number", "seconds", "size", "times"]
+
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number with `digits` significant digits, thousands separated, never in exponent form.
+
+    Example:
+        >>> number(1234567), number(0.012345), number(2.0)
+        ('1,234,567', '0.0123', '2')
+    """
+    if isinstance(value, int) or float(value).is_integer():
+        return f"{int(value):,}"
+    if not math.isfinite(value):
+        return str(value)
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def seconds(value: float) -> str:
+    """A duration in the unit that keeps it readable.
+
+    Example:
+        >>> seconds(12.34), seconds(0.0123), seconds(4.5e-6)
+        ('12.3 s', '12.3 ms', '4.5 us')
+    """
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if abs(value) * factor >= 1:
+            return f"{number(value * factor)} {unit}"
+    return f"{number(value * 1e9)} ns"
+
+
+def size(value: float) -> str:
+    """A number of bytes in binary units (1 KiB = 1024 B).
+
+    Example:
+        >>> size(512), size(4096 * 64 * 4), size(3.5 * 2**40)
+        ('512 B', '1 MiB', '3.5 TiB')
+    """
+    power = 0
+    while abs(value) >= 1024 and power < len(_SIZES) - 1:
+        value, power = value / 1024, power + 1
+    return f"{number(value)} {_SIZES[power]}"
+
+
+def times(ratio: float) -> str:
+    """A ratio as a factor.
+
+    Example:
+        >>> times(12.34), times(1.0)
+        ('12.3 times', '1 times')
+    """
+    return f"{number(ratio)} times"

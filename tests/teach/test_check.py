@@ -1,0 +1,140 @@
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+from tutorec.teach import check, exercises
+from tutorec.teach.grading import Exercise, Mistake, grade, same
+
+CHAPTERS = [module.name for module in pkgutil.iter_modules(exercises.__path__)]
+ALL = [one for name in CHAPTERS for one in importlib.import_module(f"{exercises.__name__}.{name}").EXERCISES]
+
+offsets = Exercise(
+    id="99.1",
+    compared="the three offsets",
+    solution=[0, 1, 3],
+    mistakes=(
+        Mistake("forgets the leading zero", [1, 3], "Where does the first list begin?"),
+        Mistake("gives the lengths", [1, 2], "These are sizes, not positions."),
+    ),
+    shape="a list of three integers",
+)
+double = Exercise(
+    id="99.2",
+    compared="twice the input, on 2 cases",
+    solution=lambda x: 2 * x,
+    mistakes=(
+        Mistake("squares", lambda x: x * x, "3 becomes 6, not 9."),
+        Mistake("does nothing", lambda x: x, "The input came back unchanged."),
+    ),
+    cases=((2,), (torch.tensor([3, 4]),)),
+)
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
+def test_every_exercise_takes_its_solution_and_hints_at_each_mistake(one):
+    assert grade(one, ...).status == "not attempted"
+    assert grade(one, None).status == "not attempted"
+    assert grade(one, one.solution).status == "right"
+    hints = [mistake.hint for mistake in one.mistakes]
+    assert len(set(hints)) == len(hints) >= 2
+    for mistake in one.mistakes:
+        verdict = grade(one, mistake.answer)
+        assert (verdict.status, mistake.hint in verdict.text) == ("hint", True), mistake.misconception
+        assert mistake.misconception
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_exercise_ids_belong_to_their_chapter_and_are_unique(name):
+    ids = [one.id for one in importlib.import_module(f"{exercises.__name__}.{name}").EXERCISES]
+    assert len(set(ids)) == len(ids)
+    assert all(identity.startswith(f"{name.removeprefix('ch')}.") for identity in ids)
+
+
+def test_answer_forms_that_mean_the_same_are_accepted():
+    for answer in ([0, 1, 3], (0, 1, 3), torch.tensor([0, 1, 3]), [0.0, 1.0, 3.0]):
+        assert grade(offsets, answer).status == "right"
+
+
+def test_unknown_wrong_answer_is_located_and_not_given_away():
+    assert "2 entries" in grade(offsets, [0, 3]).text
+    located = grade(offsets, [0, 2, 3]).text
+    assert "Entry 1" in located and "yours: 2" in located and "[0, 1, 3]" not in located
+    assert "a list of three integers" in grade(offsets, 5).text
+
+
+def test_function_answers_are_compared_by_their_results():
+    assert grade(double, lambda x: x + x).status == "right"
+    assert "3 becomes 6" in grade(double, lambda x: x**2).text
+    assert "(2)" in grade(double, lambda x: 3 * x).text
+    assert grade(double, lambda x: None).status == "not attempted"
+    assert "ZeroDivisionError" in grade(double, lambda x: x / 0).text
+    assert "must be a function" in grade(double, 4).text
+
+
+def test_function_that_edits_its_input_does_not_spoil_the_case():
+    def greedy(x):
+        x *= 2
+        return x
+
+    assert grade(double, greedy).status == "right"
+    assert grade(double, greedy).status == "right"
+
+
+def test_same_keeps_bools_apart_from_numbers_and_compares_nested_answers():
+    assert not same(True, 1)
+    assert same({"a": torch.tensor([1.0])}, {"a": [1]})
+    assert same({2, 1}, {1, 2})
+    assert not same({"a": 1}, {"b": 1})
+    assert same(float("nan"), float("nan"))
+
+
+def test_exercise_with_one_mistake_is_refused():
+    with pytest.raises(ValueError, match=r"'99\.3' stores 1 wrong answers"):
+        Exercise(id="99.3", compared="", solution=1, mistakes=offsets.mistakes[:1])
+
+
+def test_unknown_exercise_is_named():
+    with pytest.raises(KeyError, match="chapter '98' stores no exercises"):
+        check.find("98.1")
+    with pytest.raises(KeyError, match=r"'00\.99' does not exist"):
+        check.find("00.99")
+
+
+def test_exercise_prints_and_remembers_the_verdict(monkeypatch, capsys):
+    monkeypatch.setattr(check, "find", lambda exercise_id: offsets)
+    check.exercise("99.1", ...)
+    assert check.status("99.1") == "not attempted"
+    check.exercise("99.1", [0, 1, 3])
+    assert check.status("99.1") == "right"
+    assert capsys.readouterr().out.splitlines() == [
+        "exercise 99.1: not attempted. Replace the `...` and run the cell again.",
+        "exercise 99.1: right: the three offsets.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("guess", "measured", "unit", "said"),
+    [
+        (2.0, 0.25, "s", "you said 2 s, measured 250 ms: the guess is 8 times too large"),
+        (1024, 3072, "B", "you said 1 KiB, measured 3 KiB: the guess is 3 times too small"),
+        (100, 104, "ids", "you said 100 ids, measured 104 ids: close, within 4 %"),
+        (7, 7, "", "you said 7, measured 7: exactly"),
+        (0, 3, "rows", "you said 0 rows, measured 3 rows: the guess is off by 3"),
+        ("rank 1", "rank 0", "", "you said rank 1, measured rank 0: not as predicted"),
+        (True, True, "", "you said True, measured True: as predicted"),
+    ],
+)
+def test_reveal_compares_prediction_and_measurement(guess, measured, unit, said, capsys):
+    check.predict("99.9", guess, unit=unit)
+    check.reveal("99.9", measured)
+    assert capsys.readouterr().out.splitlines()[-1] == f"prediction 99.9: {said}."
+
+
+def test_reveal_without_a_prediction_says_so(capsys):
+    check.predict("99.8", ..., unit="s")
+    check.reveal("99.8", 3.0, unit="s")
+    first, second = capsys.readouterr().out.splitlines()
+    assert "none made yet" in first
+    assert second == "prediction 99.8: no guess was recorded, measured 3 s."
