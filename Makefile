@@ -1,0 +1,90 @@
+# `make book` and `make test` are all one needs: each makes .venv when it is missing or stale. `make help` lists the rest.
+
+BIN  := .venv/bin
+PY   := $(BIN)/python
+BOOK := _build/html/index.html
+NB   ?=
+JOBS ?= 2
+
+# One thread a process: tests and notebooks start processes of their own, and two cores are what is promised.
+export OMP_NUM_THREADS ?= 1
+PYTEST := $(PY) -m pytest -q
+
+UNIT  := tests src --doctest-modules --ignore=tests/parity/live -m "not html and not live"
+QUICK := tests src --doctest-modules --ignore=tests/parity/live -m "not html and not live and not slow and not world4"
+
+.DEFAULT_GOAL := help
+.PHONY: help venv book test quick lint types unit notebooks notebooks-torch nb check html bench parity wheel clean clean-venv format
+
+help: ## list what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+venv: ## .venv from requirements.txt, when it is missing or stale
+	@.ci/venv
+
+book: venv ## the executed book; prints the path of its first page
+	@$(PY) book/_ext/build.py
+	@test -f $(BOOK) && echo "The book: $(CURDIR)/$(BOOK)"
+
+test: lint types unit notebooks notebooks-torch ## every test: style, types, unit, doctests, policy, notebooks on both backends
+	@echo "== make test: all passed"
+
+quick: lint types ## at most 3 minutes: no notebooks, no slow tests, no worlds of four
+	@echo "== unit tests, doctests, policy (without the slow ones and worlds of four)"
+	@$(PYTEST) $(QUICK) -n $(JOBS)
+
+check: lint types ## style, types and policy only
+	@$(PYTEST) tests/policy
+
+lint: venv ## ruff: rules and format
+	@echo "== ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: venv ## let ruff repair what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: venv ## basedpyright on src
+	@echo "== basedpyright"
+	@$(BIN)/basedpyright --level error
+
+unit: venv
+	@echo "== unit tests, doctests, policy"
+	@$(PYTEST) $(UNIT) -n $(JOBS)
+
+# Both backends must run every chapter. nbmake stops a cell that hangs.
+notebooks: venv ## execute every notebook
+	@echo "== notebooks"
+	@$(PYTEST) --nbmake --nbmake-timeout=120 notebooks
+
+notebooks-torch: venv ## execute every notebook on the plain-torch backend
+	@echo "== notebooks, TUTOREC_BACKEND=torch"
+	@TUTOREC_BACKEND=torch $(PYTEST) --nbmake --nbmake-timeout=120 notebooks
+
+nb: venv ## one chapter: make nb NB=05
+	@test -n "$(NB)" || { echo "which chapter? make nb NB=05" >&2; exit 2; }
+	@ls notebooks/$(NB)_*.ipynb >/dev/null 2>&1 || { echo "no notebooks/$(NB)_*.ipynb; there are: $$(ls notebooks)" >&2; exit 2; }
+	@$(PYTEST) --nbmake --nbmake-timeout=120 notebooks/$(NB)_*.ipynb
+
+html: venv ## check the built book: no network, alt text, links
+	@test -f $(BOOK) || { echo "no $(BOOK): run \`make book\` first" >&2; exit 2; }
+	@$(PYTEST) tests/book -m html
+
+bench: venv ## the benchmarks, as JSON under _build/bench
+	@mkdir -p _build/bench
+	@$(PY) -m tutorec bench import --json _build/bench/import.json
+
+parity: venv ## run against torchrec 1.8.0 in .venv-parity and write tests/parity/golden
+	@.ci/parity
+
+wheel: venv ## dist/tutorec-*.whl
+	@rm -rf dist build
+	@$(PY) -m build --wheel --outdir dist .
+
+clean: ## remove what was built; environments stay
+	@rm -rf _build dist build .pytest_cache .ruff_cache .hypothesis
+	@find src tests book -name __pycache__ -prune -exec rm -rf {} +
+
+clean-venv: ## remove .venv and .venv-parity
+	@rm -rf .venv .venv-parity

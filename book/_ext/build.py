@@ -1,0 +1,92 @@
+"""Build the executed book: `python book/_ext/build.py` from anywhere, or `make book`.
+
+jupyter-cache executes a notebook again when the notebook changes, and only then. A chapter's output depends as much on
+the library, on the installed versions and on the backend, so this script keys the cache on those too and removes it
+when they change. When nothing at all changed since the last success it builds nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "_build"
+SOURCE_SUFFIXES = {".py", ".ipynb", ".md", ".yml", ".bib", ".css", ".svg", ".txt", ".json", ".js"}
+
+
+def digest(paths: Iterable[Path], *words: str) -> str:
+    """A hash over names and contents of files and over words."""
+    total = hashlib.sha256()
+    for word in words:
+        total.update(word.encode() + b"\0")
+    for path in sorted(paths):
+        total.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def sources(*roots: str) -> list[Path]:
+    """Every source file under the given files and folders of the repository."""
+    found: list[Path] = []
+    for root in roots:
+        path = ROOT / root
+        found += [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix in SOURCE_SUFFIXES]
+    return [p for p in found if not {"_build", "__pycache__", ".ipynb_checkpoints"} & set(p.parts)]
+
+
+def execution_key() -> str:
+    """What the output of every notebook depends on, the notebook itself excepted."""
+    words = (os.environ.get("TUTOREC_BACKEND", "auto"), sys.version.split()[0])
+    return digest(sources("src/tutorec", "requirements.txt"), *words)
+
+
+def book_key() -> str:
+    """What the built pages depend on."""
+    roots = ("book", "notebooks", "_config.yml", "tests/book/sources.yml", "tests/parity/torchrec_paths.txt")
+    return digest(sources(*[r for r in roots if (ROOT / r).exists()]), execution_key())
+
+
+def stored(name: str) -> str:
+    path = BUILD / name
+    return path.read_text() if path.exists() else ""
+
+
+def report_failures() -> None:
+    """Print the end of every execution log, so that a failed cell is seen without looking for it."""
+    for log in sorted((BUILD / "html" / "reports").glob("**/*.log")):
+        tail = log.read_text(errors="replace").splitlines()[-40:]
+        print(f"\n---- {log.relative_to(ROOT)} (its last {len(tail)} lines)", *tail, sep="\n", file=sys.stderr)
+
+
+def main() -> int:
+    subprocess.run([sys.executable, str(ROOT / "book/_ext/sources_page.py")], check=True)
+    index = BUILD / "html" / "index.html"
+    wanted = book_key()
+    if index.exists() and stored(".book_key") == wanted:
+        print("The book is current: nothing to build.")
+        return 0
+    BUILD.mkdir(exist_ok=True)
+    (BUILD / ".book_key").unlink(missing_ok=True)
+    if stored(".execution_key") != execution_key():
+        for stale in ("html", ".doctrees", ".jupyter_cache"):
+            shutil.rmtree(BUILD / stale, ignore_errors=True)
+        (BUILD / ".execution_key").write_text(execution_key())
+    shutil.rmtree(BUILD / "html" / "reports", ignore_errors=True)
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
+    command += ["build", ".", "--toc", "book/_toc.yml", "-W", "--keep-going"]
+    status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode
+    if status:
+        report_failures()
+        print("\nThe book was not built: see the warnings and errors above.", file=sys.stderr)
+        return status
+    (BUILD / ".book_key").write_text(wanted)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

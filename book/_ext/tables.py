@@ -1,0 +1,104 @@
+"""Tables that the build fills in, so that no page can disagree with what was built.
+
+``{versions-table}``  what executed this book: versions, backend, machine, date
+``{names-table}``     TorchRec's names and whether this edition has them, from the path manifest
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+MANIFEST = Path(__file__).resolve().parents[2] / "tests/parity/torchrec_paths.txt"
+PACKAGES = (
+    "tutorec",
+    "torch",
+    "fbgemm-gpu-cpu",
+    "fbgemm-gpu",
+    "numpy",
+    "multiprocess",
+    "cloudpickle",
+    "jupyter-book",
+    "Sphinx",
+)
+
+
+def build_date() -> str:
+    """Today in UTC, or the day that SOURCE_DATE_EPOCH names when a build is to be repeatable."""
+    seconds = float(os.environ.get("SOURCE_DATE_EPOCH", time.time()))
+    return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC).strftime("%Y-%m-%d")
+
+
+def installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def backend_and_reason() -> tuple[str, str]:
+    from tutorec._kernels.backend import backend  # noqa: PLC0415  the page is the only one that needs torch
+
+    choice = backend()
+    return choice.name, choice.reason
+
+
+def manifest_names(text: str) -> list[tuple[str, bool]]:
+    """Pairs of a TorchRec name and whether tutorec has it now."""
+    rows = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(name, when == "now") for when, name in rows]
+
+
+class GeneratedTable(SphinxDirective):
+    """A table from rows of MyST text; subclasses say which."""
+
+    header: tuple[str, ...] = ()
+
+    def rows(self) -> list[tuple[str, ...]]:
+        raise NotImplementedError(f"{type(self).__name__} has no rows")
+
+    def run(self) -> list[nodes.Node]:
+        lines = ["| " + " | ".join(cells) + " |" for cells in [self.header, ("---",) * len(self.header), *self.rows()]]
+        holder = nodes.container()
+        self.state.nested_parse(StringList(lines, source=self.env.docname), self.content_offset, holder)
+        self.env.note_dependency(str(MANIFEST))
+        self.env.note_reread()
+        return holder.children
+
+
+class VersionsTable(GeneratedTable):
+    header = ("what", "value")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        backend, reason = backend_and_reason()
+        rows = [("executed on (UTC)", build_date()), ("backend", f"`{backend}`: {reason}")]
+        rows += [("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")]
+        rows += [("processor cores", str(os.cpu_count()))]
+        return rows + [(package, version) for package in PACKAGES if (version := installed(package))]
+
+
+class NamesTable(GeneratedTable):
+    header = ("module, after `torchrec.` or `tutorec.`", "names in this edition", "not yet")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        now, later = defaultdict(list), defaultdict(list)
+        for name, present in manifest_names(MANIFEST.read_text(encoding="utf-8")):
+            module, _, attribute = name.removeprefix("torchrec.").rpartition(".")
+            (now if present else later)[module or "(the root)"].append(f"`{attribute}`")
+        return [(f"`{m}`", ", ".join(now[m]), ", ".join(later[m])) for m in sorted({*now, *later})]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("versions-table", VersionsTable)
+    app.add_directive("names-table", NamesTable)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
