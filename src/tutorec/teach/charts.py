@@ -1,0 +1,288 @@
+"""Charts of measured numbers: bars, histograms, rank and frequency, curves, timelines, traffic."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, rank_color, style
+from tutorec.teach.trace import Event, Trace
+from tutorec.teach.units import number, seconds, size
+
+__all__ = ["bars", "curves", "histogram", "rank_frequency", "timeline", "traffic"]
+
+_HATCHES = ("", "///", "...", "xx", "\\\\\\", "++")
+_DASHES = ("-", "--", ":", "-.")
+
+
+def _value_label(value: float, unit: str) -> str:
+    """A bar's number in the unit that the axis names."""
+    if unit == "s":
+        return seconds(value)
+    return size(value) if unit == "B" else number(value)
+
+
+def _axis_scale(largest: float, unit: str) -> tuple[float, str]:
+    """What one tick of an axis stands for, so that seconds and bytes have readable numbers."""
+    steps = {
+        "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
+        "B": ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
+    }.get(unit, ((1.0, unit),))
+    return next((step for step in steps if largest >= step[0]), steps[-1])
+
+
+def bars(
+    values: Mapping[str, float],
+    *,
+    unit: str,
+    ranks: Sequence[int] | None = None,
+    claim: str | None = None,
+    log: bool = False,
+) -> Chart:
+    """One horizontal bar per entry, with its number.
+
+    Args:
+        values: Label to number, drawn from the top.
+        unit: Of the numbers; "s" and "B" are scaled in the labels.
+        ranks: The rank whose colour each bar has; without it all bars have the neutral colour.
+        claim: Title; may use {largest}, {smallest} (labels), {most}, {least} (with unit), {ratio}, {total}.
+        log: Whether the axis is logarithmic.
+    """
+    if not values:
+        raise ValueError("bars needs at least one value, got none")
+    largest, smallest = max(values, key=values.__getitem__), min(values, key=values.__getitem__)
+    least = values[smallest]
+    facts: dict[str, Any] = {
+        "largest": largest,
+        "smallest": smallest,
+        "most": _value_label(values[largest], unit),
+        "least": _value_label(least, unit),
+        "ratio": values[largest] / least if least else math.inf,
+        "total": sum(values.values()),
+    }
+    with style():
+        figure = canvas(1.1 + 0.42 * len(values))
+        axes = figure.add_subplot()
+        colors = [ACCENT] * len(values) if ranks is None else [rank_color(rank) for rank in ranks]
+        scale, axis_unit = _axis_scale(values[largest], unit)
+        drawn = axes.barh(list(values), [value / scale for value in values.values()], color=colors, height=0.62)
+        axes.bar_label(drawn, [_value_label(value, unit) for value in values.values()], padding=5)
+        axes.invert_yaxis()
+        axes.set_xscale("log" if log else "linear")
+        axes.margins(x=0.18)
+        axes.set_xlabel(f"{axis_unit}, logarithmic" if log else axis_unit)
+        return finish(figure, claim, "{largest}: {most}, {ratio:.3g} times {smallest}", facts)
+
+
+def histogram(values: Any, *, unit: str, bins: int = 40, claim: str | None = None, what: str = "how many") -> Chart:
+    """How often values fall into equal intervals.
+
+    Args:
+        values: A tensor or sequence of numbers.
+        unit: Of the horizontal axis.
+        bins: Intervals.
+        claim: Title; may use {mean}, {median}, {most}, {least}, {count}.
+        what: Name of the vertical axis.
+    """
+    flat = np.asarray(torch.as_tensor(values).flatten(), dtype=float)
+    facts = {
+        "mean": flat.mean(),
+        "median": float(np.median(flat)),
+        "most": flat.max(),
+        "least": flat.min(),
+        "count": flat.size,
+    }
+    with style():
+        figure = canvas(3.2)
+        axes = figure.add_subplot()
+        axes.hist(flat, bins=bins, color=ACCENT)
+        axes.set_xlabel(unit)
+        axes.set_ylabel(what)
+        return finish(figure, claim, "half of {count:,} values are below {median:.3g} " + unit, facts)
+
+
+def rank_frequency(
+    ids: Any | Mapping[str, Any], *, top: float = 0.01, claim: str | None = None, what: str = "id"
+) -> Chart:
+    """How often the most frequent id occurs, the second most frequent, and so on, on two logarithmic axes.
+
+    Args:
+        ids: A tensor of ids, or several by name; the claim is about the first.
+        top: The share of ids that counts as the head.
+        claim: Title; may use {top}, {top_share}, {distinct}, {count}, {most}.
+        what: What is counted ("product").
+    """
+    series = ids if isinstance(ids, Mapping) else {"": ids}
+    facts: dict[str, Any] = {}
+    with style():
+        figure = canvas(3.6)
+        axes = figure.add_subplot()
+        for (label, one), dash in zip(series.items(), itertools.cycle(_DASHES), strict=False):
+            counts = torch.as_tensor(one).flatten().unique(return_counts=True)[1].sort(descending=True).values
+            if not facts:
+                head = max(1, math.ceil(top * len(counts)))
+                facts = {
+                    "top": top,
+                    "top_share": (counts[:head].sum() / counts.sum()).item(),
+                    "distinct": len(counts),
+                    "count": int(counts.sum()),
+                    "most": int(counts[0]),
+                }
+            position = np.arange(1, len(counts) + 1)
+            axes.loglog(position, counts.numpy(), dash, color=ACCENT if dash == "-" else INK, label=label)
+        axes.set_xlabel(f"{what}s, the most frequent first (position)")
+        axes.set_ylabel(f"occurrences of the {what}")
+        axes.grid(True)
+        if len(series) > 1:
+            axes.legend()
+        default = f"the most frequent {{top:.0%}} of {what}s make up {{top_share:.0%}} of {{count:,}} occurrences"
+        return finish(figure, claim, default, facts)
+
+
+def curves(
+    series: Mapping[str, Sequence[float]],
+    *,
+    quantity: str,
+    steps: Sequence[float] | None = None,
+    step_name: str = "step",
+    baseline: float | None = None,
+    optimum: float | None = None,
+    ranks: Sequence[int] | None = None,
+    claim: str | None = None,
+) -> Chart:
+    """A loss or an AUC over the steps of training, between a baseline and the best possible value.
+
+    Args:
+        series: Label to values.
+        quantity: Name and unit of the vertical axis ("AUC").
+        steps: Where the values were taken; 1, 2, ... without it.
+        step_name: Name of the horizontal axis.
+        baseline: A line for the naive answer.
+        optimum: A line for the best possible answer.
+        ranks: The rank whose colour each curve has.
+        claim: Title; may use {first}, {last} (of the first curve) and, with both lines, {closed}: the smallest
+            share of the gap between them that any curve closed at its end.
+    """
+    lasts = [float(values[-1]) for values in series.values()]
+    first = next(iter(series.values()))
+    facts: dict[str, Any] = {"first": float(first[0]), "last": lasts[0], "quantity": quantity}
+    default = "{quantity} goes from {first:.3g} to {last:.3g}"
+    if baseline is not None and optimum is not None and baseline != optimum:
+        facts["closed"] = min((last - baseline) / (optimum - baseline) for last in lasts)
+        default = "training closes {closed:.0%} of the gap between the baseline and the best possible"
+    with style():
+        figure = canvas(3.6)
+        axes = figure.add_subplot()
+        for index, (label, values) in enumerate(series.items()):
+            where = list(steps) if steps is not None else range(1, len(values) + 1)
+            color = rank_color(ranks[index]) if ranks is not None else ACCENT
+            axes.plot(where, list(values), _DASHES[index % 4] if ranks is None else "-", color=color, label=label)
+        for value, name, dash in ((baseline, "baseline", ":"), (optimum, "best possible", "--")):
+            if value is not None:
+                axes.axhline(value, color=INK, linestyle=dash, linewidth=1.5, label=f"{name} {value:.3g}")
+        axes.set_xlabel(step_name)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel(quantity)
+        axes.legend()
+        return finish(figure, claim, default, facts)
+
+
+def timeline(
+    record: Trace | Iterable[Event],
+    *,
+    waiting: Sequence[str] = ("wait",),
+    claim: str | None = None,
+    row_names: Mapping[int, str] | None = None,
+) -> Chart:
+    """When each rank was in which stage, from measured timestamps.
+
+    A bar has the colour of its rank; stages differ by pattern, and stages named in `waiting` are hollow.
+
+    Args:
+        record: A merged trace, or its events; events without duration are left out.
+        waiting: Stages in which a rank only waits.
+        claim: Title; may use {total} (s), {waited} (s, summed over ranks), {waiting_share}, {longest}, {slowest_rank}.
+        row_names: Other names for the rows than "rank 0", "rank 1", ...
+    """
+    events = [event for event in (record.events if isinstance(record, Trace) else record) if event.end > event.start]
+    if not events:
+        raise ValueError("timeline needs events with a duration; none were recorded (use Trace.span)")
+    begin, end = min(event.start for event in events), max(event.end for event in events)
+    ranks = sorted({event.rank for event in events})
+    stages = list(dict.fromkeys(event.stage for event in sorted(events, key=lambda event: event.start)))
+    waited = sum(event.end - event.start for event in events if event.stage in waiting)
+    took = {stage: sum(event.end - event.start for event in events if event.stage == stage) for stage in stages}
+    facts = {
+        "total": end - begin,
+        "waited": waited,
+        "waiting_share": waited / ((end - begin) * len(ranks)),
+        "longest": max(took, key=took.__getitem__),
+        "slowest_rank": max(events, key=lambda event: event.end).rank,
+    }
+    scale, unit = (1e3, "ms") if end - begin < 2 else (1.0, "s")
+    busy = [stage for stage in stages if stage not in waiting]
+    with style():
+        figure = canvas(1.5 + 0.62 * len(ranks))
+        axes = figure.add_subplot()
+        seen: set[str] = set()
+        for event in events:
+            hollow = event.stage in waiting
+            axes.barh(
+                ranks.index(event.rank),
+                (event.end - event.start) * scale,
+                left=(event.start - begin) * scale,
+                height=0.6,
+                facecolor="none" if hollow else rank_color(event.rank),
+                edgecolor=rank_color(event.rank) if hollow else "white",
+                hatch="" if hollow else _HATCHES[busy.index(event.stage) % len(_HATCHES)],
+                linewidth=1.2 if hollow else 0.0,
+            )
+            if event.stage not in seen:
+                seen.add(event.stage)
+                pattern = "" if hollow else _HATCHES[busy.index(event.stage) % len(_HATCHES)]
+                face = "none" if hollow else INK
+                axes.bar(0, 0, facecolor=face, edgecolor=INK if hollow else "white", hatch=pattern, label=event.stage)
+        axes.set_yticks(range(len(ranks)), [(row_names or {}).get(rank, f"rank {rank}") for rank in ranks])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"{unit} since the first event")
+        figure.legend(loc="outside lower center", ncols=min(4, len(stages)))
+        return finish(figure, claim, "ranks spend {waiting_share:.0%} of the time waiting", facts)
+
+
+def traffic(matrix: Sequence[Sequence[int]], *, claim: str | None = None) -> Chart:
+    """Bytes from every rank (row) to every rank (column), as counted; the longest bar is the largest field.
+
+    Args:
+        matrix: W rows of W numbers, such as `Trace.bytes_between` gives.
+        claim: Title; may use {total}, {most}, {largest_sender}, {largest_share}.
+    """
+    counted = np.asarray(matrix, dtype=float)
+    world, out = len(counted), counted.sum(axis=1)
+    facts = {
+        "total": size(float(out.sum())),
+        "most": size(float(counted.max())),
+        "largest_sender": int(out.argmax()),
+        "largest_share": float(out.max() / out.sum()) if out.sum() else 0.0,
+    }
+    with style():
+        figure = canvas(1.7 + 0.5 * world)
+        axes = figure.add_subplot()
+        peak = counted.max() or 1.0
+        for row, column in itertools.product(range(world), repeat=2):
+            left, top, share = column - 0.46, row - 0.42, counted[row, column] / peak
+            axes.add_patch(Rectangle((left, top), 0.92, 0.84, facecolor="none", edgecolor=INK, alpha=0.4))
+            axes.add_patch(Rectangle((left, top + 0.6), 0.92 * share, 0.24, facecolor=rank_color(row)))
+            axes.text(column, row - 0.1, size(counted[row, column]), ha="center", va="center")
+        axes.set(xlim=(-0.5, world - 0.5), ylim=(world - 0.5, -0.5))
+        axes.set_xticks(range(world), [f"to rank {rank}" for rank in range(world)])
+        axes.set_yticks(range(world), [f"from rank {rank}" for rank in range(world)])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        return finish(figure, claim, "rank {largest_sender} sends {largest_share:.0%} of {total}", facts)

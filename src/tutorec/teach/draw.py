@@ -1,0 +1,29 @@
+"""Figures from recorded or measured data: `chart = draw.bars(...)`, then `draw.show(chart, alt=...)`.
+
+A figure's title is a claim filled from its own data; `chart.claim` and `chart.facts` hold it for the chapter's checks.
+"""
+
+from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, Picture, rank_color, show, style
+from tutorec.teach.charts import bars, curves, histogram, rank_frequency, timeline, traffic
+from tutorec.teach.maps import STATIONS, here, jagged, life
+
+__all__ = [
+    "ACCENT",
+    "INK",
+    "RANK_COLORS",
+    "STATIONS",
+    "Chart",
+    "Picture",
+    "bars",
+    "curves",
+    "here",
+    "histogram",
+    "jagged",
+    "life",
+    "rank_color",
+    "rank_frequency",
+    "show",
+    "style",
+    "timeline",
+    "traffic",
+]

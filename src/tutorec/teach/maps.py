@@ -1,0 +1,180 @@
+"""Pictures of data in place: a jagged batch, the path of a batch, the life of one id."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
+
+__all__ = ["STATIONS", "here", "jagged", "life"]
+
+#: The path of a batch, from the click log to the served row; `here` lights one station.
+STATIONS = ("log", "KJT", "wire", "row", "bag", "gradient", "update", "int8")
+
+
+def _lists(batch: Any) -> dict[str, list[list[Any]]]:
+    """Feature to one list of ids per sample, from a KJT or from plain lists."""
+    if isinstance(batch, Mapping):
+        return {key: [torch.as_tensor(one).tolist() for one in lists] for key, lists in batch.items()}
+    return {key: [one.tolist() for one in batch[key].to_dense()] for key in batch.keys()}  # noqa: SIM118 (a KJT)
+
+
+def jagged(batch: Any, *, claim: str | None = None) -> Chart:
+    """A batch as samples see it (a list of ids per feature) and as memory holds it (flat, feature after feature).
+
+    Args:
+        batch: A KeyedJaggedTensor, or a mapping from feature to a list of ids per sample; a few samples only.
+        claim: Title; may use {samples}, {features}, {ids}, {longest}, {empty} (lists without an id), {padding} (the
+            share of a padded rectangle that would hold nothing).
+    """
+    lists = _lists(batch)
+    samples, flat = len(next(iter(lists.values()))), [one for rows in lists.values() for one in rows]
+    longest, count = max(map(len, flat)), sum(map(len, flat))
+    room = longest * len(flat)
+    facts = {
+        "samples": samples,
+        "features": len(lists),
+        "ids": count,
+        "longest": longest,
+        "empty": sum(not one for one in flat),
+        "padding": 1 - count / room if room else 0.0,
+    }
+    with style():
+        figure = canvas(2.2 + 0.42 * samples)
+        upper, lower = figure.subplots(2, 1, height_ratios=[samples + 1, 2.2])
+        _samples(upper, lists, longest)
+        _memory(lower, lists, count)
+        default = "{ids} ids in {features} features of {samples} samples; padding would waste {padding:.0%} of the room"
+        return finish(figure, claim, default, facts)
+
+
+def _samples(axes: Any, lists: Mapping[str, list[list[Any]]], longest: int) -> None:
+    """The batch as a table: samples down, features across, ids in boxes."""
+    step = max(longest, 2) + 1.0
+    for column, (feature, rows) in enumerate(lists.items()):
+        axes.text(column * step, -0.75, feature, ha="left", va="center", weight="bold")
+        for row, ids in enumerate(rows):
+            for place, one in enumerate(ids):
+                _box(axes, column * step + place, row, one, shade=row)
+            if not ids:
+                axes.text(column * step, row, "(empty)", ha="left", va="center", style="italic")
+    samples = len(next(iter(lists.values())))
+    for row in range(samples):
+        axes.text(-0.4, row, f"sample {row}", ha="right", va="center")
+    axes.set(xlim=(-2.4, len(lists) * step), ylim=(samples - 0.4, -1.2))
+    axes.axis("off")
+
+
+def _memory(axes: Any, lists: Mapping[str, list[list[Any]]], count: int) -> None:
+    """The same ids as one flat vector with the offsets under it."""
+    start, offsets = 0, [0]
+    for feature, rows in lists.items():
+        width = sum(map(len, rows))
+        axes.text(start, -0.85, feature, ha="left", va="center", weight="bold")
+        for row, ids in enumerate(rows):
+            for one in ids:
+                _box(axes, start, 0, one, shade=row)
+                start += 1
+            offsets.append(start)
+        if width:
+            axes.plot([start, start], [-0.6, 0.6], color=INK, linewidth=2)
+    for offset in sorted(set(offsets)):
+        times = offsets.count(offset)
+        axes.text(offset, 0.85, f"{offset}" + (f" (x{times})" if times > 1 else ""), ha="center", va="center")
+    axes.text(-0.35, 0, "values", ha="right", va="center")
+    axes.text(-0.35, 0.85, "offsets", ha="right", va="center")
+    axes.set(xlim=(-2.4, max(count, 4) + 0.6), ylim=(1.3, -1.3))
+    axes.axis("off")
+
+
+def _box(axes: Any, x: float, y: float, text: Any, shade: int) -> None:
+    """One id; samples alternate between filled and hollow boxes."""
+    filled = shade % 2 == 0
+    face = ACCENT if filled else "none"
+    axes.add_patch(Rectangle((x + 0.06, y - 0.36), 0.88, 0.72, facecolor=face, edgecolor=ACCENT, linewidth=1.5))
+    axes.text(x + 0.5, y, str(text), ha="center", va="center", color="white" if filled else INK)
+
+
+def _stations(axes: Any, names: Sequence[str], lit: set[str]) -> None:
+    """A row of stations joined by a line, the lit ones filled."""
+    for place, name in enumerate(names):
+        full = name in lit
+        face, edge = (ACCENT, ACCENT) if full else ("none", INK)
+        shape = FancyBboxPatch(
+            (place - 0.4, -0.2),
+            0.8,
+            0.4,
+            boxstyle="round,pad=0,rounding_size=0.12",
+            facecolor=face,
+            edgecolor=edge,
+        )
+        axes.add_patch(shape)
+        weight = "bold" if full else "normal"
+        axes.text(place, 0, name, ha="center", va="center", color="white" if full else INK, weight=weight, size=11)
+        if place:
+            axes.plot([place - 0.6, place - 0.4], [0, 0], color=INK, linewidth=1.5)
+    axes.set_xlim(-0.45, len(names) - 0.55)
+    axes.axis("off")
+
+
+def here(station: str, facts: Mapping[str, str] | None = None, *, claim: str | None = None) -> Chart:
+    """The path of a batch with the present station lit.
+
+    Args:
+        station: One of `STATIONS`.
+        facts: What was recorded at some of the stations ("2 x 64 floats"), written below them.
+        claim: Title; may use {station}, {place}, {of}, {before}, {after}.
+
+    Raises:
+        ValueError: The station is not on the map.
+    """
+    if station not in STATIONS:
+        raise ValueError(f"station {station!r} is not on the map; the stations are {', '.join(STATIONS)}")
+    place = STATIONS.index(station)
+    known = {
+        "station": station,
+        "place": place + 1,
+        "of": len(STATIONS),
+        "before": STATIONS[place - 1] if place else "nothing",
+        "after": STATIONS[place + 1] if place + 1 < len(STATIONS) else "nothing",
+    }
+    with style():
+        figure = canvas(1.15 if not facts else 1.6)
+        axes = figure.add_subplot()
+        _stations(axes, STATIONS, {station})
+        for name, text in (facts or {}).items():
+            lines = "\n".join(textwrap.wrap(text, 12))
+            axes.text(STATIONS.index(name), -0.3, lines, ha="center", va="top", size=10)
+        axes.set_ylim(-0.3 if not facts else -0.85, 0.3)
+        return finish(figure, claim, "You are here: {station}, station {place} of {of} on a batch's path", known)
+
+
+def life(identity: int, states: Mapping[str, str], *, claim: str | None = None) -> Chart:
+    """The life of one id so far: what was recorded of it at each station.
+
+    Args:
+        identity: The id.
+        states: Station to what the id was there, in order of the path.
+        claim: Title; may use {id}, {last}, {steps}.
+
+    Raises:
+        ValueError: A station is not on the map.
+    """
+    unknown = [name for name in states if name not in STATIONS]
+    if unknown or not states:
+        raise ValueError(f"life of id {identity}: stations {unknown} are not on the map {', '.join(STATIONS)}")
+    known = {"id": identity, "last": list(states)[-1], "steps": len(states)}
+    with style():
+        figure = canvas(1.9)
+        axes = figure.add_subplot()
+        _stations(axes, list(states), {list(states)[-1]})
+        width = max(12, 64 // len(states))
+        for place, text in enumerate(states.values()):
+            axes.text(place, -0.32, "\n".join(textwrap.wrap(text, width)), ha="center", va="top", size=11)
+        axes.set_ylim(-1.3, 0.3)
+        return finish(figure, claim, "The life of id {id}, up to its {last}", known)

@@ -1,0 +1,115 @@
+"""What a batch did, recorded while it did it: spans of time, tensors and bytes on every rank.
+
+A `Trace` is a plain list of events, so that each rank can fill its own and return it to the notebook, where they are
+merged. It records what happened and computes nothing: no cost formula is imported here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+__all__ = ["Event", "Trace"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened on one rank.
+
+    Args:
+        rank: Where it happened.
+        stage: What the batch was doing ("input_dist", "lookup", "wait", ...).
+        name: Of the tensor or message; empty for a span of time.
+        shape: Of the tensor; empty for a span.
+        bytes: In the tensor, or sent to `destination`.
+        start: Seconds on the clock that all processes of a machine share.
+        end: As `start`; equal to it for something without duration.
+        destination: The rank that the bytes were sent to, or None when they stayed.
+    """
+
+    rank: int
+    stage: str
+    name: str = ""
+    shape: tuple[int, ...] = ()
+    bytes: int = 0
+    start: float = 0.0
+    end: float = 0.0
+    destination: int | None = None
+
+
+@dataclass
+class Trace:
+    """The events of one rank, or, after `merge`, of all ranks.
+
+    Example:
+        >>> import torch
+        >>> trace = Trace(rank=0)
+        >>> trace.mark("lookup", "pooled", torch.zeros(2, 64))
+        >>> trace.sent("output_dist", to=1, count=512)
+        >>> trace.events[0].shape, trace.bytes_between(world_size=2)
+        ((2, 64), [[0, 512], [0, 0]])
+    """
+
+    rank: int = 0
+    events: list[Event] = field(default_factory=list)
+
+    def mark(self, stage: str, name: str, value: Any = None) -> None:
+        """Record that a tensor, or anything with `values()` such as a KJT, was here, with its shape and bytes."""
+        tensor = value if isinstance(value, torch.Tensor) else value.values() if hasattr(value, "values") else None
+        now = time.monotonic()
+        shape = tuple(tensor.shape) if tensor is not None else ()
+        held = tensor.numel() * tensor.element_size() if tensor is not None else 0
+        self.events.append(Event(self.rank, stage, name, shape, held, now, now))
+
+    def sent(self, stage: str, to: int, count: int, name: str = "") -> None:
+        """Record that `count` bytes left this rank for rank `to`."""
+        now = time.monotonic()
+        self.events.append(Event(self.rank, stage, name, (), int(count), now, now, to))
+
+    @contextmanager
+    def span(self, stage: str) -> Iterator[None]:
+        """Record how long a block took: `with trace.span("lookup"): ...`."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.events.append(Event(self.rank, stage, start=start, end=time.monotonic()))
+
+    @classmethod
+    def merge(cls, traces: Iterable[Trace]) -> Trace:
+        """One trace with the events of all, in order of time."""
+        merged = [event for trace in traces for event in trace.events]
+        return cls(rank=-1, events=sorted(merged, key=lambda event: event.start))
+
+    def ranks(self) -> list[int]:
+        """The ranks that recorded something, ascending."""
+        return sorted({event.rank for event in self.events})
+
+    def stages(self) -> list[str]:
+        """The stages in the order in which they first appear."""
+        return list(dict.fromkeys(event.stage for event in self.events))
+
+    def spans(self) -> list[Event]:
+        """The events that have a duration."""
+        return [event for event in self.events if event.end > event.start]
+
+    def seconds(self, stage: str) -> list[float]:
+        """Seconds spent in a stage, one entry per rank of `ranks()`."""
+        took = {rank: 0.0 for rank in self.ranks()}
+        for event in self.spans():
+            if event.stage == stage:
+                took[event.rank] += event.end - event.start
+        return list(took.values())
+
+    def bytes_between(self, world_size: int, stages: Sequence[str] | None = None) -> list[list[int]]:
+        """Bytes sent from rank (row) to rank (column), over all stages or those named."""
+        matrix = [[0] * world_size for _ in range(world_size)]
+        for event in self.events:
+            if event.destination is not None and (stages is None or event.stage in stages):
+                matrix[event.rank][event.destination] += event.bytes
+        return matrix

@@ -1,0 +1,128 @@
+import pytest
+import torch
+
+from tutorec.teach import draw
+from tutorec.teach.canvas import INK, RANK_COLORS
+from tutorec.teach.trace import Event, Trace
+from tutorec.teach.units import number, seconds, size
+
+EVENTS = [
+    Event(0, "compute", start=10.0, end=10.1),
+    Event(0, "wait", start=10.1, end=10.2),
+    Event(1, "compute", start=10.0, end=10.2),
+]
+
+
+class Kjt:
+    """The two methods of a KeyedJaggedTensor that a figure needs."""
+
+    def keys(self):
+        return ["product", "user"]
+
+    def __getitem__(self, key):
+        return {"product": Lists([1, 2, 1], [5]), "user": Lists([2, 3], [])}[key]
+
+
+class Lists:
+    def __init__(self, *lists):
+        self.lists = [torch.tensor(one, dtype=torch.long) for one in lists]
+
+    def to_dense(self):
+        return self.lists
+
+
+def charts():
+    return {
+        "bars": draw.bars({"loop": 1.2, "kernel": 0.003}, unit="s"),
+        "histogram": draw.histogram(torch.arange(9), unit="ids"),
+        "rank_frequency": draw.rank_frequency(torch.tensor([7, 7, 7, 1]), what="product"),
+        "curves": draw.curves({"AUC": [0.5, 0.7]}, quantity="AUC", baseline=0.6, optimum=0.72),
+        "timeline": draw.timeline(EVENTS),
+        "traffic": draw.traffic([[0, 3072], [1024, 0]]),
+        "jagged": draw.jagged(Kjt()),
+        "here": draw.here("wire", {"log": "9 clicks"}),
+        "life": draw.life(7, {"log": "user 3 clicked 7", "KJT": "values[0]"}),
+    }
+
+
+CLAIMS = {
+    "bars": "loop: 1.2 s, 400 times kernel",
+    "histogram": "half of 9 values are below 4 ids",
+    "rank_frequency": "the most frequent 1% of products make up 75% of 4 occurrences",
+    "curves": "training closes 83% of the gap between the baseline and the best possible",
+    "timeline": "ranks spend 25% of the time waiting",
+    "traffic": "rank 0 sends 75% of 4 KiB",
+    "jagged": "6 ids in 2 features of 2 samples; padding would waste 50% of the room",
+    "here": "You are here: wire, station 3 of 8 on a batch's path",
+    "life": "The life of id 7, up to its KJT",
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_title_is_a_claim_computed_from_the_data(name):
+    chart = charts()[name]
+    assert chart.claim == CLAIMS[name]
+    assert chart.figure.get_suptitle().replace("\n", " ") == chart.claim
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_show_renders_a_transparent_png_whose_alt_text_states_the_claim(name):
+    picture = draw.show(charts()[name], alt="Bars.")
+    png, metadata = picture._repr_png_()
+    assert png.startswith(b"\x89PNG")
+    assert picture.alt == metadata["alt"] == f"{CLAIMS[name]}. Bars."
+    assert picture.alt in repr(picture)
+    assert metadata["width"] == 700
+
+
+@pytest.mark.parametrize("name", [name for name in CLAIMS if name not in ("jagged", "here", "life")])
+def test_every_axis_of_a_chart_is_named(name):
+    for axes in charts()[name].figure.axes:
+        names = axes.get_xlabel() or [label.get_text() for label in axes.get_xticklabels()]
+        assert names
+
+
+def test_claim_template_is_filled_from_the_facts_and_a_wrong_one_is_refused():
+    chart = draw.bars({"a": 4.0, "b": 2.0}, unit="rows", claim="{largest} has {ratio:.1f}x the rows of {smallest}")
+    assert chart.claim == "a has 2.0x the rows of b"
+    assert chart.facts["total"] == 6.0
+    with pytest.raises(KeyError, match=r"'speed'.*knows largest, least, most"):
+        draw.bars({"a": 1.0}, unit="rows", claim="{speed} is high")
+
+
+def test_colour_is_rank_on_every_figure():
+    chart = draw.bars({"rank 0": 1.0, "rank 1": 2.0}, unit="B", ranks=[0, 1])
+    from matplotlib.colors import to_hex
+
+    assert [to_hex(bar.get_facecolor()) for bar in chart.figure.axes[0].patches] == list(RANK_COLORS[:2])
+    assert draw.rank_color(8) == RANK_COLORS[0]
+
+
+def luminance(color):
+    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#14181e"])
+@pytest.mark.parametrize(("color", "least"), [(INK, 4.0), *[(color, 3.0) for color in (*RANK_COLORS, draw.ACCENT)]])
+def test_text_and_rank_colours_stand_out_on_light_and_dark_pages(color, page, least):
+    low, high = sorted((luminance(color), luminance(page)))
+    assert (high + 0.05) / (low + 0.05) >= least
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="'moon' is not on the map"):
+        draw.here("moon")
+    with pytest.raises(ValueError, match="stations \\['moon'\\]"):
+        draw.life(7, {"moon": "?"})
+    with pytest.raises(ValueError, match="none were recorded"):
+        draw.timeline(Trace())
+    with pytest.raises(ValueError, match="at least one value"):
+        draw.bars({}, unit="s")
+
+
+def test_units_read_as_said():
+    assert [number(0.5), number(1234.5), number(12), number(99.96)] == ["0.5", "1,234", "12", "100"]
+    assert [seconds(0), seconds(61.5), seconds(2e-7)] == ["0 ns", "61.5 s", "200 ns"]
+    assert [size(0), size(1536), size(-2048)] == ["0 B", "1.5 KiB", "-2 KiB"]

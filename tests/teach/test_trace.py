@@ -1,0 +1,60 @@
+import pickle
+import time
+
+import torch
+
+from tutorec.teach.trace import Event, Trace
+
+
+def two_ranks():
+    first, second = Trace(rank=0), Trace(rank=1)
+    first.sent("input_dist", to=1, count=100)
+    second.sent("input_dist", to=0, count=40)
+    second.sent("output_dist", to=0, count=7)
+    return [first, second]
+
+
+def test_mark_records_shape_and_bytes_of_a_tensor():
+    trace = Trace(rank=3)
+    trace.mark("lookup", "pooled", torch.zeros(2, 64, dtype=torch.float16))
+    (event,) = trace.events
+    assert (event.rank, event.stage, event.name, event.shape, event.bytes) == (3, "lookup", "pooled", (2, 64), 256)
+
+
+def test_mark_takes_what_has_values():
+    class Jagged:
+        def values(self):
+            return torch.arange(5)
+
+    trace = Trace()
+    trace.mark("log", "ids", Jagged())
+    trace.mark("log", "nothing")
+    assert [(event.shape, event.bytes) for event in trace.events] == [((5,), 40), ((), 0)]
+
+
+def test_span_measures_its_block_even_when_it_raises():
+    trace = Trace()
+    try:
+        with trace.span("wait"):
+            time.sleep(0.002)
+            raise RuntimeError("planned")
+    except RuntimeError:
+        pass
+    assert trace.stages() == ["wait"]
+    assert trace.seconds("wait")[0] >= 0.002
+    assert len(trace.spans()) == 1
+
+
+def test_merge_orders_by_time_and_survives_pickling():
+    late, early = Event(0, "b", start=2.0, end=3.0), Event(1, "a", start=1.0, end=1.5)
+    merged = Trace.merge([Trace(0, [late]), pickle.loads(pickle.dumps(Trace(1, [early])))])
+    assert merged.events == [early, late]
+    assert merged.ranks() == [0, 1]
+    assert merged.stages() == ["a", "b"]
+    assert merged.seconds("a") == [0.0, 0.5]
+
+
+def test_bytes_between_adds_up_the_stages_asked_for():
+    merged = Trace.merge(two_ranks())
+    assert merged.bytes_between(2) == [[0, 100], [47, 0]]
+    assert merged.bytes_between(2, ["output_dist"]) == [[0, 0], [7, 0]]
