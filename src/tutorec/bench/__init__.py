@@ -1,0 +1,1 @@
+"""Benchmarks on one harness: `python -m tutorec bench NAME`."""
