@@ -1,0 +1,285 @@
+"""Which kernels run here: fbgemm's or plain torch's, decided before anything of fbgemm is loaded.
+
+fbgemm-gpu's wheels name no torch version in their metadata, so pip installs any of them beside any torch, and loading
+a wrong one leaves the process half-loaded. So the choice is made from package metadata alone: fbgemm 1.X belongs to
+torch 2.(X+5). Only then are the operator libraries loaded, by path and without fbgemm's Python package, which costs
+half a second and is not needed on a CPU. Whatever goes wrong, ``import tutorec`` works and :func:`backend` says why.
+
+``TUTOREC_BACKEND`` = ``auto`` (default), ``torch`` or ``fbgemm``; a demanded fbgemm that cannot be had is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal, cast
+
+from tutorec.errors import BackendError
+
+__all__ = ["ENV_VARIABLE", "BackendChoice", "BackendName", "backend", "choose", "installed", "use_backend"]
+
+BackendName = Literal["fbgemm", "torch"]
+
+ENV_VARIABLE = "TUTOREC_BACKEND"
+_CPU_WHEEL = "fbgemm-gpu-cpu"
+_CUDA_WHEEL = "fbgemm-gpu"
+_ASK_TORCH = "ask torch"
+# The libraries that hold the operators used here; the others of the wheel are found through their RPATH.
+_LIBRARIES = ("fbgemm_gpu_tbe_training_backward", "fbgemm_gpu_py")
+# CUDA major that a CUDA wheel was linked against, where the wheel's version does not say it (no "+cu" suffix).
+_CUDA_MAJOR_OF_WHEEL = {(1, 8): 13}
+_FIRST_PAIRED_TORCH_MINOR = 5
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """The kernels that were chosen, and why.
+
+    Attributes:
+        name: ``"fbgemm"`` or ``"torch"``.
+        reason: One sentence for a person.
+        remedy: The one pip line that would improve things; None when nothing would.
+        pair: Verdict on the two wheels, for example ``"fbgemm-gpu-cpu 1.8.0 belongs to torch 2.13.0"``.
+        versions: Distribution name -> version, None where it is not installed.
+        broken: True when what is installed contradicts itself (a wrong pair, two wheels); False when fbgemm is absent.
+
+    Example:
+        >>> from tutorec._kernels.backend import choose
+        >>> choose({"torch": "2.13.0", "fbgemm-gpu-cpu": None, "fbgemm-gpu": None}, torch_cuda=None).name
+        'torch'
+    """
+
+    name: BackendName
+    reason: str
+    remedy: str | None
+    pair: str
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    broken: bool = False
+
+
+def installed() -> dict[str, str | None]:
+    """Versions of torch and of both fbgemm wheels from package metadata; None where absent."""
+    from importlib.metadata import PackageNotFoundError, version  # here: it costs 20 ms and import tutorec needs it not
+
+    found: dict[str, str | None] = {}
+    for name in ("torch", _CPU_WHEEL, _CUDA_WHEEL):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def choose(
+    metadata: Mapping[str, str | None] | None = None,
+    override: str | None = None,
+    torch_cuda: str | None = _ASK_TORCH,
+) -> BackendChoice:
+    """Choose a backend from metadata alone; nothing of fbgemm is imported or loaded.
+
+    Args:
+        metadata: Versions as :func:`installed` returns them; None reads the machine's.
+        override: ``"torch"``, ``"fbgemm"``, ``"auto"`` or None, as ``TUTOREC_BACKEND`` would say.
+        torch_cuda: CUDA version that torch was built for, None for a CPU build; by default torch is asked.
+
+    Returns:
+        The choice. fbgemm chosen here can still fail to load: see :func:`backend`.
+
+    Raises:
+        ValueError: ``override`` is none of the three words.
+        BackendError: ``override`` is ``"fbgemm"`` and it cannot be had.
+
+    Example:
+        >>> from tutorec._kernels.backend import choose
+        >>> choice = choose({"torch": "2.13.0", "fbgemm-gpu-cpu": "1.7.0", "fbgemm-gpu": None}, torch_cuda=None)
+        >>> choice.name, choice.remedy
+        ('torch', 'pip install "fbgemm-gpu-cpu==1.8.*"')
+    """
+    wanted = (override or "auto").strip().lower()
+    if wanted not in ("auto", "torch", "fbgemm"):
+        raise ValueError(
+            f"{ENV_VARIABLE}={override!r} names no backend: use 'auto' (the default), 'torch' or 'fbgemm', "
+            "or unset the variable"
+        )
+    versions = dict(installed() if metadata is None else metadata)
+    if torch_cuda == _ASK_TORCH:
+        import torch
+
+        torch_cuda = torch.version.cuda
+    judged = _judge(versions, torch_cuda)
+    if wanted == "torch":
+        return replace(judged, name="torch", reason=f"{ENV_VARIABLE}=torch asks for it", remedy=None, broken=False)
+    if wanted == "fbgemm" and judged.name != "fbgemm":
+        raise BackendError(_refusal(judged))
+    if wanted == "fbgemm":
+        return replace(judged, reason=f"{ENV_VARIABLE}=fbgemm asks for it, and {judged.pair}")
+    return judged
+
+
+def backend() -> BackendChoice:
+    """The backend of this process: chosen and loaded at the first call, then remembered.
+
+    Raises:
+        BackendError: ``TUTOREC_BACKEND=fbgemm`` and fbgemm cannot be had.
+
+    Example:
+        >>> from tutorec._kernels.backend import backend
+        >>> backend().name in ("fbgemm", "torch")
+        True
+    """
+    if _state.current is None:
+        _state.current = _load(choose(override=os.environ.get(ENV_VARIABLE)), os.environ.get(ENV_VARIABLE))
+    return _state.current
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[BackendChoice]:
+    """Use one backend inside a ``with`` block; for tests and comparisons. Operators built before keep their own.
+
+    Args:
+        name: ``"fbgemm"``, ``"torch"`` or ``"auto"``.
+
+    Raises:
+        BackendError: fbgemm is named and cannot be had.
+
+    Example:
+        >>> from tutorec._kernels.backend import backend, use_backend
+        >>> with use_backend("torch"):
+        ...     backend().name
+        'torch'
+    """
+    before = _state.current
+    _state.current = _load(choose(override=name), name)
+    try:
+        yield _state.current
+    finally:
+        _state.current = before
+
+
+class _State:
+    """What this process has chosen and loaded so far."""
+
+    current: BackendChoice | None = None
+    loaded: bool = False
+
+
+_state = _State()
+
+
+def _judge(versions: Mapping[str, str | None], torch_cuda: str | None) -> BackendChoice:
+    """Judge the installed wheels: fbgemm where they fit, else torch with the reason and the remedy."""
+    torch_version, cpu, cuda = (versions.get(name) for name in ("torch", _CPU_WHEEL, _CUDA_WHEEL))
+
+    def refuse(pair: str, reason: str, remedy: str | None, broken: bool) -> BackendChoice:
+        return BackendChoice("torch", reason, remedy, pair, versions, broken)
+
+    fitting = _fitting_minor(torch_version)
+    line = None if fitting is None else f'pip install "{_CPU_WHEEL}==1.{fitting}.*"'
+    if cpu is None and cuda is None:
+        remedy = line if _wheel_exists_here() else None
+        why = "fbgemm is not installed" if remedy else "fbgemm has no wheel for this platform and torch"
+        return refuse("no fbgemm wheel", why, remedy, broken=False)
+    if cpu is not None and cuda is not None:
+        keep = _CPU_WHEEL if torch_cuda is None else _CUDA_WHEEL
+        again = f'pip install --force-reinstall --no-deps "{keep}==1.{fitting}.*"' if fitting is not None else None
+        remedy = f"pip uninstall -y {_CPU_WHEEL} {_CUDA_WHEEL}" + (f" && {again}" if again else "")
+        both = f"{_CPU_WHEEL} {cpu} and {_CUDA_WHEEL} {cuda} are both installed"
+        return refuse(both, f"{both} and overwrite each other's files", remedy, broken=True)
+
+    wheel, version = (_CPU_WHEEL, cpu) if cpu is not None else (_CUDA_WHEEL, cuda)
+    minors = _release(version)
+    if fitting is None or minors is None:
+        text = f"{wheel} {version} beside torch {torch_version}: the pair cannot be judged"
+        return refuse(text, f"{text} (development versions have no rule)", line, broken=False)
+    if minors != (1, fitting):
+        belongs = f"torch 2.{minors[1] + _FIRST_PAIRED_TORCH_MINOR}" if minors[0] == 1 else "an older torch"
+        text = f"{wheel} {version} belongs to {belongs}, not to torch {torch_version}"
+        right = _CPU_WHEEL if torch_cuda is None else wheel
+        return refuse(text, text, f'pip install "{right}==1.{fitting}.*"', broken=True)
+    if cuda is not None and (trouble := _cuda_trouble(cuda, minors, torch_cuda)):
+        remedy = f"pip uninstall -y {_CUDA_WHEEL} && {line}"
+        return refuse(trouble, trouble, remedy, broken=True)
+    pair = f"{wheel} {version} belongs to torch {torch_version}"
+    return BackendChoice("fbgemm", pair, None, pair, versions)
+
+
+def _release(version: str | None) -> tuple[int, int] | None:
+    """(major, minor) of a released version; None for none, and for development versions, which have no pair rule."""
+    match = re.match(r"(\d+)\.(\d+)", version or "")
+    if match is None or re.search(r"dev|\d(a|b)\d|\+git", version or ""):
+        return None
+    return int(match[1]), int(match[2])
+
+
+def _fitting_minor(torch_version: str | None) -> int | None:
+    """X of the fbgemm 1.X that belongs to this torch; None where the rule says nothing."""
+    release = _release(torch_version)
+    if release is None or release[0] != 2 or release[1] < _FIRST_PAIRED_TORCH_MINOR:
+        return None
+    return release[1] - _FIRST_PAIRED_TORCH_MINOR
+
+
+def _cuda_trouble(version: str, minors: tuple[int, int], torch_cuda: str | None) -> str | None:
+    """Why a CUDA wheel of the right minor cannot load beside this torch; None when nothing speaks against it."""
+    if torch_cuda is None:
+        return f"{_CUDA_WHEEL} {version} needs a CUDA build of torch, and this torch is a CPU build"
+    tag = re.search(r"\+cu(\d{2})", version)
+    major = int(tag[1]) if tag else _CUDA_MAJOR_OF_WHEEL.get(minors)
+    if major is not None and major != int(torch_cuda.split(".")[0]):
+        return f"{_CUDA_WHEEL} {version} is built for CUDA {major}, and this torch for CUDA {torch_cuda}"
+    return None
+
+
+def _wheel_exists_here() -> bool:
+    """True where a CPU wheel of fbgemm is published: Linux on x86_64 and aarch64."""
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
+
+
+def _refusal(choice: BackendChoice) -> str:
+    remedy = f"; this would help: {choice.remedy}" if choice.remedy else ""
+    return f"fbgemm was demanded ({ENV_VARIABLE}=fbgemm) and cannot be had: {choice.reason}{remedy}"
+
+
+def _load(choice: BackendChoice, override: str | None) -> BackendChoice:
+    """Load the operator libraries of a choice; where that fails, fall back to torch and say why."""
+    if choice.name != "fbgemm" or _state.loaded:
+        return choice
+    try:
+        _load_libraries()
+    except (OSError, ImportError, RuntimeError) as error:
+        text = str(error).strip()
+        why = f"{choice.pair}, but its libraries do not load: {text.splitlines()[0] if text else type(error).__name__}"
+        remedy = _reinstall_line(choice.versions)
+        fallen = replace(choice, name=cast(BackendName, "torch"), reason=why, remedy=remedy, broken=True)
+        if (override or "").strip().lower() == "fbgemm":
+            raise BackendError(_refusal(fallen)) from error
+        return fallen
+    _state.loaded = True
+    return choice
+
+
+def _reinstall_line(versions: Mapping[str, str | None]) -> str:
+    wheel = _CPU_WHEEL if versions.get(_CPU_WHEEL) else _CUDA_WHEEL
+    fitting = _fitting_minor(versions.get("torch"))
+    if wheel == _CUDA_WHEEL:  # the usual cause is a machine without an NVIDIA driver
+        return f'pip uninstall -y {_CUDA_WHEEL} && pip install "{_CPU_WHEEL}==1.{fitting}.*"'
+    return f'pip install --force-reinstall --no-deps "{wheel}==1.{fitting}.*"'
+
+
+def _load_libraries() -> None:
+    """Load fbgemm's operators by path; fbgemm's own Python package can still be imported later."""
+    from importlib.util import find_spec
+
+    import torch
+
+    spec = find_spec("fbgemm_gpu")  # finds the folder, runs nothing
+    if spec is None or spec.origin is None:
+        raise ImportError("the package folder 'fbgemm_gpu' is missing although its metadata is there")
+    folder = os.path.dirname(spec.origin)
+    for library in _LIBRARIES:
+        torch.ops.load_library(os.path.join(folder, f"{library}.so"))

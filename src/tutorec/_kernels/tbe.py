@@ -1,0 +1,453 @@
+"""Table-batched embedding operators: one call looks up every table of a group.
+
+A collection of 26 tables would make 26 small calls; a table-batched operator takes the ids of all features in one
+tensor and the rows of all tables in one buffer. ``build_table_batch`` returns such an operator behind one signature:
+
+    forward(values [N], offsets [F*B+1], weights [N] or None) -> pooled [B, sum of D over features]
+
+What stands behind the signature, now and later, and why it fits:
+
+| what | how it fits |
+|---|---|
+| fused (sgd, rowwise_adagrad) | ``optimizer=OptimizerSpec(...)``: backward updates the rows, no ``.grad`` |
+| dense | ``optimizer=None``: ``table_weights()`` are Parameters, backward fills their ``.grad`` |
+| more optimizers (Adam, ...) | a new ``OptimizerSpec.kind``; in torch where fbgemm has none on CPU |
+| learning-rate change | ``op.learning_rate = x``: a Python float handed to each forward, so it is exact |
+| optimizer state by name | ``optimizer_state()``: one dict a table under TorchRec's names, live tensors |
+| weights in and out | ``table_weights()`` live views [R, D], ``load_table_weights()`` copies in |
+| int-n-bit rows (inference) | one more build function, same ``forward``; ``table_weights()`` gives packed rows |
+| cached rows | same ``forward``, which maps ids to slots first; ``table_weights()`` flushes and gives whole tables |
+| numba kernels | one more subclass that replaces the backward of the fused op on the same flat buffers |
+
+Semantics, the same on every backend: ids that repeat in a batch are summed before *one* update per row; rows (and their
+state) that are not in the batch do not move; the learning rate in force at the forward is the one applied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from tutorec._kernels.backend import backend
+
+__all__ = [
+    "AsOneBuffer",
+    "GroupSpec",
+    "OptimizerKind",
+    "OptimizerSpec",
+    "PoolingKind",
+    "TableBatch",
+    "TableSpec",
+    "build_table_batch",
+]
+
+OptimizerKind = Literal["sgd", "rowwise_adagrad"]
+PoolingKind = Literal["sum", "mean", "none"]
+_OPTIMIZERS: tuple[OptimizerKind, ...] = ("sgd", "rowwise_adagrad")
+_POOLINGS: tuple[PoolingKind, ...] = ("sum", "mean", "none")
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One table: its name, R rows and D columns.
+
+    Raises:
+        ValueError: A negative number of rows, no columns, or a dtype that the kernels do not train.
+
+    Example:
+        >>> from tutorec._kernels.tbe import TableSpec
+        >>> TableSpec("item", rows=100, columns=8).columns
+        8
+    """
+
+    name: str
+    rows: int
+    columns: int
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        if self.rows < 0 or self.columns < 1:
+            raise ValueError(
+                f"table {self.name!r} has {self.rows} rows and {self.columns} columns: "
+                "rows must be at least 0 and columns at least 1"
+            )
+        if self.dtype != torch.float32:
+            raise ValueError(f"table {self.name!r} has dtype {self.dtype}: trained tables are torch.float32")
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """The optimizer that a fused operator applies in its backward.
+
+    Args:
+        kind: ``"sgd"`` or ``"rowwise_adagrad"`` (one state value a row: the sum of its mean squared gradients).
+        learning_rate: The rate of the first step; ``TableBatch.learning_rate`` changes it.
+        eps: Added to the root in row-wise Adagrad.
+        weight_decay: Must be 0: fbgemm's CPU kernels take the argument and ignore it.
+
+    Raises:
+        ValueError: An unknown kind, or a number that is negative, not finite, or would have no effect.
+
+    Example:
+        >>> from tutorec._kernels.tbe import OptimizerSpec
+        >>> OptimizerSpec("rowwise_adagrad", learning_rate=0.1).eps
+        1e-08
+    """
+
+    kind: OptimizerKind
+    learning_rate: float = 0.01
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in _OPTIMIZERS:
+            raise ValueError(f"optimizer {self.kind!r} has no fused kernel: use one of {', '.join(_OPTIMIZERS)}")
+        _check_rate("learning_rate", self.learning_rate)
+        _check_rate("eps", self.eps)
+        if self.weight_decay != 0.0:
+            raise ValueError(
+                f"weight_decay={self.weight_decay} with {self.kind}: the fused CPU kernels ignore weight decay, "
+                "so only weight_decay=0.0 is accepted; decay dense parameters through their own optimizer"
+            )
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Tables that are looked up in one call, and which feature reads which table.
+
+    Args:
+        tables: The tables of the group.
+        feature_tables: For each input feature, in input order, the index of its table; a table may serve several.
+        pooling: ``"sum"`` or ``"mean"`` of a bag's rows, or ``"none"``: one row for each id.
+        weighted: Whether each id carries a weight.
+
+    Raises:
+        ValueError: No features, an index without a table, or ``"none"`` with weights or with unequal widths.
+
+    Example:
+        >>> from tutorec._kernels.tbe import GroupSpec, TableSpec
+        >>> group = GroupSpec((TableSpec("user", 10, 4), TableSpec("item", 20, 8)), feature_tables=(0, 1, 1))
+        >>> group.feature_columns
+        (4, 8, 8)
+    """
+
+    tables: tuple[TableSpec, ...]
+    feature_tables: tuple[int, ...]
+    pooling: PoolingKind = "sum"
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pooling not in _POOLINGS:
+            raise ValueError(f"pooling {self.pooling!r} is unknown: use one of {', '.join(_POOLINGS)}")
+        if not self.feature_tables:
+            raise ValueError(f"the group of {len(self.tables)} tables reads no feature: leave such a group out")
+        for feature, table in enumerate(self.feature_tables):
+            if not 0 <= table < len(self.tables):
+                raise ValueError(f"feature {feature} reads table {table}, and the group has {len(self.tables)} tables")
+        if self.pooling == "none" and self.weighted:
+            raise ValueError("pooling 'none' takes no weights: nothing is summed; multiply the rows yourself")
+        if self.pooling == "none" and len(set(self.feature_columns)) > 1:
+            raise ValueError(
+                f"pooling 'none' needs tables of one width, got {sorted(set(self.feature_columns))}: "
+                "build one group for each width"
+            )
+
+    @property
+    def feature_columns(self) -> tuple[int, ...]:
+        """Width D of each input feature's table, in input order."""
+        return tuple(self.tables[table].columns for table in self.feature_tables)
+
+
+class TableBatch(nn.Module):
+    """A table-batched embedding operator: every table of a group in one flat buffer, looked up in one call.
+
+    Subclasses say how the buffer is laid out (``_place``) and how it is read (``_lookup``). The fused ones hold the
+    buffer as a plain tensor, neither parameter nor buffer of the module: nothing may average it, broadcast it or give
+    it to a dense optimizer. The dense ones register one Parameter for each table, a view of the buffer.
+
+    Use :func:`build_table_batch`. Corresponds to fbgemm's ``SplitTableBatchedEmbeddingBagsCodegen`` and
+    ``DenseTableBatchedEmbeddingBagsCodegen``.
+    """
+
+    def __init__(self, spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> None:
+        super().__init__()
+        self.spec = spec
+        self.optimizer = optimizer
+        self._learning_rate = 0.0 if optimizer is None else float(optimizer.learning_rate)
+        elements, rows = self._place()
+        # A fused op's buffer requires grad only so that autograd records the lookup; it never gets a .grad.
+        self._flat: Tensor = torch.zeros(elements, device=device)
+        self._momentum: Tensor = torch.zeros(rows if self._has_momentum else 0, device=device)
+        self._bind()
+
+    # --- what a subclass defines
+
+    def _place(self) -> tuple[int, int]:
+        """Lay out the buffer: sets ``_table_places``; returns its number of elements and of rows."""
+        raise NotImplementedError
+
+    def _bind_kernel(self) -> None:
+        """Prepare what ``_lookup`` needs from the buffers; called again when they move."""
+
+    def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """Checked input -> pooled [B, sum of D], or [N, D] without pooling."""
+        raise NotImplementedError
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel really used, for example ``fbgemm.rowwise_adagrad``."""
+        raise NotImplementedError
+
+    # --- what a caller uses
+
+    def forward(self, values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Ids [N], offsets [F*B+1] (feature-major), weights [N] or None -> [B, sum of D], or [N, D] without pooling."""
+        if (offsets.numel() - 1) % len(self.spec.feature_tables) or values.is_floating_point():
+            raise ValueError(_describe_bad_input(self.spec, values, offsets))
+        if (weights is not None) != self.spec.weighted:
+            wanted, got = ("weights", "none") if self.spec.weighted else ("no weights", "some")
+            raise ValueError(f"the group of tables {_names(self.spec.tables)} takes {wanted}, and the batch has {got}")
+        if weights is not None and self.spec.pooling == "mean":
+            # The mean of weighted rows divides by the bag's length, not by the sum of the weights. fbgemm's backward
+            # forgets this divisor, so it goes into the weights and the kernels see a weighted sum.
+            lengths = offsets.diff()
+            weights = weights / lengths.repeat_interleave(lengths, output_size=values.numel())
+        if weights is None or not (weights.requires_grad and torch.is_grad_enabled()):
+            return self._lookup(values, offsets, weights)
+        pooled = self._lookup(values, offsets, weights.detach())
+        return cast(Tensor, _WeightsGradient.apply(pooled, weights, self, values, offsets))
+
+    def table_weights(self) -> list[Tensor]:
+        """Live weights of each table, [R, D] each, in the order of ``spec.tables``; Parameters of a dense op."""
+        return list(self._tables)
+
+    @torch.no_grad()
+    def load_table_weights(self, weights: Sequence[Tensor]) -> None:
+        """Copy weights [R, D] into every table, in the order of ``spec.tables``."""
+        _check_count(self.spec, weights, "weights")
+        for table, own, new in zip(self.spec.tables, self._tables, weights, strict=True):
+            if new.shape != own.shape:
+                raise ValueError(f"table {table.name!r} is {list(own.shape)}, and the weights are {list(new.shape)}")
+            own.copy_(new)
+
+    def optimizer_state(self) -> list[dict[str, Tensor]]:
+        """Live optimizer state of each table under TorchRec's names: ``momentum1`` [R] for rowwise_adagrad."""
+        return [{"momentum1": state} for state in self._states] if self._has_momentum else [{} for _ in self._tables]
+
+    @torch.no_grad()
+    def load_optimizer_state(self, states: Sequence[dict[str, Tensor]]) -> None:
+        """Copy optimizer state into every table; names and shapes must be those of ``optimizer_state()``."""
+        _check_count(self.spec, states, "optimizer states")
+        for table, own, new in zip(self.spec.tables, self.optimizer_state(), states, strict=True):
+            if own.keys() != new.keys():
+                raise KeyError(f"table {table.name!r} has optimizer state {sorted(own)}, got {sorted(new)}")
+            for name, state in own.items():
+                if state.shape != new[name].shape:
+                    raise ValueError(
+                        f"optimizer state {name!r} of table {table.name!r} is {list(state.shape)}, "
+                        f"got {list(new[name].shape)}"
+                    )
+                state.copy_(new[name])
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate that the next forward hands to its update; settable."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        _check_rate("learning_rate", value)
+        self._learning_rate = float(value)
+
+    # --- how the buffers stay one piece of memory
+
+    @property
+    def _pooling(self) -> PoolingKind:
+        """What the kernels are asked for: the mean of weighted rows reaches them as a sum."""
+        return "sum" if self.spec.weighted else self.spec.pooling
+
+    @property
+    def _has_momentum(self) -> bool:
+        return self.optimizer is not None and self.optimizer.kind == "rowwise_adagrad"
+
+    def _bind(self) -> None:
+        """Make every view point into the buffers; needed after they moved, were copied or unpickled."""
+        self._flat = self._flat.detach().requires_grad_(self.optimizer is not None)
+        flat = self._flat.detach()
+        views, self._states = [], []
+        for table, (start, row, stride) in zip(self.spec.tables, self._table_places, strict=True):
+            views.append(flat[start : start + table.rows * stride].view(table.rows, stride)[:, : table.columns])
+            self._states.append(self._momentum[row : row + table.rows])
+        if self.optimizer is None:
+            for index, view in enumerate(views):
+                name = f"weight_{index}"
+                own = self._parameters.get(name)
+                if own is None:
+                    self.register_parameter(name, nn.Parameter(view))
+                else:
+                    own.data = view
+            views = [cast(Tensor, self._parameters[f"weight_{index}"]) for index in range(len(views))]
+        self._tables: list[Tensor] = views
+        self._bind_kernel()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableBatch:
+        """Move the buffers (``.to``, ``.share_memory``); the views follow them."""
+        flat = fn(self._flat.detach())
+        if flat.dtype != torch.float32:
+            raise ValueError(f"tables {_names(self.spec.tables)} cannot become {flat.dtype}: they train in float32")
+        self._flat, self._momentum = flat, fn(self._momentum)
+        for own in self._parameters.values():
+            if own is not None and own.grad is not None:
+                gradient, own.grad = fn(own.grad), None
+                own.data = own.data.to(gradient.device)
+                own.grad = gradient
+        self._bind()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._bind()
+
+
+def build_table_batch(
+    spec: GroupSpec,
+    *,
+    optimizer: OptimizerSpec | None,
+    device: torch.device,
+    weights: Sequence[Tensor] | None = None,
+) -> TableBatch:
+    """Build the operator for a group of tables on the backend of this process.
+
+    fbgemm's operators run on the CPU; on every other device, and where fbgemm has no kernel for what is asked, the
+    plain-torch operator stands behind the same signature and ``kernel`` says so. (The torch operator on CUDA has not
+    been run yet.)
+
+    Args:
+        spec: Tables, features and pooling.
+        optimizer: Applied in the backward; None for dense gradients.
+        device: Where the tables live.
+        weights: One tensor [R, D] for each table, copied; None, or one on the meta device, draws uniform numbers
+            within 1/sqrt(R).
+
+    Returns:
+        The operator.
+
+    Raises:
+        ValueError: Weights whose number or shape differs from the tables'.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableSpec, build_table_batch
+        >>> group = GroupSpec((TableSpec("item", rows=3, columns=4),), feature_tables=(0,))
+        >>> op = build_table_batch(group, optimizer=OptimizerSpec("sgd", learning_rate=0.5),
+        ...                        device=torch.device("cpu"), weights=[torch.ones(3, 4)])
+        >>> op(torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3])).sum().backward()
+        >>> op.table_weights()[0][:, 0].tolist()  # row 2 is in the batch twice: one update with the summed gradient
+        [0.5, 1.0, 0.0]
+    """
+    device = torch.device(device)
+    built = _implementation(spec, optimizer, device)(spec, optimizer, device)
+    with torch.no_grad():
+        for index, (table, own) in enumerate(zip(spec.tables, built.table_weights(), strict=True)):
+            if (weights is None or weights[index].is_meta) and table.rows:
+                own.uniform_(-1 / math.sqrt(table.rows), 1 / math.sqrt(table.rows))
+    if weights is not None:
+        _check_count(spec, weights, "weights")
+        built.load_table_weights(
+            [own if new.is_meta else new for own, new in zip(built.table_weights(), weights, strict=True)]
+        )
+    return built
+
+
+def _implementation(spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> type[TableBatch]:
+    """The class that runs a group: fbgemm's on the CPU where fbgemm was chosen and has the kernel, else torch's."""
+    # Imported here: both modules subclass TableBatch, and a process needs one of them.
+    # fbgemm needs widths that are multiples of 4. Padding is exact for sgd and dense gradients; row-wise Adagrad would
+    # average the squares over the padded width, so such groups run in torch.
+    padded = any(table.columns % 4 for table in spec.tables)
+    exact = not (padded and optimizer is not None and optimizer.kind == "rowwise_adagrad")
+    if device.type == "cpu" and exact and backend().name == "fbgemm":
+        from tutorec._kernels import tbe_fbgemm
+
+        if optimizer is None:
+            return tbe_fbgemm.DenseTableBatchedEmbeddingBagsCodegen
+        return tbe_fbgemm.SplitTableBatchedEmbeddingBagsCodegen
+    from tutorec._kernels import tbe_torch
+
+    return tbe_torch.TorchTableBatchedEmbeddingBags
+
+
+class AsOneBuffer(torch.autograd.Function):
+    """Tables that are views of one buffer, seen by autograd as the buffer: the gradient comes back as views too."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, places: Sequence[tuple[int, int, int]], *tables: Tensor) -> Tensor:
+        """Flat buffer, (start, row, stride) of each table, the tables [R, D] -> the buffer."""
+        ctx.places = [(start, stride, *table.shape) for (start, _, stride), table in zip(places, tables, strict=True)]
+        return flat.view(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradient of the buffer -> gradient of each table."""
+        (grad,) = grads
+        views = (grad[s : s + rows * stride].view(rows, stride)[:, :columns] for s, stride, rows, columns in ctx.places)
+        return None, None, *views
+
+
+class _WeightsGradient(torch.autograd.Function):
+    """The gradient of the ids' weights beside a lookup: identity on its output.
+
+    Its backward runs before the lookup's, hence before the rows of a fused op move. (fbgemm's CPU kernels give this
+    gradient too, but from rows that the fused update has already moved.)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pooled: Tensor, weights: Tensor, op: TableBatch, values: Tensor, offsets: Tensor) -> Tensor:
+        ctx.op, ctx.values, ctx.offsets = op, values, offsets
+        return pooled.view_as(pooled)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        spec: GroupSpec = ctx.op.spec
+        tables = ctx.op.table_weights()
+        lengths = ctx.offsets.diff().view(len(spec.feature_tables), -1)
+        bounds = [0, *lengths.sum(1).cumsum(0).tolist()]
+        bags = torch.arange(lengths.shape[1], device=grad.device)
+        pieces = []
+        column = 0
+        for feature, table in enumerate(spec.feature_tables):
+            ids = ctx.values[bounds[feature] : bounds[feature + 1]]
+            own = grad[:, column : column + spec.tables[table].columns]
+            pieces.append((tables[table][ids] * own[bags.repeat_interleave(lengths[feature])]).sum(1))
+            column += spec.tables[table].columns
+        return grad, torch.cat(pieces), None, None, None
+
+
+def _check_rate(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}={value} is not a finite number of at least 0")
+
+
+def _check_count(spec: GroupSpec, given: Sequence[object], what: str) -> None:
+    if len(given) != len(spec.tables):
+        raise ValueError(f"got {len(given)} {what} for {len(spec.tables)} tables {_names(spec.tables)}")
+
+
+def _names(tables: Iterable[TableSpec]) -> list[str]:
+    return [table.name for table in tables]
+
+
+def _describe_bad_input(spec: GroupSpec, values: Tensor, offsets: Tensor) -> str:
+    if values.is_floating_point():
+        return f"ids of tables {_names(spec.tables)} are {values.dtype}: pass int32 or int64 ids"
+    features = len(spec.feature_tables)
+    return (
+        f"{offsets.numel()} offsets do not fit {features} features of tables {_names(spec.tables)}: "
+        f"expected features * batch + 1, that is 1 more than a multiple of {features}"
+    )

@@ -1,0 +1,158 @@
+"""Table-batched lookups through fbgemm's raw CPU operators.
+
+fbgemm's own Python module around these operators costs 200 us a call and half a second of import; the operators
+themselves need a flat buffer and a few integers for each feature, which are prepared here once.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from tutorec._kernels.tbe import AsOneBuffer, GroupSpec, TableBatch
+from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
+
+__all__ = ["DenseTableBatchedEmbeddingBagsCodegen", "SplitTableBatchedEmbeddingBagsCodegen"]
+
+_SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
+_FP32_OUTPUT = 0
+
+
+def _stride(columns: int) -> int:
+    """Width of a row in the buffer: the next multiple of 4, as the kernels demand."""
+    return -(-columns // 4) * 4
+
+
+def _feature_order(spec: GroupSpec) -> list[int]:
+    """Features grouped by table, in order of each table's first use: the backward needs a table's features together."""
+    first = {table: index for index, table in reversed(list(enumerate(spec.feature_tables)))}
+    return sorted(range(len(spec.feature_tables)), key=lambda feature: first[spec.feature_tables[feature]])
+
+
+class _FbgemmTableBatch(TableBatch):
+    """What both operators share: the buffer's layout and the integers that describe it."""
+
+    def _place(self) -> tuple[int, int]:
+        spec = self.spec
+        self._order = _feature_order(spec)
+        self._in_order = self._order == list(range(len(self._order)))
+        used = dict.fromkeys(spec.feature_tables[feature] for feature in self._order)
+        placed = [*used, *(table for table in range(len(spec.tables)) if table not in used)]
+        places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(spec.tables)
+        start = row = 0
+        for table in placed:
+            stride = _stride(spec.tables[table].columns)
+            places[table] = (start, row, stride)
+            # One row at least: fbgemm tells tables apart by where their rows begin.
+            rows = max(spec.tables[table].rows, 1)
+            start, row = start + rows * stride, row + rows
+        self._table_places = places
+        strides = [places[table][2] for table in spec.feature_tables]
+        self._slices = column_slices(self._order, spec.feature_columns, strides)
+        self._rows = row
+        return start, row
+
+    def _bind_kernel(self) -> None:
+        device = self._flat.device
+        places = [self._table_places[self.spec.feature_tables[feature]] for feature in self._order]
+        # Unused tables lie behind the used ones, so the last used table ends where they begin.
+        last = max(row for _, row, _ in places)
+        end = min((row for _, row, _ in self._table_places if row > last), default=self._rows)
+        if self.spec.pooling == "none":
+            rows = [self._table_places[table][1] for table in self.spec.feature_tables]
+            self._row_base = torch.tensor(rows, device=device) if any(rows) else None
+            places = [(0, 0, places[0][2])]
+        strides = [stride for _, _, stride in places]
+        self._weights_offsets = torch.tensor([start for start, _, _ in places], device=device)
+        self._row_offsets = torch.tensor([row for _, row, _ in places], device=device)
+        self._placements = torch.zeros(len(places), dtype=torch.int32, device=device)
+        self._geometry = (
+            torch.tensor([*accumulate(strides, initial=0)], dtype=torch.int32, device=device),
+            sum(strides),
+            max(strides),
+            torch.tensor([*(row for _, row, _ in places), end], device=device),
+            int(math.log2(self._rows) + 1),
+        )
+        self._pooling_code = _MEAN if self._pooling == "mean" else _SUM
+
+    def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        if self.spec.pooling == "none":
+            return self._lookup_rows(values, offsets)
+        if weights is not None and weights.dtype != torch.float32:
+            weights = weights.float()
+        if not self._in_order:
+            values, offsets, weights = select_features(values, offsets, weights, self._order, len(self._order))
+        return pick_columns(self._call(values, offsets, weights), self._slices)
+
+    def _lookup_rows(self, values: Tensor, offsets: Tensor) -> Tensor:
+        """One row for each id: the CPU operators only pool, so every id is a bag and all tables are one."""
+        batch = (offsets.numel() - 1) // len(self.spec.feature_tables)
+        if self._row_base is not None and batch:
+            values = values + self._row_base.repeat_interleave(offsets[::batch].diff(), output_size=values.numel())
+        rows = self._call(values, torch.arange(values.numel() + 1, device=values.device), None)
+        return rows[:, : self.spec.feature_columns[0]]
+
+    def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class SplitTableBatchedEmbeddingBagsCodegen(_FbgemmTableBatch):
+    """Fused: the backward sums the gradients of equal ids and updates their rows; weights have no gradient.
+
+    Named after the fbgemm class whose operators it calls, so that printed modules read the same.
+    """
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel really used."""
+        assert self.optimizer is not None, "a fused operator is built with an optimizer"
+        return f"fbgemm.{self.optimizer.kind}"
+
+    def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        assert self.optimizer is not None, "a fused operator is built with an optimizer"
+        head = (
+            *(
+                self._flat,
+                self._placements,
+                self._weights_offsets,
+                *self._geometry,
+                values,
+                offsets,
+                self._pooling_code,
+            ),
+            *(weights, None),  # None: every feature is trained
+            *(False, 0.0, False),  # no gradient clipping, no stochastic rounding
+        )
+        ops, rate = torch.ops.fbgemm, self._learning_rate
+        if self.optimizer.kind == "sgd":
+            return ops.split_embedding_codegen_lookup_sgd_function_cpu(*head, rate, _FP32_OUTPUT)
+        state = (self._momentum, self._placements, self._row_offsets)
+        # All arguments are passed: one of the operator's default values has the wrong type. After the rate:
+        # weight decay and its mode (both ignored on the CPU), maximum norm, output type.
+        return ops.split_embedding_codegen_lookup_rowwise_adagrad_function_cpu(
+            *head, *state, self.optimizer.eps, rate, 0.0, 0, 0.0, _FP32_OUTPUT
+        )
+
+
+class DenseTableBatchedEmbeddingBagsCodegen(_FbgemmTableBatch):
+    """Dense: the backward fills the gradient of each table's Parameter, for an optimizer outside.
+
+    Named after the fbgemm class whose operator it calls, so that printed modules read the same.
+    """
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel really used."""
+        return "fbgemm.dense"
+
+    def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        flat = AsOneBuffer.apply(self._flat, self._table_places, *self._tables)
+        # The operator records its own gradient and registers no autograd kernel, which makes the dispatcher warn at
+        # each backward; below the autograd keys it is called directly.
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.fbgemm.dense_embedding_codegen_lookup_function(
+                flat, self._weights_offsets, *self._geometry, values, offsets, self._pooling_code, weights, None
+            )

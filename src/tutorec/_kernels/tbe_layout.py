@@ -1,0 +1,81 @@
+"""Pure functions that cut feature-major batches and column blocks for the table-batched operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+__all__ = ["column_slices", "pick_columns", "select_features"]
+
+Slices = tuple[tuple[int, int], ...]
+
+
+def select_features(
+    values: Tensor, offsets: Tensor, weights: Tensor | None, features: Sequence[int], total: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Take some features of a feature-major batch, in the given order.
+
+    Args:
+        values: Ids [N].
+        offsets: Bag bounds [F*B+1].
+        weights: One weight for each id [N], or None.
+        features: Which features, in which order.
+        total: F, the number of features of the batch.
+
+    Returns:
+        (values, offsets, weights) of the chosen features.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.tbe_layout import select_features
+        >>> ids, bounds, _ = select_features(torch.tensor([7, 8, 9]), torch.tensor([0, 1, 3]), None, [1, 0], total=2)
+        >>> ids.tolist(), bounds.tolist()
+        ([8, 9, 7], [0, 2, 3])
+    """
+    batch = (offsets.numel() - 1) // total
+    bounds = offsets[:: max(batch, 1)].tolist() if batch else [0] * (total + 1)
+    lengths = offsets.diff().view(total, batch)[list(features)].view(-1)
+    chosen = torch.zeros(lengths.numel() + 1, dtype=offsets.dtype, device=offsets.device)
+    torch.cumsum(lengths, 0, out=chosen[1:])
+
+    def take(ids: Tensor) -> Tensor:
+        return torch.cat([ids[bounds[feature] : bounds[feature + 1]] for feature in features])
+
+    return take(values), chosen, None if weights is None else take(weights)
+
+
+def column_slices(features: Sequence[int], columns: Sequence[int], strides: Sequence[int]) -> Slices:
+    """Where each feature's columns stand in an output whose features were reordered and padded.
+
+    Args:
+        features: Order of the features in the output.
+        columns: True width of each feature, in input order.
+        strides: Width with padding of each feature, in input order.
+
+    Returns:
+        (start, stop) for each feature in input order; neighbours that touch are merged.
+
+    Example:
+        >>> from tutorec._kernels.tbe_layout import column_slices
+        >>> column_slices([0, 1, 2], columns=[3, 4, 4], strides=[4, 4, 4])
+        ((0, 3), (4, 12))
+    """
+    starts = dict(zip(features, accumulate((strides[feature] for feature in features), initial=0), strict=False))
+    merged: list[tuple[int, int]] = []
+    for feature, width in enumerate(columns):
+        start = starts[feature]
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], start + width)
+        else:
+            merged.append((start, start + width))
+    return tuple(merged)
+
+
+def pick_columns(pooled: Tensor, slices: Slices) -> Tensor:
+    """Cut the columns that ``column_slices`` found; the tensor itself where they are all of it."""
+    if len(slices) == 1 and slices[0] == (0, pooled.shape[1]):
+        return pooled
+    return torch.cat([pooled[:, start:stop] for start, stop in slices], dim=1)

@@ -1,0 +1,171 @@
+"""Table-batched lookups in plain torch: one ``embedding_bag`` for each width, no loop over ids.
+
+Runs wherever torch runs. Tables of one width lie behind one another and are one matrix [rows, D]; an id becomes a row
+of that matrix by adding where its table begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tutorec._kernels.tbe import AsOneBuffer, OptimizerSpec, TableBatch
+from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
+from tutorec._kernels.tbe_update import apply_update, sort_rows
+
+__all__ = ["TorchTableBatchedEmbeddingBags"]
+
+
+@dataclass
+class WidthBlock:
+    """The tables of one width and the features that read them.
+
+    Attributes:
+        tables: Indices of the tables, in the order of their rows.
+        features: Indices of the features that read them, in input order.
+        bounds: Where the block lies in the buffer: (first element, last element + 1, first row, last row + 1).
+        columns: D.
+        matrix: All rows [rows, D], a view of the buffer.
+        momentum: State of these rows [rows], or empty.
+        base: First row of each feature's table in ``matrix`` [features]; None where all are 0.
+    """
+
+    tables: list[int]
+    features: list[int]
+    bounds: tuple[int, int, int, int]
+    columns: int
+    matrix: Tensor
+    momentum: Tensor
+    base: Tensor | None
+
+
+class TorchTableBatchedEmbeddingBags(TableBatch):
+    """Fused and dense table-batched lookups in plain torch, on any device."""
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel really used."""
+        return "torch.dense" if self.optimizer is None else f"torch.{self.optimizer.kind}"
+
+    def _place(self) -> tuple[int, int]:
+        tables = self.spec.tables
+        places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(tables)
+        start = row = 0
+        for table in sorted(range(len(tables)), key=lambda index: tables[index].columns):
+            places[table] = (start, row, tables[table].columns)
+            start, row = start + tables[table].rows * tables[table].columns, row + tables[table].rows
+        self._table_places = places
+        return start, row
+
+    def _bind_kernel(self) -> None:
+        spec, flat, places = self.spec, self._flat.detach(), self._table_places
+        by_width: dict[int, list[int]] = {}
+        for table in sorted(range(len(places)), key=lambda index: places[index][:2]):
+            by_width.setdefault(spec.tables[table].columns, []).append(table)
+        self._blocks: list[WidthBlock] = []
+        for columns, tables in by_width.items():
+            features = [index for index, table in enumerate(spec.feature_tables) if table in tables]
+            if not features:
+                continue
+            start, row, _ = places[tables[0]]
+            rows = sum(spec.tables[table].rows for table in tables)
+            bounds = (start, start + rows * columns, row, row + rows)
+            base = [places[spec.feature_tables[feature]][1] - row for feature in features]
+            matrix = flat[start : bounds[1]].view(rows, columns)
+            where = torch.tensor(base, device=flat.device) if any(base) else None
+            momentum = self._momentum[row : bounds[3]]
+            self._blocks.append(WidthBlock(tables, features, bounds, columns, matrix, momentum, where))
+        order = [feature for block in self._blocks for feature in block.features]
+        self._slices = column_slices(order, spec.feature_columns, spec.feature_columns)
+
+    def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        total = len(self.spec.feature_tables)
+        outputs = []
+        for block in self._blocks:
+            batch = values, offsets, weights
+            if len(block.features) < total:
+                batch = select_features(values, offsets, weights, block.features, total)
+            outputs.append(self._lookup_block(block, *batch))
+        if len(outputs) == 1:
+            return outputs[0]
+        return pick_columns(torch.cat(outputs, dim=1), self._slices)
+
+    def _lookup_block(self, block: WidthBlock, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """Look up the features of one width: [B, features * D], or [N, D] without pooling."""
+        features = len(block.features)
+        batch = (offsets.numel() - 1) // features
+        if block.base is not None and batch:
+            counts = offsets[::batch].diff()
+            ids = ids + block.base.repeat_interleave(counts, output_size=ids.numel())
+        if weights is not None and weights.dtype != torch.float32:
+            weights = weights.float()
+        mode = self._pooling
+        if self.optimizer is None:
+            matrix = self._matrix_of_parameters(block)
+            rows = _pool(matrix, ids, offsets, weights, mode)
+        else:
+            step = _Step(block, self.optimizer, self._learning_rate, mode)
+            rows = cast(Tensor, _FusedLookup.apply(self._flat, step, ids, offsets, weights))
+        if mode == "none":
+            return rows
+        return rows.view(features, batch, block.columns).transpose(0, 1).reshape(batch, features * block.columns)
+
+    def _matrix_of_parameters(self, block: WidthBlock) -> Tensor:
+        start, stop, _, _ = block.bounds
+        places = [(self._table_places[table][0] - start, 0, block.columns) for table in block.tables]
+        flat = AsOneBuffer.apply(self._flat[start:stop], places, *(self._tables[table] for table in block.tables))
+        return cast(Tensor, flat).view(block.matrix.shape)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the backward of one forward needs: the rows, the rule and the rate in force at the forward."""
+
+    block: WidthBlock
+    optimizer: OptimizerSpec
+    learning_rate: float
+    pooling: str
+
+
+class _FusedLookup(torch.autograd.Function):
+    """Pool rows; the backward sums the gradients of equal rows and updates each row once."""
+
+    @staticmethod
+    def forward(ctx: Any, hook: Tensor, step: _Step, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        # ``hook`` is the buffer: it requires grad, so that autograd records this call, and gets none. The rows are
+        # not saved for the backward, which changes them: two forwards may wait for their backwards.
+        ctx.step = step
+        ctx.save_for_backward(ids, offsets, weights)
+        return _pool(step.block.matrix, ids, offsets, weights, step.pooling)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        (grad,) = grads
+        ids, offsets, weights = ctx.saved_tensors
+        step: _Step = ctx.step
+        if ids.numel():
+            bags = None
+            if step.pooling != "none":
+                lengths = offsets.diff()
+                bags = torch.arange(lengths.numel(), device=ids.device).repeat_interleave(
+                    lengths, output_size=ids.numel()
+                )
+                if step.pooling == "mean":
+                    grad = grad / lengths.clamp(min=1).unsqueeze(1)
+            block, rule = step.block, step.optimizer
+            groups = sort_rows(ids, bags, weights, block.matrix.shape[0], grad.shape[0])
+            apply_update(block.matrix, block.momentum, grad.contiguous(), groups, rule, step.learning_rate)
+        return None, None, None, None, None
+
+
+def _pool(matrix: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, mode: str) -> Tensor:
+    """Rows of one matrix pooled over bags [F*B, D], or looked up one by one [N, D]."""
+    if mode == "none":
+        return F.embedding(ids, matrix)
+    if ids.dtype != offsets.dtype:
+        ids, offsets = ids.long(), offsets.long()
+    return F.embedding_bag(ids, matrix, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True)

@@ -1,0 +1,92 @@
+"""Exceptions that tutorec raises, one class for each kind of trouble.
+
+A caller's mistake is a :class:`ValueError` or :class:`KeyError` (or a subclass below), so that code that catches the
+built-in types keeps working. The classes here exist where a program may want to react to one trouble and not another.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AgreementError",
+    "BackendError",
+    "NonUniqueKeyError",
+    "PlannerError",
+    "RankError",
+    "RankTimeoutError",
+]
+
+
+class PlannerError(ValueError):
+    """No sharding plan fits, or a plan contradicts the module, the topology or the constraints.
+
+    Example:
+        >>> from tutorec.errors import PlannerError
+        >>> issubclass(PlannerError, ValueError)
+        True
+    """
+
+
+class BackendError(ImportError):
+    """A kernel backend was demanded (``TUTOREC_BACKEND=fbgemm``) and cannot be had on this machine.
+
+    It is never raised by the automatic choice, which falls back to the torch backend and says why in ``doctor()``.
+
+    Example:
+        >>> from tutorec.errors import BackendError
+        >>> issubclass(BackendError, ImportError)
+        True
+    """
+
+
+class NonUniqueKeyError(ValueError):
+    """A key, a table or a feature is named twice where each name may stand once.
+
+    Example:
+        >>> from tutorec.errors import NonUniqueKeyError
+        >>> issubclass(NonUniqueKeyError, ValueError)
+        True
+    """
+
+
+class AgreementError(ValueError):
+    """Ranks disagree about tables, keys or plan; raised on every rank, before the first exchange.
+
+    Example:
+        >>> from tutorec.errors import AgreementError
+        >>> issubclass(AgreementError, ValueError)
+        True
+    """
+
+
+class RankError(RuntimeError):
+    """A rank raised or died.
+
+    Args:
+        message: What happened, with the rank's number.
+        rank: The rank that is the root cause; -1 when it is not known.
+        child_traceback: The traceback as the rank printed it; empty when the process died without one.
+
+    Example:
+        >>> from tutorec.errors import RankError
+        >>> RankError("rank 1 raised ValueError: bad id", rank=1).rank
+        1
+    """
+
+    def __init__(self, message: str, rank: int = -1, child_traceback: str = "") -> None:
+        super().__init__(message)
+        self.rank: int = rank
+        self.child_traceback: str = child_traceback
+
+    def __reduce__(self) -> tuple[type[RankError], tuple[str, int, str]]:
+        """Keep the attributes when an error travels between processes."""
+        return type(self), (str(self), self.rank, self.child_traceback)
+
+
+class RankTimeoutError(RankError, TimeoutError):
+    """A rank stalled past the deadline; the message names it and who was waiting for it.
+
+    Example:
+        >>> from tutorec.errors import RankTimeoutError
+        >>> issubclass(RankTimeoutError, TimeoutError)
+        True
+    """
