@@ -58,3 +58,13 @@ def test_bytes_between_adds_up_the_stages_asked_for():
     merged = Trace.merge(two_ranks())
     assert merged.bytes_between(2) == [[0, 100], [47, 0]]
     assert merged.bytes_between(2, ["output_dist"]) == [[0, 0], [7, 0]]
+
+
+def test_count_takes_over_counted_traffic():
+    from tutorec.distributed.comm import Issue
+    from tutorec.distributed.traffic import Traffic
+
+    traffic, trace = Traffic(), Trace(rank=1)
+    traffic.record(Issue("input ids", source=1, sent=((0, 80),)))
+    trace.count(traffic)
+    assert trace.bytes_between(2, ["input ids"]) == [[0, 0], [80, 0]]

@@ -71,6 +71,12 @@ class Trace:
         now = time.monotonic()
         self.events.append(Event(self.rank, stage, name, (), int(count), now, now, to))
 
+    def count(self, traffic: Any) -> None:
+        """Take over what `tutorec.distributed.traffic.count_traffic` counted on this rank."""
+        now = time.monotonic()
+        for (stage, source, destination), count in traffic.bytes.items():
+            self.events.append(Event(source, stage, "", (), count, now, now, destination))
+
     @contextmanager
     def span(self, stage: str) -> Iterator[None]:
         """Record how long a block took: `with trace.span("lookup"): ...`."""
