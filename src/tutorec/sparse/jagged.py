@@ -1,0 +1,258 @@
+"""JaggedTensor: one feature's lists of ids, one list per sample."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
+
+from tutorec._kernels.jagged import jagged_to_padded_dense
+from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
+from tutorec.sparse.printing import jagged_text
+from tutorec.sparse.validate import check_form, check_lists, checkable
+
+# While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
+torch.fx.wrap("lengths_of_offsets")
+torch.fx.wrap("offsets_of_lengths")
+
+
+class JaggedTensor:
+    """One feature of a batch: a list of values for each sample, laid end to end.
+
+    ==============  ===========  ================================================
+    ``values()``    ``[N]``      ids, sample after sample (or rows, ``[N, D]``)
+    ``lengths()``   ``[B]``      values per sample
+    ``offsets()``   ``[B + 1]``  running sum; sample b is
+                                 ``values[offsets[b]:offsets[b + 1]]``
+    ``weights()``   ``[N]``      optional, one per value
+    ==============  ===========  ================================================
+
+    Args:
+        values: All samples' values, end to end.
+        weights: One weight per value, or None.
+        lengths: Values per sample. Give this or ``offsets``; the other is derived.
+        offsets: Running sum of the lengths, starting at 0.
+
+    Raises:
+        ValueError: Neither lengths nor offsets are given, or they do not describe ``values``.
+
+    Example:
+        >>> import torch
+        >>> jagged = JaggedTensor(torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2]))
+        >>> jagged.offsets()
+        tensor([0, 1, 3])
+        >>> jagged.to_dense()
+        [tensor([5]), tensor([7, 1])]
+
+    See Also:
+        TorchRec's ``torchrec.sparse.jagged_tensor.JaggedTensor``.
+    """
+
+    __slots__ = ("_lengths", "_offsets", "_values", "_weights")
+
+    def __init__(
+        self,
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> None:
+        self._values: Tensor = values
+        self._weights: Tensor | None = weights
+        self._lengths: Tensor | None = lengths
+        self._offsets: Tensor | None = offsets
+        if lengths is None and offsets is None:
+            raise ValueError("JaggedTensor: neither lengths nor offsets given; one of them says where samples end")
+        if not is_scripting():
+            _check(self)
+
+    @staticmethod
+    @torch.jit.unused
+    def _from_parts(
+        values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+    ) -> "JaggedTensor":
+        """A jagged tensor from parts that are known to fit, unchecked."""
+        jagged = object.__new__(JaggedTensor)
+        jagged._values = values
+        jagged._weights = weights
+        jagged._lengths = lengths
+        jagged._offsets = offsets
+        return jagged
+
+    @staticmethod
+    @torch.jit.unused
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> "JaggedTensor":
+        """A jagged tensor without samples."""
+        return JaggedTensor._from_parts(
+            torch.empty(0, dtype=values_dtype, device=device),
+            torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
+            torch.empty(0, dtype=lengths_dtype, device=device),
+            torch.zeros(1, dtype=lengths_dtype, device=device),
+        )
+
+    @staticmethod
+    @torch.jit.unused
+    def empty_like(jt: "JaggedTensor", device: torch.device | None = None) -> "JaggedTensor":
+        """Uninitialised tensors of the same shapes and dtypes, to be filled by ``copy_``."""
+        return _map(jt, lambda part: torch.empty_like(part, device=device))
+
+    @torch.jit.unused
+    def copy_(self, jt: "JaggedTensor", non_blocking: bool = False) -> "JaggedTensor":
+        """Copy the other's parts, of equal shapes, into this one's memory."""
+        self._values.copy_(jt._values, non_blocking=non_blocking)
+        if self._weights is not None:
+            self._weights.copy_(jt.weights(), non_blocking=non_blocking)
+        if self._lengths is not None:
+            self._lengths.copy_(jt.lengths(), non_blocking=non_blocking)
+        if self._offsets is not None:
+            self._offsets.copy_(jt.offsets(), non_blocking=non_blocking)
+        return self
+
+    @staticmethod
+    @torch.jit.unused
+    def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> "JaggedTensor":
+        """The first ``lengths[b]`` entries of each row of ``values`` [B, longest]."""
+        mask = torch.arange(values.shape[1], device=values.device) < lengths.unsqueeze(1)
+        kept = None if weights is None else weights[mask]
+        return JaggedTensor(values[mask], kept, lengths=lengths)
+
+    @staticmethod
+    @torch.jit.unused
+    def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> "JaggedTensor":
+        """One list of values for each sample, the inverse of ``to_dense``."""
+        if not values:
+            raise ValueError("JaggedTensor.from_dense: no samples given; JaggedTensor.empty() makes an empty one")
+        lengths = torch.tensor([value.shape[0] for value in values], device=values[0].device)
+        return JaggedTensor(torch.cat(values), None if weights is None else torch.cat(weights), lengths=lengths)
+
+    @torch.jit.unused
+    def to_dense(self) -> list[Tensor]:
+        """One tensor of values for each sample: views."""
+        return list(self._values.split_with_sizes(self.lengths().tolist()))
+
+    @torch.jit.unused
+    def to_dense_weights(self) -> list[Tensor] | None:
+        """One tensor of weights for each sample, None without weights."""
+        if self._weights is None:
+            return None
+        return list(self._weights.split_with_sizes(self.lengths().tolist()))
+
+    @torch.jit.unused
+    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+        """Rows of equal length [B, desired_length]: longer samples are cut, shorter ones padded."""
+        return _padded(self, self._values, desired_length, padding_value)
+
+    @torch.jit.unused
+    def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor | None:
+        """The weights as rows of equal length, None without weights."""
+        return None if self._weights is None else _padded(self, self._weights, desired_length, padding_value)
+
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def lengths(self) -> Tensor:
+        """Values per sample [B]."""
+        lengths = self._lengths
+        if lengths is None:
+            offsets = self._offsets
+            assert offsets is not None, "lengths or offsets are always there"
+            lengths = lengths_of_offsets(offsets)
+            self._lengths = lengths
+        return lengths
+
+    def lengths_or_none(self) -> Tensor | None:
+        """Values per sample [B] if they were given or asked for already."""
+        return self._lengths
+
+    def offsets(self) -> Tensor:
+        """Where each sample's values start [B + 1]."""
+        offsets = self._offsets
+        if offsets is None:
+            lengths = self._lengths
+            assert lengths is not None, "lengths or offsets are always there"
+            offsets = offsets_of_lengths(lengths)
+            self._offsets = offsets
+        return offsets
+
+    def offsets_or_none(self) -> Tensor | None:
+        """Where each sample's values start [B + 1] if given or asked for already."""
+        return self._offsets
+
+    def values(self) -> Tensor:
+        """All samples' values, end to end [N]."""
+        return self._values
+
+    def weights(self) -> Tensor:
+        """One weight per value [N]; an error without weights."""
+        weights = self._weights
+        if weights is None:
+            raise ValueError("JaggedTensor has no weights; pass weights= when it is built, or ask weights_or_none()")
+        return weights
+
+    def weights_or_none(self) -> Tensor | None:
+        """One weight per value [N], or None."""
+        return self._weights
+
+    @torch.jit.unused
+    def to(self, device: torch.device, non_blocking: bool = False) -> "JaggedTensor":
+        """A copy on ``device``."""
+        return _map(self, lambda part: part.to(device, non_blocking=non_blocking))
+
+    @torch.jit.unused
+    def record_stream(self, stream: Any) -> None:
+        """Tell the allocator that ``stream`` reads the parts."""
+        for part in (self._values, self._weights, self._lengths, self._offsets):
+            if part is not None:
+                part.record_stream(stream)
+
+    @torch.jit.unused
+    def size_in_bytes(self) -> int:
+        """Bytes of all parts."""
+        parts = (self._values, self._weights, self._lengths, self._offsets)
+        return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+    @torch.jit.unused
+    def __str__(self) -> str:
+        return jagged_text(self._values, self._weights, self.offsets())
+
+    @torch.jit.unused
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        """In a traced graph, a jagged tensor that leaves the graph is a call of its constructor."""
+        parts = {"values": self._values, "weights": self._weights, "lengths": self._lengths, "offsets": self._offsets}
+        return tracer.create_node("call_function", JaggedTensor, (), tracer.create_arg(parts))
+
+
+def _check(jagged: JaggedTensor) -> None:
+    """Check the parts that a caller gave; keeps the offsets found on the way."""
+    if not checkable(jagged._values):
+        return
+    values, lengths, offsets = jagged._values, jagged._lengths, jagged._offsets
+    check_form("JaggedTensor", values, jagged._weights, lengths, offsets)
+    if values.device.type == "cpu":
+        jagged._offsets = check_lists("JaggedTensor", values, lengths, offsets, lambda index: f"sample {index}")
+
+
+def _map(jagged: JaggedTensor, change: Any) -> JaggedTensor:
+    """The jagged tensor with every part changed the same way."""
+    weights, lengths, offsets = jagged._weights, jagged._lengths, jagged._offsets
+    return JaggedTensor._from_parts(
+        change(jagged._values),
+        None if weights is None else change(weights),
+        None if lengths is None else change(lengths),
+        None if offsets is None else change(offsets),
+    )
+
+
+def _padded(jagged: JaggedTensor, values: Tensor, desired_length: int | None, padding_value: float) -> Tensor:
+    """Rows of equal length; by default as long as the longest sample."""
+    if desired_length is None:
+        lengths = jagged.lengths()
+        desired_length = int(lengths.max()) if lengths.numel() else 0
+    return jagged_to_padded_dense(values, jagged.offsets(), desired_length, padding_value)

@@ -1,0 +1,99 @@
+"""The arithmetic of the flat layout, as pure functions over keys, lengths, offsets and strides.
+
+A batch of F features and B samples is F * B lists of ids, laid end to end, feature after feature::
+
+    lengths  [F * B]      ids in list i
+    offsets  [F * B + 1]  where list i starts: the running sum of lengths
+    list i = f * B + b    feature f, sample b
+
+Nothing here knows a class, so that TorchScript compiles these functions as they stand.
+"""
+
+import torch
+from torch import Tensor
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
+
+from tutorec._kernels.jagged import lengths_to_offsets
+
+
+def offsets_of_lengths(lengths: Tensor) -> Tensor:
+    """Where each list starts: the running sum of lengths [L], with a 0 in front, [L + 1]."""
+    if is_scripting():
+        return torch.nn.functional.pad(lengths.cumsum(0, dtype=lengths.dtype), [1, 0])
+    else:
+        return lengths_to_offsets(lengths)
+
+
+def lengths_of_offsets(offsets: Tensor) -> Tensor:
+    """Ids per list [L] from offsets [L + 1]."""
+    return offsets[1:] - offsets[:-1]
+
+
+def offset_per_key_of(offsets: Tensor, keys: int, stride: int) -> list[int]:
+    """Where each key's ids start, and the end of the last: every B-th entry of the offsets. A sync point."""
+    if stride == 0:
+        return [0] * (keys + 1)
+    starts: list[int] = offsets[::stride].tolist()
+    return starts
+
+
+def differences(offset_per_key: list[int]) -> list[int]:
+    """Ids per key from the keys' starts: the inverse of ``running_sum``."""
+    out: list[int] = []
+    for index in range(len(offset_per_key) - 1):
+        out.append(offset_per_key[index + 1] - offset_per_key[index])
+    return out
+
+
+def running_sum(counts: list[int]) -> list[int]:
+    """Running sum with a 0 in front: ``[3, 4]`` gives ``[0, 3, 7]``."""
+    total = 0
+    out: list[int] = [0]
+    for count in counts:
+        total += count
+        out.append(total)
+    return out
+
+
+def segment_sums(counts: list[int], segments: list[int]) -> list[int]:
+    """Sums over consecutive runs of ``counts``; segment i holds the next ``segments[i]`` of them."""
+    starts = running_sum(counts)
+    out: list[int] = []
+    position = 0
+    for segment in segments:
+        out.append(starts[position + segment] - starts[position])
+        position += segment
+    return out
+
+
+def positions(keys: list[str]) -> dict[str, int]:
+    """Position of each key."""
+    out: dict[str, int] = {}
+    for position, key in enumerate(keys):
+        out[key] = position
+    return out
+
+
+def offsets_by_key(offsets: Tensor, keys: int, stride: int) -> list[Tensor]:
+    """Each key's own offsets, F times [B + 1], starting at 0, from the batch's offsets [F * B + 1].
+
+    Neighbouring keys share one entry of the batch's offsets, so these are overlapping windows, each less its first
+    entry: one subtraction for all keys.
+    """
+    if stride == 0:
+        return list(offsets.new_zeros([keys, 1]).unbind(0))
+    windows = offsets.unfold(0, stride + 1, stride)
+    return list((windows - windows[:, :1]).unbind(0))
+
+
+def split_weights(weights: Tensor | None, sizes: list[int], count: int) -> list[Tensor | None]:
+    """The next ``sizes[i]`` weights for each of ``count`` parts: views, or None for each where there are no weights."""
+    out: list[Tensor | None] = []
+    if weights is None:
+        for _ in range(count):
+            out.append(None)
+    else:
+        pieces = weights.split_with_sizes(sizes)
+        for position in range(count):
+            out.append(pieces[position])
+    return out

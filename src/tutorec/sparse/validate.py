@@ -1,0 +1,234 @@
+"""Checks of lengths, offsets and ids: a few fused operations, and a search for the culprit only after one fails.
+
+On the CPU a batch is checked where it is built. On another device reading a result would stop the device, so a batch
+checks its lengths at its first sync point (``KeyedJaggedTensor.sync``). While a model is traced, scripted, exported or
+compiled there are no numbers to look at, and no check runs.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
+
+from tutorec._validation import validation_enabled
+from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
+
+if TYPE_CHECKING:
+    from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+_INDEX_TYPES = (torch.int64, torch.int32)
+
+
+def checkable(values: Tensor) -> bool:
+    """Whether the numbers of a tensor may be looked at now: checks are on, and nothing is being traced."""
+    return (
+        validation_enabled()
+        and type(values) is Tensor
+        and not values.is_meta
+        and not torch.compiler.is_compiling()
+        and not is_tracing()
+    )
+
+
+def check_form(
+    owner: str, values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+) -> None:
+    """Check what needs no look at the numbers: shapes, dtypes and devices of a jagged tensor's parts.
+
+    Args:
+        owner: Name of the class, for the message.
+        values: ``[N, ...]``.
+        weights: ``[N]`` or None.
+        lengths: ``[L]`` or None.
+        offsets: ``[L + 1]`` or None.
+
+    Raises:
+        ValueError: A part has the wrong shape, dtype or device.
+    """
+    for name, part in (("lengths", lengths), ("offsets", offsets)):
+        if part is None:
+            continue
+        if part.dtype not in _INDEX_TYPES:
+            raise ValueError(f"{owner}: {name} must be int32 or int64, got {part.dtype}; convert them: {name}.long()")
+        if part.dim() != 1:
+            raise ValueError(
+                f"{owner}: {name} must have one dimension, got shape {list(part.shape)}; flatten them: {name}.view(-1)"
+            )
+        if part.device != values.device:
+            raise ValueError(f"{owner}: {name} are on {part.device} and values on {values.device}; use one device")
+    if offsets is not None and offsets.numel() == 0:
+        raise ValueError(f"{owner}: offsets are empty; they start with 0, so even an empty batch has one entry")
+    if weights is not None and weights.shape[:1] != values.shape[:1]:
+        raise ValueError(f"{owner}: {weights.shape[0]} weights for {values.shape[0]} values; give one weight per id")
+
+
+def check_lists(
+    owner: str, values: Tensor, lengths: Tensor | None, offsets: Tensor | None, place: Callable[[int], str]
+) -> Tensor:
+    """Check that lengths and offsets describe ``values``: each id in exactly one list.
+
+    Args:
+        owner: Name of the class, for the message.
+        values: ``[N, ...]``.
+        lengths: ``[L]`` or None.
+        offsets: ``[L + 1]`` or None; at least one of the two is given.
+        place: Says in words where list i belongs, such as ``feature 'user', sample 3``.
+
+    Returns:
+        The offsets, computed on the way where they were not given.
+
+    Raises:
+        ValueError: A length is negative, offsets fall or do not start at 0, they do not end at N, or the two disagree.
+    """
+    count = values.shape[0]
+    if offsets is None:
+        assert lengths is not None, "callers have checked that lengths or offsets are given"
+        offsets = offsets_of_lengths(lengths)
+        if lengths.numel() and int(lengths.min()) < 0:
+            raise ValueError(_negative_length(owner, lengths, place))
+        total = int(offsets[-1])
+        if total != count:
+            raise ValueError(
+                f"{owner}: lengths add up to {total}, and there are {count} values; "
+                f"every id belongs to exactly one of the {lengths.numel()} lists"
+            )
+        return offsets
+    steps = lengths_of_offsets(offsets)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first != 0:
+        raise ValueError(f"{owner}: offsets must start at 0, got offsets[0] = {first}")
+    if steps.numel() and int(steps.min()) < 0:
+        index = int((steps < 0).nonzero()[0])
+        raise ValueError(
+            f"{owner}: offsets must not fall: offsets[{index}] = {int(offsets[index])} and offsets[{index + 1}] = "
+            f"{int(offsets[index + 1])} ({place(index)}); an empty list repeats the offset"
+        )
+    if last != count:
+        raise ValueError(
+            f"{owner}: offsets end at {last}, and there are {count} values; the last offset is the number of ids"
+        )
+    if lengths is not None:
+        _check_agreement(owner, lengths, steps, place)
+    return offsets
+
+
+def _check_agreement(owner: str, lengths: Tensor, steps: Tensor, place: Callable[[int], str]) -> None:
+    """Check that given lengths are the steps of given offsets."""
+    if lengths.numel() != steps.numel():
+        raise ValueError(
+            f"{owner}: {lengths.numel()} lengths and {steps.numel() + 1} offsets; L lengths go with L + 1 offsets"
+        )
+    wrong = lengths != steps
+    if bool(wrong.any()):
+        index = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{owner}: lengths and offsets disagree: lengths[{index}] = {int(lengths[index])}, and the offsets give "
+            f"{int(steps[index])} ({place(index)}); pass one of the two, the other is derived"
+        )
+
+
+def _negative_length(owner: str, lengths: Tensor, place: Callable[[int], str]) -> str:
+    index = int((lengths < 0).nonzero()[0])
+    return (
+        f"{owner}: lengths[{index}] = {int(lengths[index])} ({place(index)}); "
+        "a length counts ids, and an empty list has length 0"
+    )
+
+
+def check_keys(owner: str, keys: Sequence[str]) -> None:
+    """Check that keys are distinct strings.
+
+    Args:
+        owner: Name of the class, for the message.
+        keys: The keys.
+
+    Raises:
+        ValueError: A key occurs twice, or ``keys`` is one string.
+    """
+    if isinstance(keys, str):
+        raise ValueError(f"{owner}: keys must be a list of names, got the string {keys!r}; write [{keys!r}]")
+    if len(set(keys)) != len(keys):
+        repeated = sorted({key for key in keys if list(keys).count(key) > 1})
+        raise ValueError(f"{owner}: keys occur twice: {repeated} in {list(keys)}; each key names one feature")
+
+
+def missing_key(owner: str, key: str, keys: Sequence[str]) -> KeyError:
+    """The error for a key that is not there; it names the keys that are."""
+    return KeyError(f"{owner} has no key {key!r}; its keys are {list(keys)}")
+
+
+def check_ids(features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, str, int]]) -> None:
+    """Check that each id is a row of the tables that its feature looks up.
+
+    One pass finds the smallest and the largest id of the batch; only where those do not fit the smallest table is each
+    feature looked at, and only where one does not fit is the culprit searched.
+
+    Args:
+        features: The batch.
+        feature_rows: One entry for each table of each feature: feature, table, rows R of the table.
+
+    Raises:
+        KeyError: A feature is not in the batch.
+        ValueError: Ids are no integers, negative, or not below R.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1]))
+        >>> check_ids(batch, [("item", "items", 8)])
+        Traceback (most recent call last):
+        ...
+        ValueError: table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample 1, holds id 9; ...
+    """
+    if isinstance(features, torch.fx.Proxy):
+        return
+    keys = features.keys()
+    for feature, table, _ in feature_rows:
+        if feature not in keys:
+            raise KeyError(f"table {table!r} needs feature {feature!r}, and the batch has the keys {keys}")
+    values = features.values()
+    if not checkable(values) or not feature_rows:
+        return
+    if values.dtype not in _INDEX_TYPES:
+        raise ValueError(
+            f"ids must be int32 or int64 to be looked up, and the batch's values are {values.dtype} "
+            f"(features {keys}); convert them: values.long()"
+        )
+    if values.numel() == 0:
+        return
+    low, high = torch.aminmax(values)
+    if int(low) >= 0 and int(high) < min(rows for _, _, rows in feature_rows):
+        return
+    _check_each(features, feature_rows)
+
+
+def _check_each(features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, str, int]]) -> None:
+    """Check feature by feature: smallest and largest id against the rows of the feature's table."""
+    index = features.index_per_key()
+    pieces = features.values().split_with_sizes(features.length_per_key())
+    bounds: dict[str, tuple[int, int]] = {}
+    for feature, table, rows in feature_rows:
+        ids = pieces[index[feature]]
+        if ids.numel() == 0:
+            continue
+        if feature not in bounds:
+            low, high = torch.aminmax(ids)
+            bounds[feature] = int(low), int(high)
+        if bounds[feature][0] < 0 or bounds[feature][1] >= rows:
+            raise ValueError(_bad_id(features, feature, table, rows))
+
+
+def _bad_id(features: "KeyedJaggedTensor", feature: str, table: str, rows: int) -> str:
+    """Find the first id outside ``[0, rows)`` and say where it is."""
+    bag = features[feature]
+    ids = bag.values()
+    outside = ((ids < 0) | (ids >= rows)).nonzero().view(-1)
+    position = int(outside[0])
+    sample = int((bag.offsets() <= position).sum()) - 1
+    return (
+        f"table {table!r} has {rows} rows (ids 0 to {rows - 1}), and feature {feature!r}, sample {sample}, holds id "
+        f"{int(ids[position])}; {outside.numel()} of the feature's {ids.numel()} ids are outside: hash or clamp them "
+        "to rows, or give the table more rows"
+    )
