@@ -1,0 +1,99 @@
+"""tutorec: distributed embeddings that run anywhere, under TorchRec's names.
+
+The names below are loaded when they are first used, so that ``import tutorec`` costs hardly more than ``import torch``.
+Code moves to and from TorchRec by changing one word: ``torchrec.X`` is ``tutorec.X``.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tutorec import bench as bench
+    from tutorec import datasets as datasets
+    from tutorec import distributed as distributed
+    from tutorec import errors as errors
+    from tutorec import models as models
+    from tutorec import modules as modules
+    from tutorec import optim as optim
+    from tutorec import sparse as sparse
+    from tutorec import spmd as spmd
+    from tutorec import streamable as streamable
+    from tutorec import teach as teach
+    from tutorec import types as types
+    from tutorec._doctor import doctor as doctor
+    from tutorec._validation import validation as validation
+    from tutorec._validation import validation_enabled as validation_enabled
+    from tutorec.modules.embedding_configs import BaseEmbeddingConfig as BaseEmbeddingConfig
+    from tutorec.modules.embedding_configs import EmbeddingBagConfig as EmbeddingBagConfig
+    from tutorec.modules.embedding_configs import EmbeddingConfig as EmbeddingConfig
+    from tutorec.modules.embedding_configs import PoolingType as PoolingType
+    from tutorec.modules.embedding_modules import EmbeddingBagCollection as EmbeddingBagCollection
+    from tutorec.sparse.jagged import JaggedTensor as JaggedTensor
+    from tutorec.sparse.keyed import KeyedTensor as KeyedTensor
+    from tutorec.sparse.keyed_jagged import KeyedJaggedTensor as KeyedJaggedTensor
+    from tutorec.spmd import Ranks as Ranks
+    from tutorec.spmd import run_ranks as run_ranks
+    from tutorec.streamable import Multistreamable as Multistreamable
+    from tutorec.streamable import Pipelineable as Pipelineable
+    from tutorec.types import DataType as DataType
+
+_DEFINED_IN = {
+    "BaseEmbeddingConfig": "modules.embedding_configs",
+    "DataType": "types",
+    "EmbeddingBagCollection": "modules.embedding_modules",
+    "EmbeddingBagConfig": "modules.embedding_configs",
+    "EmbeddingConfig": "modules.embedding_configs",
+    "JaggedTensor": "sparse.jagged",
+    "KeyedJaggedTensor": "sparse.keyed_jagged",
+    "KeyedTensor": "sparse.keyed",
+    "Multistreamable": "streamable",
+    "Pipelineable": "streamable",
+    "PoolingType": "modules.embedding_configs",
+    "Ranks": "spmd",
+    "doctor": "_doctor",
+    "run_ranks": "spmd",
+    "validation": "_validation",
+    "validation_enabled": "_validation",
+}
+_SUBMODULES = (
+    *("bench", "datasets", "distributed", "errors", "models", "modules", "optim"),
+    *("sparse", "spmd", "streamable", "teach", "types"),
+)
+
+__all__ = [
+    "BaseEmbeddingConfig",
+    "DataType",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "EmbeddingConfig",
+    "JaggedTensor",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "Multistreamable",
+    "Pipelineable",
+    "PoolingType",
+    "Ranks",
+    "doctor",
+    "run_ranks",
+    "validation",
+    "validation_enabled",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name or a submodule at its first use."""
+    if name in _DEFINED_IN:
+        value = getattr(import_module(f"tutorec.{_DEFINED_IN[name]}"), name)
+    elif name in _SUBMODULES:
+        value = import_module(f"tutorec.{name}")
+    else:
+        raise AttributeError(f"module 'tutorec' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -1,0 +1,143 @@
+"""Every kernel in the fewest lines of torch: what the book derives, what tests hold the others against.
+
+The jagged functions run wherever fbgemm is missing; the lookups and updates are oracles, written to be read. They take
+one table and its ids, make whatever they need in full, and leave speed to ``tbe_torch`` and fbgemm.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "embedding_bag_forward",
+    "embedding_bag_gradient",
+    "jagged_to_padded_dense",
+    "lengths_to_offsets",
+    "rowwise_adagrad_update",
+    "sgd_update",
+]
+
+
+def lengths_to_offsets(lengths: Tensor) -> Tensor:
+    """Where each bag begins, and where the last one ends: [L] -> [L+1].
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.reference import lengths_to_offsets
+        >>> lengths_to_offsets(torch.tensor([2, 0, 3])).tolist()
+        [0, 2, 2, 5]
+    """
+    offsets = lengths.new_zeros(lengths.numel() + 1)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
+
+
+def jagged_to_padded_dense(values: Tensor, offsets: Tensor, max_length: int, padding: float = 0.0) -> Tensor:
+    """Rows of different length as a rectangle: [N] or [N, D] -> [B, max_length] or [B, max_length, D].
+
+    Rows longer than ``max_length`` are cut, shorter ones are filled with ``padding``.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.reference import jagged_to_padded_dense
+        >>> jagged_to_padded_dense(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]), 2).tolist()
+        [[1, 2], [3, 0]]
+    """
+    lengths = offsets.diff()
+    batch = lengths.numel()
+    place = torch.arange(max_length, device=values.device)
+    present = place < lengths.unsqueeze(1)
+    source = (offsets[:-1].unsqueeze(1) + place)[present]
+    dense = values.new_full((batch, max_length, *values.shape[1:]), padding)
+    return dense.index_put((present,), values[source])
+
+
+def embedding_bag_forward(
+    weight: Tensor, ids: Tensor, offsets: Tensor, pooling: str = "sum", weights: Tensor | None = None
+) -> Tensor:
+    """Pool the rows of each bag: weight [R, D], ids [N], offsets [B+1], weights [N] or None -> [B, D].
+
+    The mean divides by the number of ids, weighted or not; an empty bag is 0. ``"none"`` returns the rows [N, D].
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.reference import embedding_bag_forward
+        >>> table = torch.tensor([[1.0], [10.0], [100.0]])
+        >>> embedding_bag_forward(table, torch.tensor([0, 2, 2]), torch.tensor([0, 2, 3]), "mean").tolist()
+        [[50.5], [100.0]]
+    """
+    rows = weight[ids]
+    if pooling == "none":
+        return rows
+    if weights is not None:
+        rows = rows * weights.unsqueeze(1)
+    lengths = offsets.diff()
+    bags = torch.arange(lengths.numel(), device=ids.device).repeat_interleave(lengths)
+    pooled = rows.new_zeros(lengths.numel(), weight.shape[1]).index_add(0, bags, rows)
+    return pooled / lengths.clamp(min=1).unsqueeze(1) if pooling == "mean" else pooled
+
+
+def embedding_bag_gradient(weight: Tensor, ids: Tensor, row_grads: Tensor) -> Tensor:
+    """Dense gradient [R, D] of a table: the gradients [N, D] of the looked-up rows, repeated ids summed.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.reference import embedding_bag_gradient
+        >>> embedding_bag_gradient(torch.zeros(3, 1), torch.tensor([2, 0, 2]), torch.ones(3, 1)).flatten().tolist()
+        [1.0, 0.0, 2.0]
+    """
+    return torch.zeros_like(weight).index_add(0, ids, row_grads)
+
+
+def sgd_update(weight: Tensor, ids: Tensor, row_grads: Tensor, learning_rate: float) -> Tensor:
+    r"""New weights after one step of SGD, $w_r \leftarrow w_r - \eta\, g_r$ with $g_r$ summed over repeated ids.
+
+    Args:
+        weight: The table [R, D]; not changed.
+        ids: Rows in the batch [N].
+        row_grads: Gradient of each looked-up row [N, D].
+        learning_rate: The rate.
+
+    Returns:
+        The new table; rows that are not in ``ids`` are bit for bit the old ones.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.reference import sgd_update
+        >>> sgd_update(torch.ones(3, 1), torch.tensor([2, 0, 2]), torch.ones(3, 1), 0.25).flatten().tolist()
+        [0.75, 1.0, 0.5]
+    """
+    return weight - learning_rate * embedding_bag_gradient(weight, ids, row_grads)
+
+
+def rowwise_adagrad_update(
+    weight: Tensor, momentum: Tensor, ids: Tensor, row_grads: Tensor, learning_rate: float, eps: float = 1e-8
+) -> tuple[Tensor, Tensor]:
+    r"""New weights and state after one step of row-wise Adagrad: one number of state for a whole row.
+
+    $$m_r \leftarrow m_r + \tfrac1D \textstyle\sum_d g_{rd}^2, \qquad
+    w_r \leftarrow w_r - \eta\, g_r / (\sqrt{m_r} + \epsilon)$$
+
+    Args:
+        weight: The table [R, D]; not changed.
+        momentum: Its state [R]; not changed.
+        ids: Rows in the batch [N].
+        row_grads: Gradient of each looked-up row [N, D]; those of repeated ids are summed first.
+        learning_rate: The rate.
+        eps: Added to the root.
+
+    Returns:
+        (weight, momentum); rows that are not in ``ids`` are bit for bit the old ones.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.reference import rowwise_adagrad_update
+        >>> grads = torch.tensor([[3.0, 3.0], [1.0, 1.0]])
+        >>> weight, momentum = rowwise_adagrad_update(torch.zeros(2, 2), torch.zeros(2), torch.tensor([0, 0]), grads, 0.5)
+        >>> weight.tolist(), momentum.tolist()
+        ([[-0.5, -0.5], [0.0, 0.0]], [16.0, 0.0])
+    """
+    grad = embedding_bag_gradient(weight, ids, row_grads)
+    momentum = momentum + grad.square().mean(1)
+    return weight - learning_rate * grad / (momentum.sqrt() + eps).unsqueeze(1), momentum
