@@ -1,11 +1,12 @@
 """Write book/sources.md from tests/book/sources.yml: which cell shows which printed result of the documents.
 
-`python book/_ext/sources_page.py` writes the page; with `--check` it only says whether the page is current.
+`python book/_ext/sources_page.py` writes the page when it is not current; `page()` is what a test compares it with.
 """
 
 from __future__ import annotations
 
-import sys
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,82 @@ ROOT = Path(__file__).resolve().parents[2]
 YML = ROOT / "tests/book/sources.yml"
 PAGE = ROOT / "book/sources.md"
 
+KINDS = {
+    "exact": "the same text, character by character",
+    "form": "the same lines; numbers and addresses are those of the run",
+    "value": "the same numbers within the stated tolerance",
+    "differs": "not the same, for the reason given",
+    "prose": "told in the chapter's text; nothing is printed",
+}
+HEAD = """<!-- Written by book/_ext/sources_page.py from tests/book/sources.yml; edit that file. -->
+# Documents and their outputs
+
+This book follows five public documents. Every cell of theirs that prints something, and every step that they tell, is a
+row below: where this book shows it and how closely it agrees. A row whose chapter exists is compared with the
+document's own text when the chapter runs, and the build fails when they disagree; a row without a chapter waits for it.
+
+| word | what agrees | rows |
+|---|---|---|
+"""
+
+
+def rows() -> list[dict[str, Any]]:
+    """The rows of sources.yml, in its order."""
+    return yaml.safe_load(YML.read_text(encoding="utf-8"))
+
+
+def notebooks() -> dict[int, Path]:
+    """Chapter number to notebook, for the chapters that exist."""
+    return {int(p.name[:2]): p for p in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))}
+
+
+def title(notebook: Path) -> str:
+    """The chapter's title: the first heading of its first cell."""
+    first = "".join(json.loads(notebook.read_text(encoding="utf-8"))["cells"][0]["source"])
+    return first.splitlines()[0].lstrip("# ").strip()
+
+
+def plain(text: str) -> str:
+    """Text that stands in a table's cell: one line, bars escaped, angle brackets and roles inert."""
+    text = " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
+    return text if "`" in text else text.replace("*", r"\*").replace("_", r"\_")
+
+
+def agreement(row: dict[str, Any]) -> str:
+    """The kind of agreement, with tolerance or reason."""
+    if row["kind"] == "differs":
+        return f"**differs**: {plain(row['reason'])}"
+    if row["kind"] == "value":
+        return f"value, within {row['tolerance']}"
+    return str(row["kind"])
+
+
+def page() -> str:
+    """The whole page as MyST."""
+    every, chapters = rows(), notebooks()
+    count = Counter(row["kind"] for row in every)
+    lines = [HEAD + "\n".join(f"| {kind} | {says} | {count[kind]} |" for kind, says in KINDS.items())]
+    done = sum(row["chapter"] in chapters for row in every)
+    lines.append(f"\nOf {len(every)} rows {done} belong to chapters of this edition.")
+    for document in dict.fromkeys(row["document"] for row in every):
+        lines += [
+            f"\n## {document[0].upper()}{document[1:]}\n",
+            "| | what the document shows | chapter | agreement |",
+            "|---|---|---|---|",
+        ]
+        for row in (row for row in every if row["document"] == document):
+            number = row["chapter"]
+            where = f"{number:02d}, coming" if number is not None else "none"
+            if number in chapters:
+                where = f"[{number:02d} {title(chapters[number]).split(':')[0]}](../notebooks/{chapters[number].name})"
+            lines.append(f"| {row['id']} | {plain(row['what'])} | {where} | {agreement(row)} |")
+    return "\n".join(lines) + "\n"
+
 
 def main() -> int:
+    if YML.exists() and (not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page()):
+        PAGE.write_text(page(), encoding="utf-8")
+        print(f"wrote {PAGE.relative_to(ROOT)}")
     return 0
 
 

@@ -47,7 +47,7 @@ def installed(package: str) -> str:
 
 
 def backend_and_reason() -> tuple[str, str]:
-    from tutorec._kernels.backend import backend  # noqa: PLC0415  the page is the only one that needs torch
+    from tutorec._kernels.backend import backend
 
     choice = backend()
     return choice.name, choice.reason

@@ -1,0 +1,76 @@
+"""Sizes: a file, a function and a parameter list that outgrow their ceiling are missing a concept."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from policy.tree import SourceFile, Tree, assert_none
+
+FILE_CODE_LINES = 400
+FILE_LINES = 700
+FUNCTION_LINES = 60
+PARAMETERS = 8
+
+# TorchRec's public signatures are longer than ours would be; each stands here by module and name.
+LONG_SIGNATURES = frozenset(
+    {
+        "tutorec.sparse.keyed_jagged.KeyedJaggedTensor.__init__",
+        "tutorec.distributed.model_parallel.DistributedModelParallel.__init__",
+    }
+)
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Parameters that a caller sees; `self` and `cls` are not."""
+    names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    names += [a.arg for a in (node.args.vararg, node.args.kwarg) if a]
+    return len([name for i, name in enumerate(names) if not (i == 0 and name in {"self", "cls"})])
+
+
+def file_violations(file: SourceFile) -> list[str]:
+    found = []
+    lines = file.text.count("\n")
+    if lines > FILE_LINES:
+        found.append(f"{file.where}: {lines} lines, at most {FILE_LINES}")
+    if file.code_lines() > FILE_CODE_LINES:
+        found.append(f"{file.where}: {file.code_lines()} lines of code, at most {FILE_CODE_LINES}")
+    for name, node in file.functions():
+        where = f"{file.where}:{node.lineno}: {name}"
+        if file.code_lines(node) > FUNCTION_LINES:
+            found.append(f"{where} has {file.code_lines(node)} lines of code, at most {FUNCTION_LINES}")
+        if parameters(node) > PARAMETERS and f"{file.module}.{name}" not in LONG_SIGNATURES:
+            found.append(f"{where} has {parameters(node)} parameters, at most {PARAMETERS}")
+    return found
+
+
+def test_files_functions_and_signatures_stay_small():
+    assert_none([v for file in Tree.of_repository().files for v in file_violations(file)])
+
+
+def test_allowed_long_signatures_exist_and_are_long():
+    tree = Tree.of_repository()
+    long = {f"{f.module}.{n}" for f in tree.files for n, node in f.functions() if parameters(node) > PARAMETERS}
+    assert_none(sorted(LONG_SIGNATURES - long))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\n" * 401, "401 lines of code"),
+        ("# why\n" * 701, "701 lines"),
+        ("def f():\n" + "    x = 1\n" * 60, "61 lines of code"),
+        ("def f(a, b, c, d, e, f, g, *, h, i):\n    pass\n", "9 parameters"),
+    ],
+)
+def test_budget_policy_rejects(text, words):
+    violations = file_violations(SourceFile("tutorec.x", text))
+    assert len(violations) == 1, violations
+    assert words in violations[0]
+
+
+def test_docstrings_comments_and_blank_lines_are_not_code():
+    text = (
+        '"""One.\n\nTwo.\n"""\n\n# why\nx = """a\nb"""\n\n\ndef f(self, a):\n    """Doc."""\n    return a  # because\n'
+    )
+    assert SourceFile("tutorec.x", text).code_lines() == 4

@@ -1,0 +1,230 @@
+"""Notebooks: stored clean, equal first cell, plain Markdown, and the form every chapter has."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+
+import pytest
+from policy.chapters import Cell, Chapter, chapter_of, chapters
+from policy.test_address import repository_url
+from policy.tree import ROOT, Tree, assert_none
+
+VISIBLE_CELLS = 40
+FIRST_CELL = f"""import importlib.util
+if importlib.util.find_spec("tutorec") is None:
+    %pip install -q "tutorec @ git+{repository_url()}"
+import tutorec
+tutorec.doctor()"""
+
+# What only MyST reads: directives, fences of colons, roles, labels, comments.
+MYST = re.compile(r"^ *(`{3,}|~{3,}|:{3,})\{|\{[a-z:.-]+\}`|^\([\w-]+\)=|^%", re.MULTILINE)
+SMALLEST_HELPER = 3  # statements; below that two functions may well look alike
+FOUND_CODE = re.compile(r"check\.(exercise|predict|reveal)\(\s*[\"']([\d.]+)[\"']")
+
+
+def stored_violations(chapter: Chapter) -> list[str]:
+    """Outputs, counts, kernel, ids: what a notebook must not carry from one machine to another."""
+    found = [
+        f"{chapter.name}: cell {c.index} holds outputs; strip them: pre-commit run --all-files"
+        for c in chapter.code
+        if c.raw.get("outputs") or c.raw.get("execution_count") is not None
+    ]
+    kernel = chapter.raw["metadata"].get("kernelspec", {}).get("name")
+    if kernel != "python3":
+        found.append(f"{chapter.name}: kernelspec {kernel!r}, expected 'python3'")
+    ids = [c.raw.get("id") for c in chapter.cells]
+    if None in ids or len(set(ids)) != len(ids):
+        found.append(f"{chapter.name}: cells need stable, distinct ids (nbformat 4.5)")
+    if not chapter.code or squeezed(chapter.code[0].text) != squeezed(FIRST_CELL):
+        found.append(f"{chapter.name}: the first code cell differs from FIRST_CELL in tests/policy/test_notebooks.py")
+    return found
+
+
+def squeezed(text: str) -> list[str]:
+    """A cell's lines, with blank lines and trailing spaces left out."""
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+def markdown_violations(chapter: Chapter) -> list[str]:
+    """MyST in a notebook renders in the book and nowhere else."""
+    found = []
+    for cell in chapter.prose:
+        text = re.sub(r"`[^`\n]*`(?!`)", "", cell.text) if "{" not in cell.text else cell.text
+        match = MYST.search(text)
+        if match:
+            found.append(
+                f"{chapter.name}: cell {cell.index} holds MyST, which Jupyter and Colab do not render: {match[0]!r}"
+            )
+    return found
+
+
+def form_violations(chapter: Chapter) -> list[str]:
+    """Title, what for, time, what first; a question with a number; a prediction; exercises; an answer."""
+    found = []
+    title = chapter.cells[0] if chapter.cells else None
+    if title is None or title.kind != "markdown" or not title.text.startswith("# "):
+        found.append("the first cell is the title, in Markdown")
+    opening = "\n".join(cell.text for cell in chapter.prose[:4])
+    for words, what in (
+        (r"able to", "what you will be able to do"),
+        (r"minutes?\b", "the time"),
+        (r"(first|before)", "what to know first"),
+    ):
+        if not re.search(words, opening, re.IGNORECASE):
+            found.append(f"its opening does not say {what}")
+    if not re.search(r"question", opening, re.IGNORECASE) or not re.search(r"\d", opening):
+        found.append("no opening question with a number")
+    shown = [cell for cell in chapter.cells if cell.is_shown]
+    if len(shown) > VISIBLE_CELLS:
+        found.append(f"{len(shown)} visible cells, at most {VISIBLE_CELLS}")
+    calls = [(cell.index, *match) for cell in chapter.code for match in FOUND_CODE.findall(cell.text)]
+    found += prediction_problems(calls) + exercise_problems(chapter)
+    headings = [heading for cell in chapter.prose for heading in cell.headings]
+    if not any(re.search(r"answer", heading, re.IGNORECASE) for heading in headings):
+        found.append("no ending that answers the question (a heading with the word answer)")
+    return [f"{chapter.name}: {problem}" for problem in found]
+
+
+def prediction_problems(calls: list[tuple[int, str, str]]) -> list[str]:
+    guessed = {key: index for index, call, key in reversed(calls) if call == "predict"}
+    measured = {key: index for index, call, key in calls if call == "reveal"}
+    found = [] if guessed else ["no prediction (check.predict in a cell, check.reveal in a later one)"]
+    return found + [
+        f"prediction {k} is not revealed in a later cell" for k in guessed if measured.get(k, -1) <= guessed[k]
+    ]
+
+
+def exercise_problems(chapter: Chapter) -> list[str]:
+    stubs: dict[str, Cell] = {}
+    solutions: dict[str, Cell] = {}
+    for cell in chapter.code:
+        for call, key in FOUND_CODE.findall(cell.text):
+            if call == "exercise" and "remove-cell" not in cell.tags:
+                (solutions if "hide-cell" in cell.tags else stubs).setdefault(key, cell)
+    found = [] if len(stubs) >= 2 else [f"{len(stubs)} exercises, at least 2"]
+    for key, stub in stubs.items():
+        solution = solutions.get(key)
+        if solution is None or solution.index <= stub.index:
+            found.append(f"exercise {key} has no solution cell (tag hide-cell) after its stub")
+        elif not solution.text.startswith('# @title Solution {display-mode: "form"}'):
+            found.append(f'the solution of {key} does not start with # @title Solution {{display-mode: "form"}}')
+    return found
+
+
+def definitions(text: str) -> dict[str, str]:
+    """Functions and classes of a few statements or more, by what they do: dump of the body -> name."""
+    try:
+        body = ast.parse(re.sub(r"^( *)[%!].*$", r"\1pass", text, flags=re.MULTILINE))
+    except SyntaxError:
+        return {}
+    found = {}
+    for node in ast.walk(body):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            statements = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            if sum(isinstance(n, ast.stmt) for s in statements for n in ast.walk(s)) >= SMALLEST_HELPER:
+                found["\n".join(ast.dump(s) for s in statements)] = node.name
+    return found
+
+
+def duplicate_violations(all_chapters: list[Chapter], tree: Tree) -> list[str]:
+    """A helper that two notebooks define, or that a notebook copies from the library."""
+    places: dict[str, set[str]] = defaultdict(set)
+    names: dict[str, str] = {}
+    for file in tree.files:
+        for dump, name in definitions(file.text).items():
+            places[dump].add(file.where)
+            names[dump] = name
+    for chapter in all_chapters:
+        for cell in chapter.code:
+            for dump, name in definitions(cell.text).items():
+                places[dump].add(chapter.name)
+                names[dump] = name
+    books = {chapter.name for chapter in all_chapters}
+    return [
+        f"{names[dump]} is defined in {', '.join(sorted(where))}; keep it in the library, with a test"
+        for dump, where in places.items()
+        if len(where) > 1 and where & books
+    ]
+
+
+def test_notebooks_are_stored_clean_with_equal_first_cell():
+    assert_none([v for chapter in chapters() for v in stored_violations(chapter)])
+
+
+def test_notebooks_use_plain_markdown():
+    assert_none([v for chapter in chapters() for v in markdown_violations(chapter)])
+
+
+def test_chapters_have_their_form():
+    assert_none([v for chapter in chapters() for v in form_violations(chapter)])
+
+
+def test_no_helper_is_defined_twice():
+    assert_none(duplicate_violations(chapters(), Tree.of_repository()))
+
+
+def test_names_carry_number_and_title():
+    assert_none([c.name for c in chapters() if not re.fullmatch(r"\d\d_[a-z0-9_]+", c.name)])
+
+
+def test_every_notebook_and_page_is_in_the_contents():
+    toc = (ROOT / "book/_toc.yml").read_text(encoding="utf-8")
+    pages = [p.relative_to(ROOT).with_suffix("") for p in (ROOT / "book").rglob("*.md") if "_" not in p.parent.name[:1]]
+    files = [str(page) for page in pages] + [f"notebooks/{chapter.name}" for chapter in chapters()]
+    assert_none([file for file in files if not re.search(rf"(file|root): {re.escape(file)}$", toc, re.MULTILINE)])
+
+
+STUB = ("code", 'answer = ...\ncheck.exercise("99.1", answer)', [])
+OPENING = """# Title
+
+You will be able to cut a table. 20 minutes. Know chapter 01 first.
+
+## The question
+
+Where do 24 GB go?"""
+
+
+def test_stored_policy_rejects_outputs_kernel_and_first_cell():
+    chapter = chapter_of(("code", "import tutorec", []))
+    chapter.raw["cells"][0]["execution_count"] = 3
+    chapter.raw["metadata"]["kernelspec"]["name"] = "env"
+    assert len(stored_violations(chapter)) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["```{note}\nx\n```", ":::{tip}\nx\n:::", "see {term}`bag`", "(label)=\n# T", "% comment"]
+)
+def test_markdown_policy_rejects(text):
+    assert len(markdown_violations(chapter_of(("markdown", text, [])))) == 1
+
+
+def test_markdown_policy_accepts_what_jupyter_renders():
+    text = "$$\\frac{a}{b}$$ a `dict` such as {'a': 1}\n\n```python\nx = {1}\n```\n<details>x</details>"
+    assert_none(markdown_violations(chapter_of(("markdown", text, []))))
+
+
+def test_form_policy_rejects_an_empty_chapter():
+    violations = "\n".join(form_violations(chapter_of(("markdown", "Hello", []))))
+    for words in ("title", "able to", "the time", "know first", "question", "prediction", "0 exercises", "answers"):
+        assert words in violations
+
+
+def test_form_policy_rejects_a_stub_without_solution_and_an_early_reveal():
+    reveal = ("code", 'check.reveal("99.1", 3)\ncheck.predict("99.1", 2)', [])
+    violations = "\n".join(form_violations(chapter_of(("markdown", OPENING, []), reveal, STUB)))
+    assert "prediction 99.1 is not revealed" in violations
+    assert "exercise 99.1 has no solution" in violations
+
+
+def test_form_policy_rejects_too_many_cells():
+    cells = [("markdown", OPENING, [])] + [("code", "1", [])] * VISIBLE_CELLS
+    assert any("41 visible cells" in v for v in form_violations(chapter_of(*cells)))
+
+
+def test_duplicate_policy_rejects_a_copied_helper():
+    text = "def helper(x):\n    y = x + 1\n    z = y * 2\n    return z"
+    pair = [chapter_of(("code", text, []), name="98_a"), chapter_of(("code", text, []), name="99_b")]
+    assert len(duplicate_violations(pair, Tree([]))) == 1
+    assert len(duplicate_violations(pair[:1], Tree.of({"models.x": text}))) == 1

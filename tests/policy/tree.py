@@ -1,0 +1,135 @@
+"""What every policy reads: the Python files of a source tree, parsed, and the imports they make.
+
+A policy is a function from a tree to a list of violations; its test asserts that the list is empty for the repository
+and not empty for a small bad tree, so that a rule which stopped working is noticed.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SRC = ROOT / "src"
+PACKAGE = "tutorec"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, as `from base import name` or `import base` (name is None)."""
+
+    base: str
+    name: str | None
+    line: int
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One Python file: its dotted module name, its text, its syntax tree."""
+
+    module: str
+    text: str
+    is_package: bool = False
+    label: str = ""
+
+    @cached_property
+    def ast(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def where(self) -> str:
+        return self.label or self.module
+
+    def imports(self) -> list[Import]:
+        """Every import statement, those inside functions and under TYPE_CHECKING too."""
+        found = []
+        for node in ast.walk(self.ast):
+            if isinstance(node, ast.Import):
+                found += [Import(alias.name, None, node.lineno) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found += [Import(node.module, alias.name, node.lineno) for alias in node.names]
+        return found
+
+    def functions(self) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+        """Qualified name and node of every function and method."""
+        yield from _functions(self.ast, "")
+
+    def code_lines(self, node: ast.AST | None = None) -> int:
+        """Lines that hold code: no docstrings, comments or blank lines."""
+        first = getattr(node, "lineno", 1)
+        last = getattr(node, "end_lineno", None) or self.text.count("\n") + 1
+        return len([line for line in self._code_line_numbers if first <= line <= last])
+
+    @cached_property
+    def _code_line_numbers(self) -> set[int]:
+        skipped = {
+            tokenize.COMMENT,
+            tokenize.NL,
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+            tokenize.ENDMARKER,
+        }
+        lines: set[int] = set()
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            if token.type not in skipped:
+                lines.update(range(token.start[0], token.end[0] + 1))
+        for node in ast.walk(self.ast):
+            holder = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            if holder and ast.get_docstring(node, clean=False) is not None:
+                lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+        return lines
+
+
+def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield prefix + child.name, child
+            yield from _functions(child, f"{prefix}{child.name}.<locals>.")
+        elif isinstance(child, ast.ClassDef):
+            yield from _functions(child, f"{prefix}{child.name}.")
+        else:
+            yield from _functions(child, prefix)
+
+
+class Tree:
+    """The modules of a source tree by dotted name."""
+
+    def __init__(self, files: list[SourceFile]) -> None:
+        self.files = files
+        self.modules = {file.module: file for file in files}
+
+    @classmethod
+    def of_repository(cls) -> Tree:
+        files = []
+        for path in sorted((SRC / PACKAGE).rglob("*.py")):
+            parts = path.relative_to(SRC).with_suffix("").parts
+            package = parts[-1] == "__init__"
+            module = ".".join(parts[:-1] if package else parts)
+            files.append(SourceFile(module, path.read_text(encoding="utf-8"), package, str(path.relative_to(ROOT))))
+        return cls(files)
+
+    @classmethod
+    def of(cls, modules: dict[str, str]) -> Tree:
+        """A small tree for a negative fixture: names below the package, those that end in `/` are packages."""
+        return cls(
+            [SourceFile(f"{PACKAGE}.{name.rstrip('/')}", text, name.endswith("/")) for name, text in modules.items()]
+        )
+
+    def target(self, found: Import) -> str | None:
+        """The module of this package that an import reaches, or None for another package's."""
+        if found.base != PACKAGE and not found.base.startswith(PACKAGE + "."):
+            return None
+        if found.name is not None and f"{found.base}.{found.name}" in self.modules:
+            return f"{found.base}.{found.name}"
+        return found.base
+
+
+def assert_none(violations: list[str]) -> None:
+    """Fail with every violation on a line of its own."""
+    assert not violations, f"{len(violations)} violations:\n  " + "\n  ".join(violations)
