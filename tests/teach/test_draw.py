@@ -37,7 +37,7 @@ def charts():
         "histogram": draw.histogram(torch.arange(9), unit="ids"),
         "rank_frequency": draw.rank_frequency(torch.tensor([7, 7, 7, 1]), what="product"),
         "curves": draw.curves({"AUC": [0.5, 0.7]}, quantity="AUC", baseline=0.6, optimum=0.72),
-        "timeline": draw.timeline(EVENTS),
+        "timeline": draw.timeline(Trace(-1, EVENTS)),
         "traffic": draw.traffic([[0, 3072], [1024, 0]]),
         "jagged": draw.jagged(Kjt()),
         "here": draw.here("wire", {"log": "9 clicks"}),
@@ -126,3 +126,12 @@ def test_units_read_as_said():
     assert [number(0.5), number(1234.5), number(12), number(99.96)] == ["0.5", "1,234", "12", "100"]
     assert [seconds(0), seconds(61.5), seconds(2e-7)] == ["0 ns", "61.5 s", "200 ns"]
     assert [size(0), size(1536), size(-2048)] == ["0 B", "1.5 KiB", "-2 KiB"]
+
+
+def test_two_timelines_share_one_scale_and_both_have_facts():
+    chart = draw.timeline(
+        {"first": Trace(-1, EVENTS), "second": Trace(-1, EVENTS[:2])}, claim="{waited:.1f}, {total_2:.1f}"
+    )
+    first, second = chart.figure.axes
+    assert first.get_xlim() == second.get_xlim()
+    assert chart.claim == "0.1, 0.2"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, rank_color, style
@@ -195,65 +195,84 @@ def curves(
 
 
 def timeline(
-    record: Trace | Iterable[Event],
-    *,
-    waiting: Sequence[str] = ("wait",),
-    claim: str | None = None,
-    row_names: Mapping[int, str] | None = None,
+    record: Trace | Mapping[str, Trace], *, waiting: Sequence[str] = ("wait",), claim: str | None = None
 ) -> Chart:
     """When each rank was in which stage, from measured timestamps.
 
     A bar has the colour of its rank; stages differ by pattern, and stages named in `waiting` are hollow.
 
     Args:
-        record: A merged trace, or its events; events without duration are left out.
+        record: A merged trace, or several by name, drawn below each other on one scale, each from its first event.
+            Events without a duration are left out.
         waiting: Stages in which a rank only waits.
-        claim: Title; may use {total} (s), {waited} (s, summed over ranks), {waiting_share}, {longest}, {slowest_rank}.
-        row_names: Other names for the rows than "rank 0", "rank 1", ...
+        claim: Title; may use, of the first trace, {total} and {waited} (s, the latter summed over ranks),
+            {waiting_share}, {longest}, {slowest_rank}; with two traces {total_2}, {waited_2}, ... of the second.
+
+    Raises:
+        ValueError: A trace holds nothing with a duration.
     """
-    events = [event for event in (record.events if isinstance(record, Trace) else record) if event.end > event.start]
-    if not events:
-        raise ValueError("timeline needs events with a duration; none were recorded (use Trace.span)")
+    traces = record if isinstance(record, Mapping) else {"": record}
+    facts: dict[str, Any] = {}
+    for position, (name, trace) in enumerate(traces.items()):
+        if not trace.spans():
+            raise ValueError(f"timeline {name!r} needs events with a duration; none were recorded (use Trace.span)")
+        suffix = f"_{position + 1}" if position else ""
+        facts |= {f"{key}{suffix}": value for key, value in _span_facts(trace.spans(), waiting).items()}
+    stages = list(dict.fromkeys(stage for trace in traces.values() for stage in trace.stages()))
+    busy = [stage for stage in stages if stage not in waiting]
+    longest = max(_span_facts(trace.spans(), waiting)["total"] for trace in traces.values())
+    scale, unit = (1e3, "ms") if longest < 2 else (1.0, "s")
+    rows = [len({event.rank for event in trace.spans()}) for trace in traces.values()]
+    with style():
+        figure = canvas(1.3 + 0.55 * sum(rows) + (0.35 * len(rows) if len(rows) > 1 else 0))
+        grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0]
+        for axes, (name, trace) in zip(grid, traces.items(), strict=True):
+            _spans(axes, trace.spans(), scale, {stage: _pattern(stage, busy) for stage in stages})
+            axes.set_title(name, loc="left")
+        grid[-1].set_xlabel(f"{unit} since the first event")
+        keys = [Patch(label=stage, **_look(_pattern(stage, busy), INK)) for stage in stages]
+        figure.legend(handles=keys, loc="outside lower center", ncols=min(4, len(stages)))
+        return finish(figure, claim, "ranks spend {waiting_share:.0%} of the time waiting", facts)
+
+
+def _span_facts(events: Sequence[Event], waiting: Sequence[str]) -> dict[str, Any]:
+    """What a timeline's claim may say about one trace."""
     begin, end = min(event.start for event in events), max(event.end for event in events)
-    ranks = sorted({event.rank for event in events})
-    stages = list(dict.fromkeys(event.stage for event in sorted(events, key=lambda event: event.start)))
-    waited = sum(event.end - event.start for event in events if event.stage in waiting)
-    took = {stage: sum(event.end - event.start for event in events if event.stage == stage) for stage in stages}
-    facts = {
+    took: dict[str, float] = {}
+    for event in events:
+        took[event.stage] = took.get(event.stage, 0.0) + event.end - event.start
+    waited = sum(took.get(stage, 0.0) for stage in waiting)
+    return {
         "total": end - begin,
         "waited": waited,
-        "waiting_share": waited / ((end - begin) * len(ranks)),
+        "waiting_share": waited / ((end - begin) * len({event.rank for event in events})),
         "longest": max(took, key=took.__getitem__),
         "slowest_rank": max(events, key=lambda event: event.end).rank,
     }
-    scale, unit = (1e3, "ms") if end - begin < 2 else (1.0, "s")
-    busy = [stage for stage in stages if stage not in waiting]
-    with style():
-        figure = canvas(1.5 + 0.62 * len(ranks))
-        axes = figure.add_subplot()
-        seen: set[str] = set()
-        for event in events:
-            hollow = event.stage in waiting
-            axes.barh(
-                ranks.index(event.rank),
-                (event.end - event.start) * scale,
-                left=(event.start - begin) * scale,
-                height=0.6,
-                facecolor="none" if hollow else rank_color(event.rank),
-                edgecolor=rank_color(event.rank) if hollow else "white",
-                hatch="" if hollow else _HATCHES[busy.index(event.stage) % len(_HATCHES)],
-                linewidth=1.2 if hollow else 0.0,
-            )
-            if event.stage not in seen:
-                seen.add(event.stage)
-                pattern = "" if hollow else _HATCHES[busy.index(event.stage) % len(_HATCHES)]
-                face = "none" if hollow else INK
-                axes.bar(0, 0, facecolor=face, edgecolor=INK if hollow else "white", hatch=pattern, label=event.stage)
-        axes.set_yticks(range(len(ranks)), [(row_names or {}).get(rank, f"rank {rank}") for rank in ranks])
-        axes.invert_yaxis()
-        axes.set_xlabel(f"{unit} since the first event")
-        figure.legend(loc="outside lower center", ncols=min(4, len(stages)))
-        return finish(figure, claim, "ranks spend {waiting_share:.0%} of the time waiting", facts)
+
+
+def _pattern(stage: str, busy: Sequence[str]) -> str | None:
+    """The hatch of a stage; None for a stage of waiting, which is drawn hollow."""
+    return _HATCHES[busy.index(stage) % len(_HATCHES)] if stage in busy else None
+
+
+def _look(pattern: str | None, color: str) -> dict[str, Any]:
+    """How a bar of this pattern is painted."""
+    if pattern is None:
+        return {"facecolor": "none", "edgecolor": color, "linewidth": 1.2}
+    return {"facecolor": color, "edgecolor": "white", "hatch": pattern, "linewidth": 0.0}
+
+
+def _spans(axes: Any, events: Sequence[Event], scale: float, patterns: Mapping[str, str | None]) -> None:
+    """The bars of one trace, one row per rank."""
+    ranks = sorted({event.rank for event in events})
+    begin = min(event.start for event in events)
+    for event in events:
+        left, width = (event.start - begin) * scale, (event.end - event.start) * scale
+        look = _look(patterns[event.stage], rank_color(event.rank))
+        axes.barh(ranks.index(event.rank), width, left=left, height=0.6, **look)
+    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
+    axes.set_ylim(len(ranks) - 0.5, -0.5)
 
 
 def traffic(matrix: Sequence[Sequence[int]], *, claim: str | None = None) -> Chart:
