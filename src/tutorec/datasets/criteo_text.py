@@ -1,15 +1,20 @@
-"""Criteo's text format: label TAB 13 integers TAB 26 hexadecimal ids, any of the 39 may be empty.
+"""Criteo's text format: label TAB 13 integers TAB 26 hexadecimal ids; any of the 39 may be empty.
 
 One line is one impression of an advertisement. The files of the Kaggle challenge and of the 1 TB click logs (24 files,
 day_0 to day_23) share this form. Names as in ``torchrec.datasets.criteo``.
+
+Reading is vectorised over lines: find every tab and newline of a block at once, then take the k-th character of all
+fields of a kind together, for k = 0, 1, ...
 """
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +27,31 @@ DEFAULT_INT_NAMES: list[str] = [f"int_{i}" for i in range(INT_FEATURE_COUNT)]
 DEFAULT_CAT_NAMES: list[str] = [f"cat_{i}" for i in range(CAT_FEATURE_COUNT)]
 FIELDS = 1 + INT_FEATURE_COUNT + CAT_FEATURE_COUNT
 
+_BLOCK_BYTES = 1 << 21
+_LONGEST_LINE = 1 << 20
+_TAB, _NEWLINE, _RETURN, _MINUS = 9, 10, 13, 45
+_BAD = 255
+
+
+def _digit_values() -> NDArray[np.uint8]:
+    values = np.full(256, _BAD, dtype=np.uint8)
+    for value, pair in enumerate(
+        ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "aA", "bB", "cC", "dD", "eE", "fF"]
+    ):
+        for character in pair:
+            values[ord(character)] = value
+    return values
+
+
+_DIGIT = _digit_values()
+
 
 @dataclass(frozen=True)
 class CriteoColumns:
     """B rows of a Criteo file.
 
     Attributes:
-        label: [B].
+        label: [B], 0 or 1.
         ints: [B, 13]; where ``ints_known`` is False the file had nothing, and the value is 0.
         ints_known: [B, 13].
         cats: [B, 26], the 32-bit ids; where ``cats_known`` is False the file had nothing, and the value is 0.
@@ -44,6 +67,180 @@ class CriteoColumns:
     def __len__(self) -> int:
         return len(self.label)
 
+    def slice(self, start: int, stop: int) -> CriteoColumns:
+        """Rows start..stop-1."""
+        return CriteoColumns(*(getattr(self, field.name)[start:stop] for field in fields(self)))
+
+    @staticmethod
+    def concat(parts: Sequence[CriteoColumns]) -> CriteoColumns:
+        """The rows of several parts, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        names = [field.name for field in fields(CriteoColumns)]
+        return CriteoColumns(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+@dataclass(frozen=True)
+class LineBlock:
+    """Whole lines of a file: the bytes, where each line ends, and what messages need.
+
+    Attributes:
+        path: the file.
+        first_line: number of the block's first line, from 1.
+        data: [bytes].
+        separators: [lines, 40]: where the fields of each line end (a tab, and at last the newline).
+        position: bytes of the file consumed so far (compressed bytes of a gz file).
+    """
+
+    path: Path
+    first_line: int
+    data: NDArray[np.uint8]
+    separators: NDArray[np.int64]
+    position: int
+
+    def __len__(self) -> int:
+        return len(self.separators)
+
+
+def line_blocks(path: Path) -> Iterator[LineBlock]:
+    """The lines of a file, some thousands at a time; every line is known to have 40 fields.
+
+    Args:
+        path: the file; ``.gz`` is unpacked on the way.
+
+    Yields:
+        Blocks in order.
+
+    Raises:
+        ValueError: a line has another number of fields, or the file is no readable gzip file.
+    """
+    first_line = 1
+    for data, position in _whole_lines(path):
+        separators = np.flatnonzero((data == _TAB) | (data == _NEWLINE))
+        newlines = np.flatnonzero(data[separators] == _NEWLINE)
+        found = np.diff(newlines, prepend=-1)
+        if (found != FIELDS).any():
+            line = int((found != FIELDS).argmax())
+            raise ValueError(
+                f"{path}, line {first_line + line}: {int(found[line])} fields found, {FIELDS} expected "
+                f"(label, {INT_FEATURE_COUNT} integers, {CAT_FEATURE_COUNT} hexadecimal ids, separated by tabs): "
+                "repair or remove the line"
+            )
+        yield LineBlock(path, first_line, data, separators.reshape(-1, FIELDS), position)
+        first_line += len(newlines)
+
+
+def count_lines(path: Path) -> int:
+    """How many lines a file has; one pass over its bytes."""
+    return sum(int((data == _NEWLINE).sum()) for data, _ in _whole_lines(path))
+
+
+def parse_lines(block: LineBlock, lines: NDArray[np.int64] | slice = slice(None)) -> CriteoColumns:
+    """Parse some lines of a block.
+
+    Args:
+        block: whole lines.
+        lines: which of them, by position in the block.
+
+    Returns:
+        The rows, in the order of ``lines``.
+
+    Raises:
+        ValueError: a field is not what its column holds; names file, line and column.
+    """
+    ends = block.separators[lines]
+    numbers = np.arange(block.first_line, block.first_line + len(block))[lines]
+    starts = np.empty_like(ends)
+    starts[:, 1:] = ends[:, :-1] + 1
+    # a line starts after the newline before it; the first one at 0
+    starts[:, 0] = np.concatenate([[-1], block.separators[:-1, -1]])[lines] + 1
+    ends = ends.copy()
+    ends[:, -1] -= block.data[np.maximum(ends[:, -1] - 1, 0)] == _RETURN
+    split = 1 + INT_FEATURE_COUNT
+    decimals, decimals_known = _numbers(block, numbers, starts[:, :split], ends[:, :split], base=10, digits=18)
+    cats, cats_known = _numbers(block, numbers, starts[:, split:], ends[:, split:], base=16, digits=8)
+    label = decimals[:, 0]
+    wrong = ~decimals_known[:, 0] | (label < 0) | (label > 1)
+    if wrong.any():
+        raise _bad_field(block, numbers, starts, ends, (int(wrong.argmax()), 0), "0 or 1")
+    return CriteoColumns(label, decimals[:, 1:], decimals_known[:, 1:], cats, cats_known)
+
+
+def _numbers(
+    block: LineBlock,
+    numbers: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    base: int,
+    digits: int,
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Fields [B, C] as numbers in a base, and where there was anything at all."""
+    data = block.data
+    known = ends > starts
+    at = starts.ravel().copy()
+    minus = np.zeros(at.shape, dtype=bool)
+    if base == 10:
+        minus = (data[at] == _MINUS) & known.ravel()
+        at += minus
+    length = ends.ravel() - at
+    bad = (length > digits) | (minus & (length == 0))
+    values = np.zeros(at.shape, dtype=np.int64)
+    for k in range(min(int(length.max(initial=0)), digits)):
+        inside = length > k
+        digit = _DIGIT[data[np.minimum(at + k, len(data) - 1)]]
+        bad |= inside & (digit >= base)
+        np.copyto(values, values * base + digit, where=inside)
+    if bad.any():
+        where = np.unravel_index(int(bad.argmax()), starts.shape)
+        kind = "an integer" if base == 10 else f"at most {digits} hexadecimal digits"
+        raise _bad_field(block, numbers, starts, ends, (int(where[0]), int(where[1])), kind, is_cat=base == 16)
+    np.negative(values, out=values, where=minus)
+    return values.reshape(starts.shape), known
+
+
+def _bad_field(
+    block: LineBlock,
+    numbers: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    at: tuple[int, int],
+    expected: str,
+    is_cat: bool = False,
+) -> ValueError:
+    row, column = at
+    names = DEFAULT_CAT_NAMES if is_cat else [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES]
+    text = bytes(block.data[starts[row, column] : ends[row, column]][:40]).decode("ascii", "backslashreplace")
+    return ValueError(f"{block.path}, line {numbers[row]}: column '{names[column]}' is '{text}', expected {expected}")
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    """The bytes of a file in pieces that end with a newline, and how far the file was read."""
+    rest = b""
+    with open(path, "rb") as raw:
+        for chunk in _chunks(path, raw):
+            cut = chunk.rfind(b"\n") + 1
+            if cut:
+                yield np.frombuffer(rest + chunk[:cut], dtype=np.uint8), raw.tell()
+                rest = chunk[cut:]
+            else:
+                rest += chunk
+            if len(rest) > _LONGEST_LINE:
+                raise ValueError(f"{path}: no newline within {len(rest):,} bytes: this is not a Criteo text file")
+        if rest:
+            yield np.frombuffer(rest + b"\n", dtype=np.uint8), raw.tell()
+
+
+def _chunks(path: Path, raw: IO[bytes]) -> Iterator[bytes]:
+    file = gzip.GzipFile(fileobj=raw, mode="rb") if path.suffix == ".gz" else raw
+    while True:
+        try:
+            chunk = file.read(_BLOCK_BYTES)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path}: damaged gzip file ({error}): fetch or write it again") from error
+        if not chunk:
+            return
+        yield chunk
+
 
 def write_rows(path: Path, blocks: Iterable[CriteoColumns]) -> Path:
     """Write blocks of rows as one Criteo TSV; ``.gz`` in the name compresses.
@@ -55,17 +252,13 @@ def write_rows(path: Path, blocks: Iterable[CriteoColumns]) -> Path:
     Returns:
         ``path``.
     """
-    # mtime=0: equal rows make equal bytes
     with open(path, "wb") as raw:
-        file = (
-            gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=3, mtime=0)
-            if path.suffix == ".gz"
-            else raw
-        )
-        for block in blocks:
-            file.write(format_rows(block))
-        if file is not raw:
-            file.close()
+        if path.suffix != ".gz":
+            raw.writelines(format_rows(block) for block in blocks)
+            return path
+        # mtime=0 and no name: equal rows make equal bytes
+        with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=3, mtime=0) as packed:
+            packed.writelines(format_rows(block) for block in blocks)
     return path
 
 

@@ -37,7 +37,12 @@ Split = Literal["train", "test"]
 SPARSE_NAMES: tuple[str, ...] = ("user", "item", "clicked")
 DENSE_NAMES: tuple[str, ...] = ("hour", "price", "age", "discount")
 
-CRITEO_CLICKED = 8  # columns of a Criteo row that hold recent clicks
+_CRITEO_CLICKED = 8  # columns of a Criteo row that hold recent clicks
+CRITEO_FEATURES: dict[str, list[str]] = {
+    "user": ["cat_0"],
+    "item": ["cat_1"],
+    "clicked": [f"cat_{i}" for i in range(2, 2 + _CRITEO_CLICKED)],
+}
 
 # how strongly the parts of the truth speak: user with item, recent clicks with item; a third of the rows are clicks
 _AFFINITY = 1.6
@@ -260,7 +265,13 @@ class Shop:
             row = rows.slice(i, i + 1)
             dwell = " ".join(f"{share:.2f}" for share in row.dwell)
             hour, price, age, discount = row.dense[0]
-            ids = [str(row.label[0]), str(row.user[0]), str(row.item[0]), " ".join(map(str, row.clicked)), dwell]
+            ids = [
+                str(row.label[0]),
+                str(row.user[0]),
+                str(row.item[0]),
+                " ".join(map(str, row.clicked)) or "-",
+                dwell or "-",
+            ]
             lines.append([*ids, f"{hour:.0f}", f"{price:.2f}", f"{age:.0f}", f"{discount:.0%}"])
         widths = [max(len(line[c]) for line in lines) for c in range(len(titles))]
         return "\n".join(
@@ -272,6 +283,7 @@ class Shop:
 
         Integer columns: 0 hour, 1 price in cents, 2 age, 3 discount in percent, 4 number of recent clicks, 5..12 their
         dwell shares in percent. Categorical columns: 0 user, 1 item, 2..9 the recent clicks (item ids), 10..25 empty.
+        ``CriteoDataset(path, rows, features=CRITEO_FEATURES)`` reads the ids back as the shop's three features.
         """
         stop = self._count(split) if rows is None else start + rows
         blocks = (self.rows(at, min(at + _BLOCK_ROWS, stop), split) for at in range(start, stop, _BLOCK_ROWS))
@@ -379,7 +391,7 @@ def _criteo_columns(rows: ShopRows) -> CriteoColumns:
     place = np.arange(len(row)) - np.repeat(
         np.cumsum(rows.clicked_lengths) - rows.clicked_lengths, rows.clicked_lengths
     )
-    kept = place < CRITEO_CLICKED
+    kept = place < _CRITEO_CLICKED
     row, place = row[kept], place[kept]
     ints[row, 5 + place] = np.rint(rows.dwell[kept] * 100)
     ints_known[row, 5 + place] = True

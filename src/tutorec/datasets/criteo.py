@@ -1,0 +1,268 @@
+"""Click logs in Criteo's format, read as batches: a stream over the files, in memory that does not grow with them.
+
+The format and its names are in :mod:`tutorec.datasets.criteo_text`. The shop writes itself in this format too
+(``shop().write_criteo(path)``), so everything here can be tried without fetching anything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tutorec.datasets.criteo_text import (
+    CAT_FEATURE_COUNT,
+    DAYS,
+    DEFAULT_CAT_NAMES,
+    DEFAULT_INT_NAMES,
+    DEFAULT_LABEL_NAME,
+    INT_FEATURE_COUNT,
+    CriteoColumns,
+    LineBlock,
+    count_lines,
+    line_blocks,
+    parse_lines,
+)
+from tutorec.datasets.utils import Batch, rank_slices
+from tutorec.sparse.hashing import mixing_hash
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+__all__ = [
+    "CAT_FEATURE_COUNT",
+    "DAYS",
+    "DEFAULT_CAT_NAMES",
+    "DEFAULT_INT_NAMES",
+    "DEFAULT_LABEL_NAME",
+    "INT_FEATURE_COUNT",
+    "CriteoColumns",
+    "CriteoDataset",
+    "read_criteo",
+]
+
+Paths = str | Path | Sequence[str | Path]
+
+
+def read_criteo(paths: Paths, rows: int | None = None) -> CriteoColumns:
+    """The columns of Criteo files as they are: no hashing, no logarithm; for looking at data that fits in memory.
+
+    Args:
+        paths: one file or several, read one after the other; ``.gz`` is unpacked on the way.
+        rows: read only so many rows from the start.
+
+    Returns:
+        The rows, at most ``rows`` of them.
+
+    Raises:
+        ValueError: no rows at all, or a damaged line (names file and line).
+        FileNotFoundError: a file is not there.
+    """
+    parts: list[CriteoColumns] = []
+    left = sys.maxsize if rows is None else rows
+    for block in _blocks(_as_paths(paths)):
+        parts.append(parse_lines(block, slice(0, left)))
+        left -= len(parts[-1])
+        if left <= 0:
+            break
+    if not parts:
+        raise ValueError(f"no rows in {', '.join(map(str, _as_paths(paths)))}: the file is empty")
+    return CriteoColumns.concat(parts)
+
+
+class CriteoDataset:
+    """Batches of Criteo files; a list of days is read as one long file.
+
+    Dense features are ``log(1 + x)`` of the 13 integers, with the sign kept for negative ones and 0 for missing ones.
+    An id is hashed to a row of its table (:func:`tutorec.sparse.hashing.mixing_hash`); a missing one is an empty bag.
+    The hash does not depend on the column, so columns that share a vocabulary can share a table.
+
+    Args:
+        paths: one file or several.
+        rows_per_table: rows of the table that a feature's ids are hashed to: one number, or one for each feature.
+        features: which columns make up each feature, as ``{"clicked": ["cat_2", "cat_3"]}``; a feature of several
+            columns is a bag of the ids that are there. By default each of the 26 columns is a feature.
+        progress: show a progress bar; by default only on a terminal outside of CI.
+
+    Raises:
+        ValueError: an unknown column, or a table size that is missing or below 1.
+        FileNotFoundError: a file is not there.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> from tutorec.datasets.criteo import CriteoDataset
+        >>> from tutorec.datasets.random import shop
+        >>> path = shop(rows=100).write_criteo(pathlib.Path(tempfile.mkdtemp()) / "day_0.gz")
+        >>> data = CriteoDataset(path, rows_per_table=1000, features={"user": ["cat_0"], "item": ["cat_1"]})
+        >>> len(data), [tuple(batch.dense_features.shape) for batch in data.batches(64)]
+        (100, [(64, 13), (36, 13)])
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        rows_per_table: int | Mapping[str, int],
+        features: Mapping[str, Sequence[str]] | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        self.paths = _as_paths(paths)
+        for path in self.paths:
+            if not path.is_file():
+                raise FileNotFoundError(f"no Criteo file at {path}")
+        features = {name: [name] for name in DEFAULT_CAT_NAMES} if features is None else features
+        self.features: dict[str, list[str]] = {name: list(columns) for name, columns in features.items()}
+        self.rows_per_table = {name: _table_rows(rows_per_table, name) for name in self.features}
+        self._columns = {name: _column_numbers(name, columns) for name, columns in self.features.items()}
+        self.progress = progress
+
+    @cached_property
+    def _count(self) -> int:
+        return sum(count_lines(path) for path in self.paths)
+
+    def __len__(self) -> int:
+        """Rows of all files; the first call counts the lines."""
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"CriteoDataset({len(self.paths)} file(s), {len(self.features)} features)"
+
+    def batches(
+        self, batch_size: int, rank: int = 0, world_size: int = 1, epochs: int = 1, drop_last: bool = False
+    ) -> Iterator[Batch]:
+        """This rank's batches of B rows each, in order; every rank gets the same number of them.
+
+        Every rank goes through the files and checks the form of every line, but parses only rows of its own; how rows
+        are dealt out: :func:`tutorec.datasets.utils.step_slices`.
+
+        Args:
+            batch_size: B, rows per batch on this rank.
+            rank: this rank.
+            world_size: W.
+            epochs: how often the files are gone through.
+            drop_last: leave out the rows after the last full step; else they are dealt out evenly.
+
+        Yields:
+            Batches with dense [B, 13], ids of every feature, and labels [B].
+
+        Raises:
+            ValueError: a damaged line; names file and line.
+        """
+        slices = rank_slices(len(self), batch_size, rank, world_size, drop_last=drop_last)
+        for epoch in range(epochs):
+            with _ProgressBar(self.paths, f"epoch {epoch}", self.progress) as bar:
+                for rows in _rows_of_slices(self.paths, slices, bar):
+                    yield self.to_batch(rows)
+
+    def to_batch(self, rows: CriteoColumns) -> Batch:
+        """Rows of the file as a batch: logarithms, hashed ids, labels."""
+        ints = rows.ints.astype(np.float32)
+        dense = np.where(rows.ints_known, np.copysign(np.log1p(np.abs(ints)), ints), np.float32(0))
+        # hashed all columns at a time: one pass per table size, not one per feature
+        ids = torch.from_numpy(rows.cats)
+        hashed = {size: mixing_hash(ids, size).numpy() for size in set(self.rows_per_table.values())}
+        values, lengths = [], []
+        for name, columns in self._columns.items():
+            known = rows.cats_known[:, columns]
+            values.append(hashed[self.rows_per_table[name]][:, columns][known])
+            lengths.append(known.sum(axis=1, dtype=np.int32))
+        kjt = KeyedJaggedTensor(
+            keys=list(self._columns),
+            values=torch.from_numpy(np.concatenate(values)),
+            lengths=torch.from_numpy(np.concatenate(lengths)),
+        )
+        return Batch(torch.from_numpy(dense), kjt, torch.from_numpy(rows.label.astype(np.float32)))
+
+
+def _as_paths(paths: Paths) -> list[Path]:
+    found = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    if not found:
+        raise ValueError("no Criteo file given: paths is empty")
+    return found
+
+
+def _table_rows(rows_per_table: int | Mapping[str, int], name: str) -> int:
+    if isinstance(rows_per_table, int):
+        rows = rows_per_table
+    elif name in rows_per_table:
+        rows = rows_per_table[name]
+    else:
+        raise ValueError(f"rows_per_table has no number for feature '{name}'; it has {sorted(rows_per_table)}")
+    if rows < 1:
+        raise ValueError(f"rows_per_table: feature '{name}' has {rows} rows, and a table needs at least 1")
+    return rows
+
+
+def _column_numbers(name: str, columns: Sequence[str]) -> list[int]:
+    unknown = [column for column in columns if column not in DEFAULT_CAT_NAMES]
+    if unknown or not columns:
+        raise ValueError(
+            f"feature '{name}' is made of columns {list(columns)}: name at least one of "
+            f"'{DEFAULT_CAT_NAMES[0]}' .. '{DEFAULT_CAT_NAMES[-1]}'"
+        )
+    return [DEFAULT_CAT_NAMES.index(column) for column in columns]
+
+
+def _blocks(paths: Sequence[Path]) -> Iterator[LineBlock]:
+    for path in paths:
+        yield from line_blocks(path)
+
+
+def _rows_of_slices(paths: list[Path], slices: list[tuple[int, int]], bar: _ProgressBar) -> Iterator[CriteoColumns]:
+    """The rows of each slice, from one pass over the files that parses no other rows."""
+    bounds = np.array(slices, dtype=np.int64)
+    pending: list[CriteoColumns] = []
+    held, step, row = 0, 0, 0
+    for block in _blocks(paths):
+        bar.at(block)
+        mine = _rows_inside(bounds, row, row + len(block)) - row
+        row += len(block)
+        if len(mine) == 0:
+            continue
+        pending.append(parse_lines(block, mine))
+        held += len(mine)
+        while step < len(slices) and held >= slices[step][1] - slices[step][0]:
+            size = slices[step][1] - slices[step][0]
+            rows = CriteoColumns.concat(pending)
+            yield rows.slice(0, size)
+            pending = [rows.slice(size, held)]
+            held -= size
+            step += 1
+
+
+def _rows_inside(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
+    """Which of the rows start..stop-1 lie in one of the ranges [steps, 2], which are in order."""
+    rows = np.arange(start, stop)
+    step = np.searchsorted(bounds[:, 0], rows, side="right") - 1
+    return rows[(step >= 0) & (rows < bounds[step, 1])]
+
+
+class _ProgressBar:
+    """A bar over the bytes of the files; silent unless it is wanted."""
+
+    def __init__(self, paths: Sequence[Path], title: str, wanted: bool | None) -> None:
+        self._paths, self._title = paths, title
+        self._wanted = sys.stderr.isatty() and not os.environ.get("CI") if wanted is None else wanted
+        self._bar: Any = None
+
+    def __enter__(self) -> _ProgressBar:
+        if self._wanted:
+            from tqdm import tqdm  # only here: the import costs more than the library's own
+
+            self._sizes = {path: path.stat().st_size for path in self._paths}
+            self._bar = tqdm(total=sum(self._sizes.values()), desc=self._title, unit="B", unit_scale=True)
+        return self
+
+    def at(self, block: LineBlock) -> None:
+        """Move the bar to the end of a block."""
+        if self._bar is not None:
+            before = sum(self._sizes[path] for path in self._paths[: self._paths.index(block.path)])
+            self._bar.update(before + block.position - self._bar.n)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,220 @@
+"""DLRM: a click model of dense columns and embedding tables (Naumov et al., 2019, https://arxiv.org/abs/1906.00091).
+
+::
+
+    dense columns [B, D_in]            ids, KJT [F x B]
+      | dense_arch                       | sparse_arch
+    one vector [B, D]                  one vector per feature [B, F, D]
+      |__________________ inter_arch _______|
+    dense vector and all inner products of two vectors [B, D + F(F+1)/2]
+      | over_arch
+    logit [B, 1]
+
+Names and signatures are those of ``torchrec.models.dlrm``. The collection of tables may be sharded or not: a sharded
+one answers with an awaitable, which waits when its result is first looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tutorec.datasets.utils import Batch
+from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedding_names_by_table
+from tutorec.modules.mlp import MLP
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+class SparseArch(nn.Module):
+    """The tables: ids in, one pooled vector per feature out.
+
+    Args:
+        embedding_bag_collection: tables of one width D; F is the number of their (table, feature) pairs.
+
+    Raises:
+        ValueError: no tables, or tables of different widths.
+    """
+
+    def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
+        super().__init__()
+        configs = embedding_bag_collection.embedding_bag_configs()
+        if not configs:
+            raise ValueError("SparseArch: embedding_bag_collection has no tables; DLRM needs at least one")
+        for config in configs:
+            if config.embedding_dim != configs[0].embedding_dim:
+                raise ValueError(
+                    f"SparseArch: table '{config.name}' has embedding_dim {config.embedding_dim} and table "
+                    f"'{configs[0].name}' has {configs[0].embedding_dim}: inner products need one width for all tables"
+                )
+        self.embedding_bag_collection = embedding_bag_collection
+        self.D: int = configs[0].embedding_dim
+        self._sparse_feature_names = [name for names in get_embedding_names_by_table(configs) for name in names]
+        self.F: int = len(self._sparse_feature_names)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Ids of F features to their vectors [B, F, D]."""
+        return self.embedding_bag_collection(features).values().reshape(-1, self.F, self.D)
+
+    @property
+    def sparse_feature_names(self) -> list[str]:
+        """The F names, in the order of the vectors; ``feature@table`` where several tables share a feature."""
+        return self._sparse_feature_names
+
+
+class DenseArch(nn.Module):
+    """An MLP that turns dense columns [B, D_in] into one vector [B, layer_sizes[-1]].
+
+    Args:
+        in_features: D_in.
+        layer_sizes: width of each layer; the last one is D.
+        device: where the weights are made.
+    """
+
+    def __init__(self, in_features: int, layer_sizes: list[int], device: torch.device | None = None) -> None:
+        super().__init__()
+        self.model: nn.Module = MLP(in_features, layer_sizes, bias=True, activation="relu", device=device)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Dense columns [B, D_in] to a vector [B, D]."""
+        return self.model(features)
+
+
+class InteractionArch(nn.Module):
+    """The dense vector, and the inner product of every two of the 1 + F vectors: [B, D + F(F+1)/2].
+
+    Args:
+        num_sparse_features: F.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.models.dlrm import InteractionArch
+        >>> dense, sparse = torch.tensor([[1.0, 0.0]]), torch.tensor([[[2.0, 3.0], [4.0, 5.0]]])
+        >>> InteractionArch(2)(dense, sparse)  # 1*2+0*3, 1*4+0*5, 2*4+3*5
+        tensor([[ 1.,  0.,  2.,  4., 23.]])
+    """
+
+    def __init__(self, num_sparse_features: int) -> None:
+        super().__init__()
+        self.F: int = num_sparse_features
+        vectors = 1 + num_sparse_features
+        rows, columns = torch.triu_indices(vectors, vectors, offset=1, device="cpu")
+        # A constant, and no buffer: a buffer would be broadcast by DDP, and would lose its values in to_empty().
+        # As positions in the flattened matrix: one index_select takes half the time of indexing by row and column.
+        self._pairs = rows * vectors + columns
+
+    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+        """Vectors [B, D] and [B, F, D] to [B, D + F(F+1)/2]."""
+        if self.F <= 0:
+            return dense_features
+        vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2))
+        return torch.cat((dense_features, products.flatten(1).index_select(1, self._pairs)), dim=1)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InteractionArch:
+        super()._apply(fn, recurse)
+        device = fn(torch.empty(0)).device
+        if device.type != "meta":
+            self._pairs = self._pairs.to(device)
+        return self
+
+
+class OverArch(nn.Module):
+    """The last MLP: all layers but the last with ReLU, the last one linear.
+
+    Args:
+        in_features: width of what the interaction gives.
+        layer_sizes: width of each layer; the last one is 1 for a logit.
+        device: where the weights are made.
+
+    Raises:
+        ValueError: fewer than two layers.
+    """
+
+    def __init__(self, in_features: int, layer_sizes: list[int], device: torch.device | None = None) -> None:
+        super().__init__()
+        if len(layer_sizes) <= 1:
+            raise ValueError(
+                f"OverArch: layer_sizes={layer_sizes}, and it must have at least two layers, as in [32, 1]"
+            )
+        self.model: nn.Module = nn.Sequential(
+            MLP(in_features, layer_sizes[:-1], bias=True, activation="relu", device=device),
+            nn.Linear(layer_sizes[-2], layer_sizes[-1], bias=True, device=device),
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features [B, in_features] to [B, layer_sizes[-1]]."""
+        return self.model(features)
+
+
+class DLRM(nn.Module):
+    """The click model of this module's figure: logits [B, 1], not probabilities.
+
+    Args:
+        embedding_bag_collection: tables of one width D, with F features in all.
+        dense_in_features: D_in, number of dense columns.
+        dense_arch_layer_sizes: layers of the dense MLP; the last one must be D.
+        over_arch_layer_sizes: layers of the last MLP; the last one is 1 for a logit.
+        dense_device: where the MLPs are made.
+
+    Raises:
+        ValueError: no tables, tables of different widths, or a dense MLP that ends in another width.
+
+    Example:
+        >>> from tutorec.datasets.random import shop
+        >>> from tutorec.models.dlrm import DLRM
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
+        >>> tables = [EmbeddingBagConfig(num_embeddings=500, embedding_dim=8, name="t_user", feature_names=["user"])]
+        >>> model = DLRM(EmbeddingBagCollection(tables), 4, dense_arch_layer_sizes=[8], over_arch_layer_sizes=[8, 1])
+        >>> batch = next(shop().batches(32))
+        >>> model(batch.dense_features, batch.sparse_features).shape
+        torch.Size([32, 1])
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        dense_in_features: int,
+        dense_arch_layer_sizes: list[int],
+        over_arch_layer_sizes: list[int],
+        dense_device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.sparse_arch = SparseArch(embedding_bag_collection)
+        width, features = self.sparse_arch.D, self.sparse_arch.F
+        if not dense_arch_layer_sizes or dense_arch_layer_sizes[-1] != width:
+            raise ValueError(
+                f"DLRM: dense_arch_layer_sizes={dense_arch_layer_sizes} must end in {width}, the embedding_dim of the "
+                "tables: the dense vector takes part in the inner products"
+            )
+        self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, device=dense_device)
+        self.inter_arch = InteractionArch(features)
+        self.over_arch = OverArch(width + features * (features + 1) // 2, over_arch_layer_sizes, device=dense_device)
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        """Dense columns [B, D_in] and ids of F features to logits [B, 1]."""
+        dense = self.dense_arch(dense_features)
+        sparse = self.sparse_arch(sparse_features)
+        return self.over_arch(self.inter_arch(dense, sparse))
+
+
+class DLRMTrain(nn.Module):
+    """DLRM and its loss, for a training loop or a pipeline.
+
+    Args:
+        dlrm_module: the model.
+
+    """
+
+    def __init__(self, dlrm_module: DLRM) -> None:
+        super().__init__()
+        self.model = dlrm_module
+        self.loss_fn: nn.Module = nn.BCEWithLogitsLoss()
+
+    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """A batch to its mean log loss, and (that loss detached, logits [B], labels [B])."""
+        logits = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
+        loss = self.loss_fn(logits, batch.labels.float())
+        return loss, (loss.detach(), logits.detach(), batch.labels.detach())
