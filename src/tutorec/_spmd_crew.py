@@ -1,0 +1,286 @@
+"""One generation of rank processes, seen from the caller: start, hand out tasks, learn of failures, end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import secrets
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import connection as mp_connection
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tutorec._spmd_report import death_message, is_peer_loss, scrub, stall_message
+from tutorec._spmd_start import RankProcess, start_rank
+from tutorec._spmd_wire import dump, dump_function, live_tokens, load
+from tutorec.errors import RankError, RankTimeoutError
+
+__all__ = ["START_SECONDS", "Crew", "CrewOptions"]
+
+START_SECONDS = 120.0  # Importing torch W times on a busy machine is slow, and is no fault of the caller's function.
+ANSWER_SECONDS = 1.5  # How long a busy rank may take to say where it is before it counts as silent.
+AFTERMATH_SECONDS = 1.5  # How long to look for the cause when a rank only reports that another one has gone.
+
+
+@dataclass(frozen=True)
+class CrewOptions:
+    """What a pool was asked for.
+
+    Args:
+        world_size: W, ranks.
+        hosts: Simulated hosts that share them evenly.
+        backend: ``auto``, ``gloo`` or ``nccl``.
+        timeout: Seconds that a run may take.
+    """
+
+    world_size: int
+    hosts: int
+    backend: str
+    timeout: float
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """The variables by which a rank knows its place, as torchrun sets them."""
+        local = self.world_size // self.hosts
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+        place = {
+            "RANK": rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_RANK": rank % local,
+            "LOCAL_WORLD_SIZE": local,
+            "GROUP_RANK": rank // local,
+            "GROUP_WORLD_SIZE": self.hosts,
+        }
+        loopback = [("GLOO_SOCKET_IFNAME", name) for name in _interfaces() if name in ("lo", "lo0")]
+        return {**dict(loopback), **inherited, **{name: str(value) for name, value in place.items()}}
+
+
+def _interfaces() -> list[str]:
+    """Names of the network interfaces, none where the system does not tell."""
+    with contextlib.suppress(AttributeError, OSError):
+        return [name for _, name in socket.if_nameindex()]
+    return []
+
+
+class Crew:
+    """The running processes of a pool.
+
+    Args:
+        options: What the pool was asked for.
+        validate: The caller's validation switch, None when it has none.
+    """
+
+    def __init__(self, options: CrewOptions, validate: bool | None) -> None:
+        self.options = options
+        self.token = secrets.token_hex(8)
+        self.backend = ""
+        self._owner = os.getpid()
+        self._runs = 0
+        self._sent: set[str] = set()
+        self._sys_path = list(sys.path)
+        self._processes: list[RankProcess] = []
+        self._tasks: dict[int, Connection] = {}
+        self._controls: dict[int, Connection] = {}
+        self._folder = tempfile.mkdtemp(prefix="tutorec-ranks-")
+        try:
+            self._start(validate)
+        except BaseException:
+            self.end()
+            raise
+        live_tokens.add(self.token)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids in rank order."""
+        return [process.pid for process in self._processes]
+
+    def _start(self, validate: bool | None) -> None:
+        """Start the processes and wait until all have joined the group."""
+        key = secrets.token_bytes(32)
+        deadline = time.monotonic() + max(START_SECONDS, self.options.timeout)
+        with _listener(self._folder, 2 * self.options.world_size) as listener:
+            boot = {
+                "world_size": self.options.world_size,
+                "token": self.token,
+                "address": [listener.family.name, listener.getsockname()],
+                "key": key.hex(),
+                "rendezvous": os.path.join(self._folder, "rendezvous"),
+                "backend": self.options.backend,
+                # The caller's deadline comes first, so that the rank that stalls is named, not the one that waits.
+                "timeout": 2 * max(START_SECONDS, self.options.timeout),
+                "validate": validate,
+            }
+            for rank in range(self.options.world_size):
+                self._processes.append(start_rank({**boot, "rank": rank}, self.options.environment(rank)))
+            self._accept(listener, key, deadline)
+        ready = self._gather("ready", "the start", deadline, max(START_SECONDS, self.options.timeout))
+        self.backend = ready[0]
+
+    def _accept(self, listener: socket.socket, key: bytes, deadline: float) -> None:
+        """Wait for two connections from every rank."""
+        listener.settimeout(0.1)
+        while len(self._tasks) + len(self._controls) < 2 * self.options.world_size:
+            try:
+                sock, _ = listener.accept()
+            except TimeoutError:
+                self._check_starting(deadline)
+                continue
+            _limit_blocking(sock, max(self.options.timeout, 10.0))
+            conn = Connection(sock.detach())
+            if secrets.compare_digest(conn.recv_bytes(1024), key):
+                rank, purpose = pickle.loads(conn.recv_bytes())
+                {"tasks": self._tasks, "control": self._controls}[purpose][rank] = conn
+
+    def _check_starting(self, deadline: float) -> None:
+        for rank, process in enumerate(self._processes):
+            code = process.exit_code()
+            if code is not None:
+                raise RankError(death_message(rank, code, "the start"), rank)
+        if time.monotonic() > deadline:
+            late = next(rank for rank in range(self.options.world_size) if rank not in self._tasks)
+            raise RankTimeoutError(f"rank {late} did not start within {START_SECONDS:g} s", late)
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Run ``fn`` on every rank and return the values in rank order; raise for the first cause of a failure."""
+        name, payload = dump_function(fn)
+        arguments = dump((args, kwargs))
+        self._runs += 1
+        task = {
+            "run": self._runs,
+            "function": name,
+            "payload": None if name in self._sent else payload,
+            "arguments": arguments,
+            "sys_path": list(sys.path) if sys.path != self._sys_path else None,
+            "forget": [],
+        }
+        self._sys_path = list(sys.path)
+        doing = f"{getattr(fn, '__qualname__', type(fn).__name__)!r} (run {self._runs})"
+        deadline = time.monotonic() + self.options.timeout
+        message = pickle.dumps(task)
+        for rank in range(self.options.world_size):
+            # A rank that has died or does not read is found, and named, by the wait below.
+            with contextlib.suppress(OSError):
+                self._tasks[rank].send_bytes(message)
+        self._sent.add(name)
+        return [load(value) for value in self._gather("value", doing, deadline, self.options.timeout)]
+
+    def _gather(self, wanted: str, doing: str, deadline: float, timeout: float) -> list[Any]:
+        """One message of kind ``wanted`` from every rank, in rank order."""
+        values: dict[int, Any] = {}
+        failures: dict[int, dict[str, Any]] = {}
+        while len(values) + len(failures) < self.options.world_size:
+            pending = {conn: rank for rank, conn in self._tasks.items() if rank not in values and rank not in failures}
+            ready = mp_connection.wait(list(pending), max(0.0, deadline - time.monotonic()))
+            if not ready and failures:
+                break
+            if not ready:
+                self._raise_stall(doing, timeout, list(pending.values()))
+            for conn in ready:
+                rank = pending[conn]  # pyright: ignore[reportArgumentType]
+                kind, content = self._receive(rank)
+                if kind == wanted:
+                    values[rank] = content
+                    continue
+                failures[rank] = content
+                # Others may be about to report the cause of this, or the same at the same moment.
+                patience = AFTERMATH_SECONDS if is_peer_loss(content) else 0.1
+                deadline = min(deadline, time.monotonic() + patience) if len(failures) == 1 else deadline
+        if failures:
+            self._raise_failure(doing, failures)
+        return [values[rank] for rank in range(self.options.world_size)]
+
+    def _receive(self, rank: int) -> tuple[str, Any]:
+        try:
+            kind, _, content = pickle.loads(self._tasks[rank].recv_bytes())
+        except (EOFError, OSError):
+            code = self._processes[rank].exit_code(2.0)
+            return "death", {"kind": "death", "text": "", "code": code, "when": 0.0}
+        return kind, content
+
+    def _raise_failure(self, doing: str, failures: dict[int, dict[str, Any]]) -> None:
+        """Raise for the cause: a death before an exception, that before the loss of a peer, the earliest first."""
+
+        def order(rank: int) -> tuple[int, float, int]:
+            failure = failures[rank]
+            same = [
+                f["when"] for f in failures.values() if (f["kind"], f["text"]) == (failure["kind"], failure["text"])
+            ]
+            severity = 0 if failure["kind"] == "death" else 2 if is_peer_loss(failure) else 1
+            return severity, min(same), rank
+
+        rank = min(failures, key=order)
+        failure = failures[rank]
+        if failure["kind"] == "death":
+            raise RankError(death_message(rank, failure["code"], doing), rank)
+        trace = scrub(failure["traceback"])
+        text = scrub(f"{failure['kind']}: {failure['text']}" if failure["text"] else failure["kind"])
+        raise RankError(f"rank {rank} raised in {doing}: {text}\n\n{trace}", rank, trace)
+
+    def _raise_stall(self, doing: str, timeout: float, pending: list[int]) -> None:
+        rank, message = stall_message(doing, timeout, self._ask(pending), self.options.world_size)
+        raise RankTimeoutError(message, rank, message)
+
+    def _ask(self, ranks: list[int]) -> dict[int, dict[str, Any] | None]:
+        """Ask busy ranks where they are; None for a rank that does not answer."""
+        places: dict[int, dict[str, Any] | None] = dict.fromkeys(sorted(ranks))
+        for rank in ranks:
+            with contextlib.suppress(OSError):
+                self._controls[rank].send_bytes(b"where")
+        deadline = time.monotonic() + ANSWER_SECONDS
+        waiting = {self._controls[rank]: rank for rank in ranks}
+        while waiting:
+            ready = mp_connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for conn in ready:
+                with contextlib.suppress(EOFError, OSError):
+                    places[waiting[conn]] = pickle.loads(conn.recv_bytes())  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+                del waiting[conn]  # pyright: ignore[reportArgumentType]
+        return places
+
+    def end(self, grace: float = 0.0) -> None:
+        """End all ranks, by force after ``grace`` seconds; calling it again does nothing."""
+        if self._owner != os.getpid():  # A fork of the caller does not own the ranks.
+            return
+        live_tokens.discard(self.token)
+        for conn in self._tasks.values() if grace else []:
+            with contextlib.suppress(OSError):
+                conn.send_bytes(pickle.dumps(None))
+        deadline = time.monotonic() + grace
+        for process in self._processes:
+            if process.exit_code(max(0.0, deadline - time.monotonic())) is None:
+                process.kill()
+        for conn in [*self._tasks.values(), *self._controls.values()]:
+            conn.close()
+        for process in self._processes:
+            process.exit_code(5.0)
+        self._processes, self._tasks, self._controls = [], {}, {}
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _listener(folder: str, backlog: int) -> socket.socket:
+    """A listening socket in ``folder`` where the system has such, on a free local port elsewhere."""
+    path = os.path.join(folder, "socket")
+    if hasattr(socket, "AF_UNIX") and sys.platform != "win32" and len(os.fsencode(path)) < 100:
+        listener, address = socket.socket(socket.AF_UNIX), path
+    else:
+        listener, address = socket.socket(socket.AF_INET), ("127.0.0.1", 0)
+    listener.bind(address)
+    listener.listen(backlog)
+    return listener
+
+
+def _limit_blocking(sock: socket.socket, seconds: float) -> None:
+    """Make reads and writes give up, so that a rank stopped in the middle of a message cannot hang the caller."""
+    sock.setblocking(True)
+    if sys.platform != "win32":
+        limit = struct.pack("ll", int(seconds), 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

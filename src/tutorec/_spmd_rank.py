@@ -1,0 +1,174 @@
+"""What runs in a rank process: join the group, then run tasks until the caller closes or disappears."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any
+
+from tutorec._spmd_report import failure_traceback, whereabouts
+from tutorec._spmd_wire import RankSide, become_rank, call_arguments, dump_value, load
+
+__all__ = ["connect", "join_group", "main", "pick_backend"]
+
+
+def main(boot: dict[str, Any]) -> None:
+    """Be one rank: the entry point of every rank process; never returns.
+
+    Args:
+        boot: ``rank``, ``world_size``, ``token``; ``address`` and ``key`` of the caller's listener;
+            ``rendezvous``, a file; ``backend``; ``timeout`` of collectives in seconds; ``validate``.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Interrupts are for the caller, who then ends the ranks.
+    side = RankSide(token=boot["token"], rank=boot["rank"], world_size=boot["world_size"])
+    become_rank(side)
+    try:
+        control = connect(boot, "control")
+        tasks = connect(boot, "tasks")
+    except OSError:  # The caller has given up or ended.
+        os._exit(1)
+    threading.Thread(target=_answer, args=(control, side, threading.main_thread().ident), daemon=True).start()
+    try:
+        try:
+            backend = _set_up(boot)
+        except BaseException as error:
+            _send(tasks, ("error", 0, _failure(error)))
+        else:
+            _send(tasks, ("ready", 0, backend))
+            _serve(tasks, side)
+    except (EOFError, OSError):  # The caller is gone.
+        pass
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # Threads and half-finished collectives of the process group must not keep the process.
+        os._exit(0)
+
+
+def connect(boot: dict[str, Any], purpose: str) -> Connection:
+    """Connect to the caller's listener and say who this is."""
+    import socket
+
+    family, address = boot["address"]
+    sock = socket.socket(socket.AddressFamily[family], socket.SOCK_STREAM)
+    sock.connect(tuple(address) if isinstance(address, list) else address)
+    connection = Connection(sock.detach())
+    connection.send_bytes(bytes.fromhex(boot["key"]))
+    connection.send_bytes(pickle.dumps((boot["rank"], purpose)))
+    return connection
+
+
+def _set_up(boot: dict[str, Any]) -> str:
+    """Import torch, take the caller's settings and join the process group; return the backend's name."""
+    import torch
+
+    torch.set_num_threads(1)
+    _inherit_validation(boot["validate"])
+    return join_group(
+        boot["backend"], boot["rank"], boot["world_size"], f"file://{boot['rendezvous']}", boot["timeout"]
+    )
+
+
+def _inherit_validation(on: bool | None) -> None:
+    """Switch this rank's checks as the caller's were when the pool started."""
+    if on is not None:
+        from tutorec._validation import validation
+
+        validation(on)
+
+
+def pick_backend(backend: str, world_size: int) -> str:
+    """The backend that ``auto`` means here: NCCL when every rank can have a GPU of its own, else gloo."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    enough = gpus >= world_size and torch.distributed.is_nccl_available()
+    if backend == "nccl" and not enough:
+        raise ValueError(
+            f"backend='nccl' needs a GPU for each rank: {world_size} ranks, {gpus} GPUs; use 'gloo' or 'auto'"
+        )
+    return ("nccl" if enough else "gloo") if backend == "auto" else backend
+
+
+def join_group(backend: str, rank: int, world_size: int, init_method: str, timeout: float) -> str:
+    """Start the default process group and return the backend's name."""
+    import torch
+    import torch.distributed as dist
+
+    name = pick_backend(backend, int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) if rank < 0 else world_size)
+    if name == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        name, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout)
+    )
+    return name
+
+
+def _serve(tasks: Connection, side: RankSide) -> None:
+    """Run tasks in the order in which they come."""
+    functions: dict[str, Any] = {}
+    while True:
+        task = pickle.loads(tasks.recv_bytes())
+        if task is None:
+            return
+        side.run, side.places = task["run"], {}
+        for key in task["forget"]:
+            side.kept.pop(key, None)
+        if task["sys_path"] is not None:
+            sys.path[:] = task["sys_path"]
+        try:
+            if task["payload"] is not None:
+                functions[task["function"]] = load(task["payload"])
+            fn = functions[task["function"]]
+            args, kwargs = load(task["arguments"])
+            args, kwargs = call_arguments(fn, args, kwargs, side.rank, side.world_size)
+            value = dump_value(_call(fn, args, kwargs))
+        except BaseException as error:
+            _send(tasks, ("error", side.run, _failure(error)))
+        else:
+            _send(tasks, ("value", side.run, value))
+
+
+def _call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The frame below which everything is the caller's code."""
+    return fn(*args, **kwargs)
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    """What the caller is told about an exception."""
+    kind, text = type(error).__name__, str(error)
+    return {"kind": kind, "text": text, "traceback": failure_traceback(error), "when": time.time()}
+
+
+def _send(tasks: Connection, message: tuple[str, int, Any]) -> None:
+    tasks.send_bytes(pickle.dumps(message))
+
+
+def _answer(control: Connection, side: RankSide, main_thread: int) -> None:
+    """Answer "where are you?" while the main thread is busy; end the process when the caller is gone."""
+    try:
+        while True:
+            control.recv_bytes()
+            frame: FrameType | None = sys._current_frames().get(main_thread)
+            place = whereabouts(frame)
+            control.send_bytes(pickle.dumps({**place, "run": side.run, "collectives": _collectives_begun()}))
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _collectives_begun() -> int | None:
+    """How many operations the default group has begun on this rank, None when there is no group that counts."""
+    try:
+        import torch.distributed as dist
+
+        group: Any = dist.group.WORLD  # The counter is torch's own and may go: it only adds to a message.
+        return None if group is None else int(group._get_sequence_number_for_group())
+    except (AttributeError, RuntimeError, ValueError):
+        return None

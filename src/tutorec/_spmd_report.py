@@ -1,0 +1,217 @@
+"""Words about ranks that failed: tracebacks without this machine's folders, where a rank stands, who waits for whom."""
+
+from __future__ import annotations
+
+import dis
+import linecache
+import os
+import re
+import signal
+import sys
+import sysconfig
+import traceback
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+__all__ = ["death_message", "failure_traceback", "is_peer_loss", "scrub", "stall_message", "whereabouts"]
+
+_FILE_LINE = re.compile(r'^(\s*)File "([^"]+)", line (\d+)(, in .+)?$')
+_CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")
+_PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+# What gloo, NCCL and torch's stores say when the other side has gone; never the cause by itself.
+_PEER_LOSS = re.compile(
+    r"closed by peer|reset by peer|Broken pipe|Connection refused|Socket closed|Connection was likely closed"
+    r"|NCCL error|ncclRemoteError|ncclSystemError|connectFullMesh failed|Connect timeout",
+    re.IGNORECASE,
+)
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_HARNESS = ("_spmd_rank.py", "_spmd_server.py", "_spmd_wire.py")
+_DISTRIBUTED = os.path.join("torch", "distributed")
+
+
+def failure_traceback(error: BaseException) -> str:
+    """The traceback of an exception on this rank, without the frames of the harness that called the function."""
+    trace = error.__traceback__
+    while trace is not None and _is_harness(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    lines = traceback.TracebackException(type(error), error, trace, compact=True).format()
+    return "".join(lines)
+
+
+def _is_harness(filename: str) -> bool:
+    return os.path.dirname(filename) == _HERE and os.path.basename(filename) in _HARNESS
+
+
+def whereabouts(frame: FrameType | None) -> dict[str, Any]:
+    """Where a thread stands: its stack below the harness as text, and the collective that it is inside of, if any."""
+    stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
+    calls = [index for index, entry in enumerate(stack) if entry.name == "_call" and _is_harness(entry.filename)]
+    if frame is None or not calls:
+        return {"busy": False, "stack": "", "collective": None}
+    mine = list(stack)[calls[-1] + 1 :]
+    inside = [e for e in mine if _DISTRIBUTED in e.filename and not e.filename.endswith("c10d_logger.py")]
+    collective = inside[0].name if inside else _called_wait(frame)
+    # torch's own frames below the call say nothing about the caller's code.
+    shown = mine if not inside else [e for e in mine if _DISTRIBUTED not in e.filename] + inside[:1]
+    return {"busy": True, "stack": "".join(traceback.format_list(shown)), "collective": collective}
+
+
+def _called_wait(frame: FrameType) -> str | None:
+    """``wait`` when the frame's current call is ``something.wait(...)``: a collective that was begun earlier."""
+    name = None
+    for instruction in dis.get_instructions(frame.f_code):
+        if instruction.offset >= frame.f_lasti:
+            break
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            name = instruction.argval
+    return "wait" if name == "wait" else None
+
+
+def scrub(text: str) -> str:
+    """Rewrite the file names of a traceback so that no folder of this machine is left, and add lines of cells.
+
+    Example:
+        >>> print(scrub('  File "/home/me/env/lib/python3.11/site-packages/torch/nn/x.py", line 7, in forward'))
+          File "torch/nn/x.py", line 7, in forward
+    """
+    lines, out = text.splitlines(), []
+    for index, line in enumerate(lines):
+        match = _FILE_LINE.match(line)
+        if match is None:
+            out.append(line.replace("__main__.", ""))
+            continue
+        indent, path, number, name = match.groups()
+        out.append(f"{indent}{_short_name(path)}, line {number}{name or ''}")
+        has_source = index + 1 < len(lines) and lines[index + 1].startswith(indent + "  ")
+        # A rank cannot read a notebook's cells, the caller can.
+        source = "" if has_source else linecache.getline(path, int(number)).strip()
+        if source:
+            out.append(f"{indent}  {source}")
+    return "\n".join(out)
+
+
+def _short_name(path: str) -> str:
+    """A file's name as a reader knows it, or the number of the cell."""
+    if _CELL.search(path):
+        return _cell_name(path)
+    if path.startswith("<"):
+        return f'File "{path}"'
+    installed = _PACKAGES.match(path)
+    if installed:
+        short = path[installed.end() :]
+    elif path.startswith(_HERE + os.sep):
+        short = os.path.join("tutorec", os.path.relpath(path, _HERE))
+    elif path.startswith(sysconfig.get_path("stdlib") + os.sep):
+        short = os.path.join("python", os.path.relpath(path, sysconfig.get_path("stdlib")))
+    elif path.startswith(os.getcwd() + os.sep):
+        short = os.path.relpath(path)
+    else:
+        short = os.path.join(*path.split(os.sep)[-2:])
+    return f'File "{short}"'
+
+
+def _cell_name(path: str) -> str:
+    """``Cell In[3]`` where the notebook's shell knows the cell, else ``Cell``."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    try:
+        kind, number = shell.compile.format_code_name(path)  # pyright: ignore[reportOptionalMemberAccess]
+    except (AttributeError, TypeError, ValueError):
+        return "Cell"
+    return f"{kind} {number}"
+
+
+def is_peer_loss(failure: Mapping[str, Any]) -> bool:
+    """Whether an exception only says that another rank has gone.
+
+    Example:
+        >>> is_peer_loss({"kind": "RuntimeError", "text": "Connection closed by peer [127.0.0.1]:4711"})
+        True
+        >>> is_peer_loss({"kind": "ValueError", "text": "table 'item' has 0 rows"})
+        False
+    """
+    return failure["kind"] not in ("ValueError", "TypeError", "KeyError") and bool(_PEER_LOSS.search(failure["text"]))
+
+
+def death_message(rank: int, code: int | None, doing: str) -> str:
+    """What to say of a rank whose process ended.
+
+    Example:
+        >>> print(death_message(1, 3, "'train' (run 2)"))
+        rank 1 died in 'train' (run 2): its process ended with exit code 3 and no exception
+    """
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        hint = {
+            "SIGKILL": "; often the operating system's answer to too little memory",
+            "SIGSEGV": "; a crash in compiled code",
+            "SIGABRT": "; compiled code gave up, its message is on stderr",
+        }.get(name, "")
+        how = f"its process was killed by {name} (signal {-code}){hint}"
+    elif code is None:
+        how = "its process closed the connection"
+    else:
+        how = f"its process ended with exit code {code} and no exception"
+    return f"rank {rank} died in {doing}: {how}"
+
+
+def stall_message(
+    doing: str, timeout: float, places: Mapping[int, Mapping[str, Any] | None], world_size: int
+) -> tuple[int, str]:
+    """Who stalled, where, and who only waited.
+
+    Args:
+        doing: The function and the number of the run.
+        timeout: Seconds that were allowed.
+        places: For each rank that did not finish: its :func:`whereabouts`, or None where it did not answer.
+        world_size: W, ranks in the pool.
+
+    Returns:
+        The rank to blame and the message.
+    """
+    silent = [rank for rank, place in places.items() if place is None]
+    waiting = {rank: place for rank, place in places.items() if place is not None and place["collective"]}
+    stalled = [rank for rank in places if rank not in waiting and rank not in silent]
+    done = [rank for rank in range(world_size) if rank not in places]
+    lines = []
+    if silent:
+        lines.append(
+            f"{_ranks(silent)} did not finish {doing} within {timeout:g} s and is silent: not even the thread that "
+            "answers questions runs (the process is stopped, or compiled code holds Python's lock)"
+        )
+    if stalled:
+        lines.append(f"{_ranks(stalled)} stalled: {doing} did not finish within {timeout:g} s")
+    if not lines:
+        lines.append(_uneven(doing, timeout, waiting, done))
+    for rank in stalled:
+        lines.append(f"rank {rank} is here:\n{_place(places[rank])}")
+    for rank, place in waiting.items():
+        lines.append(f"rank {rank} only waits, in {place['collective']}{_begun(place)}:\n{_place(place)}")
+    if done and (silent or stalled):
+        lines.append(f"{_ranks(done)} had returned")
+    return (silent or stalled or list(waiting))[0], "\n".join(lines)
+
+
+def _uneven(doing: str, timeout: float, waiting: Mapping[int, Mapping[str, Any]], done: Sequence[int]) -> str:
+    """First line when nobody stalls: the ranks did not call the same collectives."""
+    where = ", ".join(f"rank {rank} waits in {place['collective']}" for rank, place in waiting.items())
+    other = f"{_ranks(done)} returned without that call" if done else "no rank is on its way to join"
+    return (
+        f"{doing} did not finish within {timeout:g} s: {where}, and {other}; "
+        "every rank must call the same collectives in the same order"
+    )
+
+
+def _begun(place: Mapping[str, Any]) -> str:
+    count = place.get("collectives")
+    return f" (operation {count} of its group)" if count is not None else ""
+
+
+def _place(place: Mapping[str, Any] | None) -> str:
+    return scrub(place["stack"]) if place and place["stack"] else "  (outside of the function)"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 1`` or ``ranks 0, 2``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

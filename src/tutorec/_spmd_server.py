@@ -1,0 +1,98 @@
+"""The fork server: a small process that has imported torch and forks ranks on request.
+
+It is started as a fresh interpreter (see :mod:`tutorec._spmd_start`), so that it holds nothing of the caller: no CUDA
+context, no threads, no locks. It ends when its caller ends, and the
+kernel then kills the ranks that it forked.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+__all__ = ["serve"]
+
+
+def serve(fd: int) -> None:
+    """Answer requests on socket ``fd`` until the caller closes it or ends.
+
+    Requests are JSON lines: ``{"boot": {...}}`` forks a rank and is answered with its pid, ``{"poll": pid}``
+    is answered with its exit code or null.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import cloudpickle  # noqa: F401
+    import torch
+    import torch.distributed
+
+    from tutorec import _spmd_rank  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # Ranks share these pages as long as no collection writes to them.
+    connection = socket.socket(fileno=fd)
+    with connection, connection.makefile("rwb") as lines:
+        for line in lines:
+            request = json.loads(line)
+            if "boot" in request:
+                reply = _fork(request["boot"], connection, torch.cuda.is_initialized())
+            else:
+                reply = {"code": _exit_code(request["poll"])}
+            lines.write(json.dumps(reply).encode() + b"\n")
+            lines.flush()
+
+
+def _fork(boot: dict[str, Any], connection: socket.socket, cuda_in_use: bool) -> dict[str, Any]:
+    """Fork one rank; refuse when a lock or a device could be left behind in the child."""
+    threads = _thread_count()
+    if threads != 1 or cuda_in_use:
+        return {"refused": f"the fork server has {threads} threads, CUDA in use: {cuda_in_use}"}
+    server = os.getpid()
+    pid = os.fork()
+    if pid:
+        return {"pid": pid}
+    try:
+        os.close(connection.detach())
+        _end_with(server)
+        _become(boot)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _thread_count() -> int:
+    """Threads of this process as the kernel counts them, those of C libraries included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def _end_with(server: int) -> None:
+    """Ask the kernel to kill this process when the server ends."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # 1 is PR_SET_PDEATHSIG.
+    if os.getppid() != server:  # It ended before the request.
+        os._exit(1)
+
+
+def _become(boot: dict[str, Any]) -> None:
+    """Turn this fork into the process that a fresh interpreter would have been, and run the rank."""
+    os.environ.clear()
+    os.environ.update(boot["environment"])
+    os.chdir(boot["cwd"])
+    sys.path[:] = boot["sys_path"]
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # Ranks must not share the server's global random state.
+    from tutorec._spmd_rank import main
+
+    main(boot)
+
+
+def _exit_code(pid: int) -> int | None:
+    """Exit code of a rank that has ended (minus the signal's number), None while it runs."""
+    done, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if done else None

@@ -1,0 +1,225 @@
+"""Start rank processes from a neutral main module, so that a rank never imports the caller's script or notebook.
+
+Two ways, the same process afterwards: it calls :func:`tutorec._spmd_rank.main` with a small dictionary, the *boot*.
+
+* ``spawn``: a fresh interpreter for each rank; 2 to 5 seconds, nearly all of it ``import torch``.
+* ``fork``: one fresh interpreter, the *fork server*, imports torch once and forks the ranks; under 0.1 s a rank
+  after the first. The server is not a fork of the caller: it has no CUDA context and inherits no thread, and it refuses
+  to fork (the caller then spawns) unless it has exactly one thread. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+__all__ = ["RankProcess", "default_method", "start_rank"]
+
+METHOD_VARIABLE = "TUTOREC_RANKS_START"
+REPLY_SECONDS = 120.0
+
+_RANK_CODE = (
+    "import json, sys; boot = json.loads(sys.stdin.readline()); sys.path[:] = boot['sys_path']; "
+    "from tutorec._spmd_rank import main; main(boot)"
+)
+_SERVER_CODE = (
+    "import json, sys; boot = json.loads(sys.argv[1]); sys.path[:] = boot['sys_path']; "
+    "from tutorec._spmd_server import serve; serve(boot['fd'])"
+)
+# A pool of threads in the fork server would make it refuse to fork, and a rank uses one thread anyway.
+_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+
+
+class RankProcess(Protocol):
+    """A started process: its id, its exit code once it has ended, and an end that cannot be ignored."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        ...
+
+    def exit_code(self, seconds: float = 0.0) -> int | None:
+        """Exit code, minus the signal's number, or None when it still runs after ``seconds``."""
+        ...
+
+    def kill(self) -> None:
+        """End the process now."""
+        ...
+
+
+def default_method() -> str:
+    """``fork`` on Linux, ``spawn`` elsewhere; ``TUTOREC_RANKS_START`` overrides."""
+    method = os.environ.get(METHOD_VARIABLE) or ("fork" if sys.platform == "linux" else "spawn")
+    if method not in ("fork", "spawn") or (method == "fork" and sys.platform != "linux"):
+        raise ValueError(
+            f"{METHOD_VARIABLE}={method!r} cannot be had on {sys.platform}: use 'spawn', or on Linux 'fork'"
+        )
+    return method
+
+
+def start_rank(boot: dict[str, Any], environment: Mapping[str, str]) -> RankProcess:
+    """Start one rank process, by the fork server where that is safe, else as a fresh interpreter.
+
+    Args:
+        boot: What :func:`tutorec._spmd_rank.main` needs; JSON values only.
+        environment: The rank's whole environment.
+    """
+    boot = {**boot, "sys_path": list(sys.path), "cwd": _working_folder(), "environment": dict(environment)}
+    if default_method() == "fork":
+        with contextlib.suppress(_ServerRefused, OSError):
+            return _server().fork(boot)
+    return _Spawned(boot)
+
+
+def _working_folder() -> str:
+    """The current folder, or the root of the file system when the current one was deleted."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return os.sep
+
+
+def _detached() -> dict[str, Any]:
+    """Popen options that keep a Ctrl-C or a kernel interrupt, meant for the caller, away from the ranks."""
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"start_new_session": True}
+
+
+class _Spawned:
+    """A rank that is a fresh interpreter."""
+
+    def __init__(self, boot: dict[str, Any]) -> None:
+        environment = {**boot["environment"], "OMP_NUM_THREADS": boot["environment"].get("OMP_NUM_THREADS", "1")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _RANK_CODE], stdin=subprocess.PIPE, env=environment, **_detached()
+        )
+        assert self._process.stdin is not None, "stdin was asked for"
+        with contextlib.suppress(OSError):  # A rank that ended at once is found by its exit code.
+            self._process.stdin.write(json.dumps(boot).encode() + b"\n")
+            self._process.stdin.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self, seconds: float = 0.0) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class _ServerRefused(Exception):
+    """The fork server runs, but forking it would not be safe."""
+
+
+class _Forked:
+    """A rank that the fork server forked; the server is its parent and alone can ask for its exit code."""
+
+    def __init__(self, server: _ForkServer, pid: int) -> None:
+        self._server = server
+        self._pid = pid
+        self._code: int | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def exit_code(self, seconds: float = 0.0) -> int | None:
+        deadline = time.monotonic() + seconds
+        while self._code is None:
+            try:
+                self._code = self._server.ask({"poll": self._pid})["code"]
+            except OSError:  # The server is gone, and the kernel ends its ranks with it.
+                self._code = -signal.SIGKILL
+            if self._code is None:
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(0.01)
+        return self._code
+
+    def kill(self) -> None:
+        # The server has not collected a process whose code is unknown, so its number cannot belong to another one.
+        if self.exit_code() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+
+class _ForkServer:
+    """The caller's side of the fork server: one request, one answer, a JSON line each."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(REPLY_SECONDS)
+        boot = json.dumps({"fd": theirs.fileno(), "sys_path": sys.path})
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _SERVER_CODE, boot],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **_ONE_THREAD},
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        self._replies = self._socket.makefile("rb")
+
+    @property
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and not self._replies.closed and self._process.poll() is None
+
+    def fork(self, boot: dict[str, Any]) -> _Forked:
+        """Fork a rank that starts from ``boot``."""
+        reply = self.ask({"boot": boot})
+        if "refused" in reply:
+            raise _ServerRefused(reply["refused"])
+        return _Forked(self, reply["pid"])
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send ``request`` and return the answer; OSError when the server is gone."""
+        with self._lock:
+            try:
+                if self._replies.closed:
+                    raise ConnectionError("the fork server has ended")
+                self._socket.sendall(json.dumps(request).encode() + b"\n")
+                line = self._replies.readline()
+                if not line:
+                    raise ConnectionError("the fork server ended without an answer")
+                return json.loads(line)
+            except BaseException:
+                # An answer that was not read (an interrupt, say) would be taken for the next one: end the server.
+                self._close()
+                raise
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._replies.close()
+            self._socket.close()
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+
+
+_servers: list[_ForkServer] = []
+_servers_lock = threading.Lock()
+
+
+def _server() -> _ForkServer:
+    """This process's fork server, started when there is none; it ends with this process."""
+    with _servers_lock:
+        if not _servers or not _servers[-1].alive:
+            _servers[:] = [_ForkServer()]
+        return _servers[-1]

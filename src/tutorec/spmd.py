@@ -1,0 +1,280 @@
+"""N processes from a notebook cell or a test: one function, one process group, one value from each rank.
+
+SPMD, *single program, multiple data*, is how distributed PyTorch runs: W processes, the *ranks*, execute one function,
+each on its own part of the data, and meet in collectives. Usually ``torchrun`` starts them. :class:`Ranks` starts them
+from where you are, keeps them between calls, and brings back what they return.
+
+What a rank prints goes to the standard output of the process that started it, and is lost where that is not shown
+(under pytest and nbmake, for example): return what you want to see.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tutorec._spmd_crew import Crew, CrewOptions
+from tutorec._spmd_rank import join_group
+from tutorec._spmd_wire import Kept, RankWorld, call_arguments, dump, load, restore_world
+
+if TYPE_CHECKING:
+    import torch.distributed
+
+__all__ = ["Kept", "Ranks", "init", "run_ranks"]
+
+_CLOSE_SECONDS = 2.0
+
+
+class Ranks:
+    """A pool of W rank processes with a process group, kept from call to call.
+
+    The processes start at the first :meth:`run`. Functions, classes and constants of notebook cells and scripts travel
+    to the ranks and keep their identity: a function is sent once, and an object of a class made in one call is an
+    instance of that class in the next. A rank never imports the caller's script, which therefore needs no
+    ``if __name__ == "__main__":``.
+
+    When a rank raises, dies or stalls, all ranks are ended, the error names the rank and the place, and the next
+    :meth:`run` starts new ones; what the old ones kept is gone.
+
+    Args:
+        world_size: W, the number of ranks.
+        hosts: Number of simulated hosts that the ranks are split into, evenly and in order. It sets ``LOCAL_RANK``,
+            ``LOCAL_WORLD_SIZE`` and ``GROUP_RANK`` on each rank; all processes are on this machine all the same.
+        backend: ``"gloo"``, ``"nccl"``, or ``"auto"``: NCCL when there is a GPU for every rank, else gloo.
+        timeout: Seconds that one run may take. Starting the ranks does not count.
+
+    Raises:
+        ValueError: No such number of ranks, hosts or seconds.
+
+    Example:
+        >>> import torch
+        >>> def total(rank, x):
+        ...     value = torch.tensor([x + rank])
+        ...     torch.distributed.all_reduce(value)
+        ...     return value.item()
+        >>> with Ranks(2) as world:
+        ...     world.run(total, 10)
+        [21, 21]
+    """
+
+    def __init__(self, world_size: int, hosts: int | None = None, backend: str = "auto", timeout: float = 60) -> None:
+        self._options = _checked_options(world_size, hosts, backend, timeout)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._crews: list[Crew] = []
+        self._finalizer = weakref.finalize(self, _end_crews, self._crews)
+
+    @property
+    def world_size(self) -> int:
+        """W, the number of ranks."""
+        return self._options.world_size
+
+    @property
+    def hosts(self) -> int:
+        """Simulated hosts that share the ranks."""
+        return self._options.hosts
+
+    @property
+    def backend(self) -> str:
+        """The backend in use, once the ranks run; before that the one asked for."""
+        return self._crews[-1].backend if self._crews else self._options.backend
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks in rank order, empty while none run."""
+        return self._crews[-1].pids if self._crews else []
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "running" if self._crews else "not started"
+        hosts = f", hosts={self.hosts}" if self.hosts > 1 else ""
+        return f"Ranks({self.world_size}{hosts}, backend={self.backend!r}) {state}"
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Call ``fn`` on every rank and return what each returned, in rank order.
+
+        Parameters of ``fn`` named ``rank`` and ``world_size`` are filled in when the call leaves them out. Arguments
+        are copied to every rank, except handles made by ``keep``, which become the object that the rank kept.
+
+        Raises:
+            RankError: A rank raised or died.
+            RankTimeoutError: The ranks did not finish in time.
+            TypeError: The arguments do not fit ``fn``.
+        """
+        call_arguments(fn, args, kwargs, rank=0, world_size=self.world_size)
+        with self._lock:
+            if self._closed:
+                raise ValueError(f"{self!r}: run() after close(); make another Ranks({self.world_size})")
+            try:
+                if not self._crews:
+                    self._crews.append(Crew(self._options, _validation_switch()))
+                return self._crews[-1].run(fn, args, kwargs)
+            except BaseException:
+                _end_crews(self._crews)
+                raise
+
+    def keep(self, obj: Any) -> Kept:
+        """Keep ``obj`` on a rank: inside a run only; returns a handle that later runs turn into the same object.
+
+        Example:
+            >>> world = Ranks(2)
+            >>> def build():
+            ...     return world.keep([0])
+            >>> def count(state, step):
+            ...     state[0] += step
+            ...     return state[0]
+            >>> handle = world.run(build)[0]
+            >>> world.run(count, handle, 2), world.run(count, handle, 3)
+            ([2, 2], [5, 5])
+            >>> world.close()
+        """
+        raise RuntimeError(
+            f"keep() was called outside of a run, with a {type(obj).__name__}: call it in the function given to run(), "
+            "where it keeps the object on each rank"
+        )
+
+    def close(self) -> None:
+        """End the ranks; what they kept is gone."""
+        with self._lock:
+            self._closed = True
+            _end_crews(self._crews, _CLOSE_SECONDS)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., RankWorld], tuple[str, int]]:
+        """Inside a run the pool is each rank's view of it."""
+        return restore_world, (self._crews[-1].token if self._crews else "", self.hosts)
+
+
+def _checked_options(world_size: int, hosts: int | None, backend: str, timeout: float) -> CrewOptions:
+    """The options of a pool, or a ValueError that says what would do."""
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise ValueError(f"world_size must be a whole number of ranks, 1 or more, got {world_size!r}")
+    count = 1 if hosts is None else hosts
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or world_size % count:
+        fits = [k for k in range(1, world_size + 1) if world_size % k == 0]
+        raise ValueError(f"hosts={hosts!r} cannot share {world_size} ranks evenly; hosts may be one of {fits}")
+    if backend not in ("auto", "gloo", "nccl"):
+        raise ValueError(f"backend must be 'auto', 'gloo' or 'nccl', got {backend!r}")
+    if not timeout > 0:
+        raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
+    return CrewOptions(world_size, count, backend, float(timeout))
+
+
+def _end_crews(crews: list[Crew], grace: float = 0.0) -> None:
+    """End running crews and forget them; also what happens when a pool is garbage or the program ends."""
+    while crews:
+        crews.pop().end(grace)
+
+
+def _validation_switch() -> bool | None:
+    """Whether this process checks ids and lengths."""
+    from tutorec._validation import validation_enabled
+
+    return validation_enabled()
+
+
+def run_ranks(
+    fn: Callable[..., Any],
+    world_size: int = 2,
+    *args: Any,
+    hosts: int | None = None,
+    backend: str = "auto",
+    timeout: float = 60,
+    **kwargs: Any,
+) -> list[Any]:
+    """Call ``fn`` once on ``world_size`` ranks and return their values in rank order.
+
+    Under ``torchrun`` this process already is one of several ranks: then ``fn`` is called here, in the group that
+    torchrun describes (its number of ranks counts, not ``world_size``), and every process gets the values of all.
+
+    Args:
+        fn: Called on each rank; parameters named ``rank`` and ``world_size`` are filled in.
+        world_size: W, the number of ranks to start.
+        *args: Positional arguments of ``fn``.
+        hosts: Simulated hosts, as in :class:`Ranks`.
+        backend: As in :class:`Ranks`.
+        timeout: Seconds that the call may take.
+        **kwargs: Keyword arguments of ``fn``.
+
+    Example:
+        >>> run_ranks(lambda rank: rank * rank, 2)
+        [0, 1]
+    """
+    if _under_torchrun():
+        return _run_here(fn, args, kwargs, backend, timeout)
+    with Ranks(world_size, hosts=hosts, backend=backend, timeout=timeout) as world:
+        return world.run(fn, *args, **kwargs)
+
+
+def _under_torchrun() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+
+
+def _run_here(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], backend: str, timeout: float
+) -> list[Any]:
+    """Call ``fn`` in this process of several and exchange the values."""
+    import torch.distributed as dist
+
+    init(backend, timeout)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    args, kwargs = call_arguments(fn, args, kwargs, rank, world_size)
+    payloads: list[Any] = [None] * world_size
+    dist.all_gather_object(payloads, dump(fn(*args, **kwargs)))
+    return [load(payload) for payload in payloads]
+
+
+def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.ProcessGroup:
+    """The default process group of this process, started when there is none.
+
+    Under torchrun it is the group that torchrun describes; on a rank of :class:`Ranks` it runs already; elsewhere, in a
+    notebook say, it is a group of one. Calling it again returns the same group.
+
+    Args:
+        backend: ``"auto"``, ``"gloo"`` or ``"nccl"``, used when a group is started.
+        timeout: Seconds that one collective may take.
+
+    Example:
+        >>> init().size()
+        1
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        if _under_torchrun():
+            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            join_group(backend, rank, world_size, "env://", timeout)
+        else:
+            folder = tempfile.TemporaryDirectory(prefix="tutorec-group-")
+            join_group(backend, 0, 1, f"file://{folder.name}/rendezvous", timeout)
+            atexit.register(folder.cleanup)
+        atexit.register(_leave_group)
+    group = dist.group.WORLD
+    assert group is not None, "the default group was started above"
+    return group
+
+
+def _leave_group() -> None:
+    """Leave the default group at the end of the program, as torch asks for."""
+    dist = sys.modules["torch.distributed"]
+    if dist.is_initialized():
+        dist.destroy_process_group()

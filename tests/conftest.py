@@ -1,0 +1,39 @@
+"""Fixtures of every test: pools of ranks that are started once, one thread, the same seeds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tutorec.spmd import Ranks
+
+
+@pytest.fixture(autouse=True)
+def _same_seeds() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[..., Ranks]]:
+    """``ranks(2)``, ``ranks(4)``, ``ranks(4, hosts=2)``: a pool that lives as long as the session.
+
+    A test that breaks its ranks breaks no other: a pool starts new ones after a failure, a closed one is made anew.
+    """
+    pools: dict[tuple[int, int], Ranks] = {}
+
+    def pool(world_size: int, hosts: int = 1) -> Ranks:
+        key = (world_size, hosts)
+        if key not in pools or pools[key].closed:
+            pools[key] = Ranks(world_size, hosts=hosts)
+        return pools[key]
+
+    yield pool
+    for each in pools.values():
+        each.close()
