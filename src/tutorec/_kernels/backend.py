@@ -29,8 +29,16 @@ ENV_VARIABLE = "TUTOREC_BACKEND"
 _CPU_WHEEL = "fbgemm-gpu-cpu"
 _CUDA_WHEEL = "fbgemm-gpu"
 _ASK_TORCH = "ask torch"
-# The libraries that hold the operators used here; the others of the wheel are found through their RPATH.
-_LIBRARIES = ("fbgemm_gpu_tbe_training_backward", "fbgemm_gpu_py")
+# The libraries that hold the operators used here; those that they need are found through their RPATH.
+_LIBRARIES = ("fbgemm_gpu_tbe_training_backward.so", "fbgemm_gpu_py.so")
+# The operators, with the number of arguments that tutorec passes: another number means another fbgemm.
+_OPERATORS = {
+    "split_embedding_codegen_lookup_rowwise_adagrad_function_cpu": 25,
+    "split_embedding_codegen_lookup_sgd_function_cpu": 18,
+    "dense_embedding_codegen_lookup_function": 20,
+    "asynchronous_complete_cumsum": 1,
+    "jagged_to_padded_dense": 4,
+}
 # CUDA major that a CUDA wheel was linked against, where the wheel's version does not say it (no "+cu" suffix).
 _CUDA_MAJOR_OF_WHEEL = {(1, 8): 13}
 _FIRST_PAIRED_TORCH_MINOR = 5
@@ -282,4 +290,10 @@ def _load_libraries() -> None:
         raise ImportError("the package folder 'fbgemm_gpu' is missing although its metadata is there")
     folder = os.path.dirname(spec.origin)
     for library in _LIBRARIES:
-        torch.ops.load_library(os.path.join(folder, f"{library}.so"))
+        torch.ops.load_library(os.path.join(folder, library))
+    for name, expected in _OPERATORS.items():
+        if not hasattr(torch.ops.fbgemm, name):
+            raise ImportError(f"operator fbgemm::{name} is not in {' or '.join(_LIBRARIES)}")
+        takes = len(getattr(torch.ops.fbgemm, name).default._schema.arguments)
+        if takes != expected:
+            raise ImportError(f"operator fbgemm::{name} takes {takes} arguments, and tutorec passes {expected}")

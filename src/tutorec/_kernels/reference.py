@@ -134,7 +134,8 @@ def rowwise_adagrad_update(
         >>> import torch
         >>> from tutorec._kernels.reference import rowwise_adagrad_update
         >>> grads = torch.tensor([[3.0, 3.0], [1.0, 1.0]])
-        >>> weight, momentum = rowwise_adagrad_update(torch.zeros(2, 2), torch.zeros(2), torch.tensor([0, 0]), grads, 0.5)
+        >>> ids = torch.tensor([0, 0])
+        >>> weight, momentum = rowwise_adagrad_update(torch.zeros(2, 2), torch.zeros(2), ids, grads, 0.5)
         >>> weight.tolist(), momentum.tolist()
         ([[-0.5, -0.5], [0.0, 0.0]], [16.0, 0.0])
     """

@@ -174,6 +174,10 @@ class TableBatch(nn.Module):
     ``DenseTableBatchedEmbeddingBagsCodegen``.
     """
 
+    _table_places: list[tuple[int, int, int]]  # per table: first element, first row, elements from row to row
+    _tables: list[Tensor]
+    _states: list[Tensor]
+
     def __init__(self, spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> None:
         super().__init__()
         self.spec = spec
@@ -292,7 +296,7 @@ class TableBatch(nn.Module):
                 else:
                     own.data = view
             views = [cast(Tensor, self._parameters[f"weight_{index}"]) for index in range(len(views))]
-        self._tables: list[Tensor] = views
+        self._tables = views
         self._bind_kernel()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableBatch:
@@ -418,13 +422,12 @@ class _WeightsGradient(torch.autograd.Function):
         tables = ctx.op.table_weights()
         lengths = ctx.offsets.diff().view(len(spec.feature_tables), -1)
         bounds = [0, *lengths.sum(1).cumsum(0).tolist()]
-        bags = torch.arange(lengths.shape[1], device=grad.device)
         pieces = []
         column = 0
         for feature, table in enumerate(spec.feature_tables):
             ids = ctx.values[bounds[feature] : bounds[feature + 1]]
             own = grad[:, column : column + spec.tables[table].columns]
-            pieces.append((tables[table][ids] * own[bags.repeat_interleave(lengths[feature])]).sum(1))
+            pieces.append((tables[table][ids] * own[torch.repeat_interleave(lengths[feature])]).sum(1))
             column += spec.tables[table].columns
         return grad, torch.cat(pieces), None, None, None
 

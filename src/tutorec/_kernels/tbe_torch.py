@@ -151,9 +151,7 @@ class _FusedLookup(torch.autograd.Function):
             bags = None
             if step.pooling != "none":
                 lengths = offsets.diff()
-                bags = torch.arange(lengths.numel(), device=ids.device).repeat_interleave(
-                    lengths, output_size=ids.numel()
-                )
+                bags = torch.repeat_interleave(lengths, output_size=ids.numel())
                 if step.pooling == "mean":
                     grad = grad / lengths.clamp(min=1).unsqueeze(1)
             block, rule = step.block, step.optimizer

@@ -99,8 +99,8 @@ def apply_update(
         bags = groups.bags[first:last]
         sums = F.embedding_bag(bags, grad, starts, mode="sum", per_sample_weights=weights, include_last_offset=True)
         if rule.kind == "rowwise_adagrad":
-            state = momentum[rows] + sums.square().mean(1)
-            momentum[rows] = state
+            momentum.index_add_(0, rows, sums.square().mean(1))
+            state = momentum.index_select(0, rows)
             sums *= (-learning_rate / (state.sqrt() + rule.eps)).unsqueeze(1)
         else:
             sums *= -learning_rate

@@ -1,0 +1,8 @@
+"""``python -m tutorec``."""
+
+import sys
+
+from tutorec.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

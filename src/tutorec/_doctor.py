@@ -1,0 +1,186 @@
+"""What runs on this machine, why, and the one pip line that would improve it."""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from tutorec._kernels.backend import BackendChoice, backend, choose
+from tutorec._validation import validation_enabled
+from tutorec.errors import BackendError
+
+__all__ = ["Report", "doctor"]
+
+
+@dataclass
+class Report:
+    """What :func:`doctor` found.
+
+    Attributes:
+        verdict: One line for a person.
+        broken: True when what is installed or demanded contradicts itself.
+        backend: Kernels that run here: ``"fbgemm"``, ``"torch"``, or ``"none"`` when a demand cannot be met.
+        reason: Why these.
+        pair: Verdict on the torch and fbgemm wheels.
+        remedy: The one pip line that would improve things; None when nothing would.
+        versions: Package -> version, None where absent.
+        kernels: What is asked for -> the kernel that does it, for each device type.
+        devices: Devices that torch sees.
+        collectives: What ranks can talk through: ``gloo``, ``nccl``.
+        cores: Cores that this process may use.
+        threads: Threads that torch uses in this process.
+        validation: Whether ids and lengths are checked.
+        machine: Operating system and processor.
+
+    Example:
+        >>> from tutorec._doctor import Report
+        >>> Report("all is well", False, "fbgemm", "the pair fits", "the pair fits", None)
+        Report('all is well')
+    """
+
+    verdict: str
+    broken: bool
+    backend: str
+    reason: str
+    pair: str
+    remedy: str | None
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    kernels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    collectives: tuple[str, ...] = ()
+    cores: int = 1
+    threads: int = 1
+    validation: bool = True
+    machine: str = ""
+
+    def __post_init__(self) -> None:
+        self._just_printed = False
+
+    def __repr__(self) -> str:
+        return f"Report({self.verdict!r})"
+
+    def __str__(self) -> str:
+        present = [f"{name} {version}" for name, version in self.versions.items() if version]
+        lines = [self.verdict, f"  {', '.join(present)}; {self.machine}"]
+        for device, kernels in self.kernels.items():
+            lines.append(f"  on {device}: " + ", ".join(f"{asked} by {kernel}" for asked, kernel in kernels.items()))
+        through = " and ".join(self.collectives) or "nothing: this torch has no gloo"
+        checks = "on" if self.validation else "off"
+        cores = f"{self.cores} core{'s' if self.cores > 1 else ''}, {self.threads} in use by torch"
+        lines.append(f"  {', '.join(self.devices)}; {cores}; ranks talk through {through}; input checks {checks}")
+        if self.remedy:
+            lines.append(f"  to improve this: {self.remedy}")
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """The whole report as JSON text."""
+        return json_format.dumps(asdict(self), indent=2, default=dict)
+
+    def _ipython_display_(self) -> None:
+        """In a notebook, show the report; nothing when ``doctor()`` has printed it in the same breath."""
+        if not self._just_printed:
+            print(self)
+        self._just_printed = False
+
+
+def doctor(json: bool = False) -> Report:
+    """Print what runs on this machine and why, and return it.
+
+    Args:
+        json: Print the report as JSON instead of text.
+
+    Returns:
+        The report; ``report.broken`` says whether something contradicts itself.
+
+    Example:
+        >>> import contextlib, io
+        >>> from tutorec._doctor import doctor
+        >>> with contextlib.redirect_stdout(io.StringIO()):
+        ...     report = doctor()
+        >>> report.backend in ("fbgemm", "torch")
+        True
+    """
+    report = _examine()
+    print(report.to_json() if json else report)
+    report._just_printed = True
+    return report
+
+
+def _examine() -> Report:
+    """Look at wheels, kernels, devices and settings; never raises for what it finds."""
+    import torch
+
+    from tutorec import __version__
+
+    try:
+        choice, name = backend(), None
+    except (BackendError, ValueError) as error:
+        # The demand cannot be met; say what stands behind it as if nothing had been demanded.
+        judged = choose(override="auto")
+        choice = BackendChoice("torch", str(error), judged.remedy, judged.pair, judged.versions, broken=True)
+        name = "none"
+    devices = ["cpu", *(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))]
+    cores = _cores()
+    report = Report(
+        verdict="",
+        broken=choice.broken,
+        backend=name or choice.name,
+        reason=choice.reason,
+        pair=choice.pair,
+        remedy=choice.remedy,
+        versions={"tutorec": __version__, "python": platform.python_version(), **choice.versions},
+        kernels={} if name else _kernels(["cpu", *(["cuda"] if len(devices) > 1 else [])]),
+        devices=tuple(devices),
+        collectives=_collectives(),
+        cores=cores,
+        threads=torch.get_num_threads(),
+        validation=validation_enabled(),
+        machine=f"{platform.system()} {platform.machine()}",
+    )
+    report.verdict = _verdict(report)
+    return report
+
+
+def _verdict(report: Report) -> str:
+    """The one line that matters."""
+    kernels = {"fbgemm": "fbgemm kernels", "torch": "plain-torch kernels", "none": "no kernels"}[report.backend]
+    if report.broken:
+        return f"tutorec {report.versions['tutorec']} finds something broken, {kernels} run: {report.reason}"
+    state = "ready" if report.backend == "fbgemm" or not report.remedy else "ready, and could be faster"
+    return f"tutorec {report.versions['tutorec']} is {state}: {kernels} ({report.reason})"
+
+
+def _kernels(device_types: list[str]) -> dict[str, dict[str, str]]:
+    """The kernels that really stand behind each request, read off operators built on one small table."""
+    import torch
+
+    from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableSpec, build_table_batch
+
+    group = GroupSpec((TableSpec("probe", rows=1, columns=4),), feature_tables=(0,))
+    rules = {"dense": None, "sgd": OptimizerSpec("sgd"), "rowwise_adagrad": OptimizerSpec("rowwise_adagrad")}
+    return {
+        device: {
+            name: build_table_batch(group, optimizer=rule, device=torch.device(device)).kernel
+            for name, rule in rules.items()
+        }
+        for device in device_types
+    }
+
+
+def _collectives() -> tuple[str, ...]:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return ()
+    found = (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available()))
+    return tuple(name for name, available in found if available)
+
+
+def _cores() -> int:
+    """Cores that this process may use, which in a container is fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
