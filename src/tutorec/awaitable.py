@@ -1,0 +1,162 @@
+"""Values that are still on their way.
+
+A collective is *issued* at once and *collected* later; in between the rank can compute. What the issuing call returns
+is an `Awaitable`: ``wait()`` gives the value, as often as it is asked for, and computes it once. A `LazyAwaitable`
+goes one step further: it may be used in place of its value, and waits by itself the moment the value is touched.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar, cast
+
+# Covariant: a promise of a subclass is a promise of the class.
+W = TypeVar("W", covariant=True)
+
+_UNSET: Any = object()
+
+
+class Awaitable(ABC, Generic[W]):
+    """A value that is ready later: subclasses say in ``_wait_impl`` how to get it.
+
+    TorchRec's ``Awaitable`` computes again at a second ``wait()``; this one remembers.
+
+    Example:
+        >>> class Later(Awaitable[int]):
+        ...     def _wait_impl(self) -> int:
+        ...         print("computing")
+        ...         return 7
+        >>> later = Later()
+        >>> later.wait(), later.wait()
+        computing
+        (7, 7)
+    """
+
+    # A class attribute, so that a subclass that forgets `super().__init__()` still works.
+    _awaited: Any = _UNSET
+
+    def wait(self) -> W:
+        """The value; blocks until it is there."""
+        value = self._awaited
+        if value is _UNSET:
+            value = self._wait_impl()
+            self._awaited = value
+        return value
+
+    @abstractmethod
+    def _wait_impl(self) -> W:
+        """Compute the value; called once."""
+
+
+class NoWait(Awaitable[W]):
+    """An awaitable whose value is already here.
+
+    Example:
+        >>> NoWait(3).wait()
+        3
+    """
+
+    def __init__(self, value: W) -> None:
+        self._awaited = value
+
+    def _wait_impl(self) -> W:
+        return self._awaited
+
+
+class LazyAwaitable(Awaitable[W]):
+    """An awaitable that stands for its value and waits when the value is first used.
+
+    Reading an attribute, an operator, indexing, iterating, ``len`` and every torch function wait. Printing does not:
+    a lazy value can be looked at without ending the overlap that it exists for.
+
+    Example:
+        >>> import torch
+        >>> class Ones(LazyAwaitable[torch.Tensor]):
+        ...     def __init__(self, *size: int) -> None:
+        ...         super().__init__()
+        ...         self._size = size
+        ...     def _wait_impl(self) -> torch.Tensor:
+        ...         return torch.ones(self._size)
+        >>> Ones(3, 2).shape  # an attribute: waits
+        torch.Size([3, 2])
+        >>> torch.cat([Ones(1), torch.zeros(1)]) + Ones(2)
+        tensor([2., 1.])
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only when normal look-up has failed. Special names never wait: copy, pickle and IPython probe for
+        # them on objects that may be half built.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        # An object that lacks its own private attribute is half built; waiting would hide that behind a worse error.
+        if name.startswith("_") and self._awaited is _UNSET:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.wait(), name)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call ``func`` with every lazy value among its arguments replaced by the value."""
+        return func(*_waited(args), **_waited(kwargs or {}))
+
+
+class LazyNoWait(LazyAwaitable[W]):
+    """A lazy awaitable whose value is already here.
+
+    Example:
+        >>> LazyNoWait([1, 2])[0]
+        1
+    """
+
+    def __init__(self, value: W) -> None:
+        super().__init__()
+        self._awaited = value
+
+    def _wait_impl(self) -> W:
+        return self._awaited
+
+
+def _waited(value: Any) -> Any:
+    """``value`` with every lazy awaitable in it, lists, tuples and dicts included, replaced by its value."""
+    if isinstance(value, LazyAwaitable):
+        return value.wait()
+    if type(value) in (list, tuple):
+        return cast(Any, type(value))(_waited(item) for item in value)
+    if type(value) is dict or isinstance(value, Mapping):
+        return {key: _waited(item) for key, item in value.items()}
+    return value
+
+
+def _forwarding_method(apply: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: LazyAwaitable[Any], *args: Any) -> Any:
+        return apply(self.wait(), *_waited(args))
+
+    return method
+
+
+def _reflected(apply: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda value, other: apply(other, value)
+
+
+# Python looks operators up on the class, never through __getattr__, so each needs a method of its own.
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+    _operator = getattr(operator, f"__{_name}__")
+    setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(_operator))
+    setattr(LazyAwaitable, f"__r{_name}__", _forwarding_method(_reflected(_operator)))
+for _name in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "getitem", "setitem", "contains"):
+    setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(getattr(operator, f"__{_name}__")))
+for _name, _builtin in (("len", len), ("iter", iter), ("float", float), ("int", int), ("bool", bool)):
+    setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(_builtin))
+del _name, _operator, _builtin
+
+__all__ = ["Awaitable", "LazyAwaitable", "LazyNoWait", "NoWait"]

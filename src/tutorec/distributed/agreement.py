@@ -1,0 +1,72 @@
+"""Do all ranks mean the same thing? Asked once, before the first exchange, in one small collective.
+
+Ranks that differ in a table's width or in a plan send buffers of sizes that the others do not expect: without this
+check the process dies in native code. Each rank sends a digest per fact; only when digests differ are the facts
+themselves exchanged, to say which rank differs in what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+
+from tutorec.distributed import comm
+from tutorec.distributed.env import ShardingEnv
+from tutorec.errors import AgreementError
+
+_STAGE = "agreement"
+
+
+def check_agreement(subject: str, facts: Mapping[str, str], env: ShardingEnv, problem: Exception | None = None) -> None:
+    """Return when all ranks hold the same facts and none has a problem; otherwise raise on every rank.
+
+    Args:
+        subject: What is about to happen, for the message.
+        facts: Fact -> value. Ranks may hold different facts; that is a disagreement.
+        env: The ranks. Without a process group only ``problem`` is looked at.
+        problem: What this rank found wrong by itself. It is raised here after the others have been told.
+
+    Raises:
+        AgreementError: Ranks differ, or another rank has a problem.
+
+    Example:
+        >>> check_agreement("sharding", {"table 'item': rows": "8"}, ShardingEnv.from_local(1, 0))
+    """
+    if env.process_group is None or env.world_size == 1:
+        if problem is not None:
+            raise problem
+        return
+    digest = 0 if problem is not None else _digest(sorted(facts.items()))
+    digests = [row[0] for row in comm.all_gather_ints([digest], env.process_group, _STAGE)]
+    if digests[0] != 0 and len(set(digests)) == 1:
+        return
+    trouble = f"{type(problem).__name__}: {problem}" if problem is not None else None
+    gathered = comm.all_gather_objects((trouble, dict(facts)), env.process_group, _STAGE)
+    if problem is not None:
+        raise problem
+    troubles = [f"rank {rank} raised {text}" for rank, (text, _) in enumerate(gathered) if text is not None]
+    if troubles:
+        raise AgreementError(f"{subject} was given up on every rank: " + "; ".join(troubles))
+    raise AgreementError(f"ranks disagree in {subject}: " + _differences([held for _, held in gathered]))
+
+
+def _digest(value: object) -> int:
+    """63 bits, never 0: that is the mark of a rank with a problem."""
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1 or 1
+
+
+def _differences(held: list[dict[str, str]]) -> str:
+    """Which rank holds what that most ranks do not; ties go to what rank 0 holds."""
+    names = sorted({name for facts in held for name in facts})
+    lines = []
+    for name in names:
+        values = [facts.get(name, "missing") for facts in held]
+        if len(set(values)) == 1:
+            continue
+        common, _ = Counter(values).most_common(1)[0]
+        others = values.index(common)
+        differing = [rank for rank, value in enumerate(values) if value != common]
+        lines.extend(f"{name} is {values[rank]} on rank {rank} and {common} on rank {others}" for rank in differing)
+    shown = lines[:8] + ([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])
+    return "; ".join(shown)

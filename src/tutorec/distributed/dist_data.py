@@ -1,0 +1,6 @@
+"""Names of TorchRec's ``torchrec.distributed.dist_data``, from the modules that define them."""
+
+from tutorec.distributed.collectives.kjt import KJTAllToAll
+from tutorec.distributed.collectives.pooled import PooledEmbeddingsAllToAll
+
+__all__ = ["KJTAllToAll", "PooledEmbeddingsAllToAll"]

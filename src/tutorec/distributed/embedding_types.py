@@ -1,0 +1,5 @@
+"""Names of TorchRec's ``torchrec.distributed.embedding_types``, from the modules that define them."""
+
+from tutorec.distributed.plan import EmbeddingComputeKernel
+
+__all__ = ["EmbeddingComputeKernel"]

@@ -1,0 +1,73 @@
+"""Which tables of a rank are looked up in one call.
+
+A table-batched operator pools and updates all its tables alike, so the tables of a rank are grouped by how they pool,
+whether ids carry weights, their dtype, their kernel and their optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableSpec
+from tutorec.distributed.plan import EmbeddingComputeKernel
+from tutorec.distributed.tables import TableShard
+
+
+@dataclass(frozen=True)
+class TableGroup:
+    """The shards of one rank that one operator looks up.
+
+    Args:
+        shards: In table order; features and columns follow them.
+    """
+
+    shards: tuple[TableShard, ...]
+
+    @property
+    def kernel(self) -> EmbeddingComputeKernel:
+        """How the rows are kept."""
+        return self.shards[0].table.kernel
+
+    @property
+    def optimizer(self) -> OptimizerSpec | None:
+        """What is applied during backward; None keeps gradients."""
+        return self.shards[0].table.optimizer
+
+    @property
+    def features(self) -> list[str]:
+        """Input features in the order in which the operator reads them."""
+        return [feature for shard in self.shards for feature in shard.table.features]
+
+    @property
+    def output_keys(self) -> list[str]:
+        """Names of the outputs, one per feature."""
+        return [key for shard in self.shards for key in shard.table.output_keys]
+
+    @property
+    def columns(self) -> list[int]:
+        """Width of each output."""
+        return [shard.piece.columns for shard in self.shards for _ in shard.table.features]
+
+    def spec(self) -> GroupSpec:
+        """The group as the operator wants it."""
+        first = self.shards[0].table
+        return GroupSpec(
+            tables=tuple(
+                TableSpec(shard.table.name, shard.piece.rows, shard.piece.columns, shard.table.dtype)
+                for shard in self.shards
+            ),
+            feature_tables=tuple(index for index, shard in enumerate(self.shards) for _ in shard.table.features),
+            pooling=first.pooling,
+            weighted=first.weighted,
+        )
+
+
+def group_tables(shards: Sequence[TableShard]) -> list[TableGroup]:
+    """Group the shards of one rank; groups and their members keep the order of first appearance."""
+    groups: dict[tuple[object, ...], list[TableShard]] = {}
+    for shard in shards:
+        table = shard.table
+        alike = (table.pooling, table.weighted, table.dtype, table.kernel, table.optimizer)
+        groups.setdefault(alike, []).append(shard)
+    return [TableGroup(tuple(members)) for members in groups.values()]

@@ -1,0 +1,100 @@
+"""Two orders and the way between them: the caller's, and the one in which things travel.
+
+Ids travel grouped by the rank that owns their table; pooled columns come back grouped by the rank that looked them up.
+The caller sees neither: features are permuted on the way in, columns on the way out, and both are skipped when the
+orders happen to agree. What depends only on keys is computed once for each order of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import torch
+
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+_MAX_CACHED_ORDERS = 64
+
+
+class FeatureOrder:
+    """Brings the features of a batch into the order in which they travel.
+
+    Args:
+        wanted: Features in travelling order. One that two tables read stands in it twice.
+        tables_of: Feature -> the tables that read it, for the message when it is missing.
+
+    Example:
+        >>> import torch
+        >>> batch = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2]))
+        >>> FeatureOrder(["b", "a"], {}).arrange(batch).values()
+        tensor([2, 3, 1])
+    """
+
+    def __init__(self, wanted: Sequence[str], tables_of: Mapping[str, Sequence[str]]) -> None:
+        self._wanted = list(wanted)
+        self._tables_of = tables_of
+        self._positions: dict[tuple[str, ...], list[int] | None] = {}
+
+    def arrange(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The wanted features in travelling order; the batch itself where it is in that order already.
+
+        Raises:
+            KeyError: A feature is missing.
+        """
+        keys = tuple(features.keys())
+        if keys not in self._positions:
+            if len(self._positions) == _MAX_CACHED_ORDERS:
+                self._positions.clear()
+            self._positions[keys] = self._find(keys)
+        positions = self._positions[keys]
+        return features if positions is None else features.permute(positions)
+
+    def _find(self, keys: tuple[str, ...]) -> list[int] | None:
+        """Where each wanted feature stands; None for "exactly in order"."""
+        place = {key: index for index, key in enumerate(keys)}
+        for feature in self._wanted:
+            if feature not in place:
+                tables = " and ".join(repr(table) for table in self._tables_of.get(feature, ()))
+                raise KeyError(
+                    f"the batch has no feature {feature!r}, which table {tables} reads; its keys are {list(keys)}"
+                )
+        positions = [place[feature] for feature in self._wanted]
+        return None if positions == list(range(len(keys))) else positions
+
+
+class ColumnOrder:
+    """Brings pooled columns from the order in which they arrive into the order of the caller.
+
+    Args:
+        arriving: Output keys in arriving order, each once.
+        columns: D of each arriving key.
+        wanted: The same keys in the caller's order.
+
+    Example:
+        >>> import torch
+        >>> order = ColumnOrder(["item", "user"], [1, 2], wanted=["user", "item"])
+        >>> order.arrange(torch.tensor([[7, 8, 9]]))
+        tensor([[8, 9, 7]])
+    """
+
+    def __init__(self, arriving: Sequence[str], columns: Sequence[int], wanted: Sequence[str]) -> None:
+        assert sorted(arriving) == sorted(wanted), f"columns of {list(arriving)} arrive where {list(wanted)} are due"
+        width = dict(zip(arriving, columns, strict=True))
+        self.length_per_key: list[int] = [width[key] for key in wanted]
+        place = {key: index for index, key in enumerate(wanted)}
+        targets = [place[key] for key in arriving]
+        self._in_order = targets == list(range(len(targets)))
+        # Keys that are neighbours in both orders move as one block.
+        starts = [i for i, to in enumerate(targets) if i == 0 or to != targets[i - 1] + 1]
+        ends = [*starts[1:], len(targets)]
+        offsets = [0, *accumulate(columns)]
+        self._block_columns = [offsets[end] - offsets[start] for start, end in zip(starts, ends, strict=True)]
+        self._block_order = sorted(range(len(starts)), key=lambda block: targets[starts[block]])
+
+    def arrange(self, pooled: torch.Tensor) -> torch.Tensor:
+        """``[B, D]`` in arriving order -> ``[B, D]`` in the caller's order."""
+        if self._in_order:
+            return pooled
+        blocks = pooled.split(self._block_columns, dim=1)
+        return torch.cat([blocks[block] for block in self._block_order], dim=1)

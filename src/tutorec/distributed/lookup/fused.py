@@ -1,0 +1,55 @@
+"""Tables of one group whose rows are updated during backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from tutorec._kernels.tbe import build_table_batch
+from tutorec.distributed.grouping import TableGroup
+from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizerModule
+
+
+class BatchedFusedEmbeddingBag(nn.Module, FusedOptimizerModule):
+    """Bags of one group, looked up in one call; backward applies the optimizer and leaves no gradient.
+
+    Args:
+        group: The shards, all of one optimizer.
+        weights: Initial rows ``[R, D]`` of each shard.
+        device: Where the rows live.
+    """
+
+    def __init__(self, group: TableGroup, weights: Sequence[torch.Tensor], device: torch.device) -> None:
+        super().__init__()
+        self._group = group
+        assert group.optimizer is not None, "a fused group has an optimizer"
+        self._emb_module = build_table_batch(group.spec(), optimizer=group.optimizer, device=device, weights=weights)
+        # Views of the operator's rows: writing into a parameter moves the rows.
+        self._weights = [nn.Parameter(rows) for rows in self._emb_module.table_weights()]
+        names = [f"embedding_bags.{shard.table.name}.weight" for shard in group.shards]
+        self._optimizer = EmbeddingFusedOptimizer(self._emb_module, names, self._weights)
+        for parameter in self._weights:
+            parameter._in_backward_optimizers = [self._optimizer]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def forward(self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        """``values [N]``, ``offsets [F * B + 1]``, ``weights [N]`` -> pooled ``[B, D]``."""
+        self._optimizer.apply_learning_rate()
+        return self._emb_module(values, offsets, weights)
+
+    @property
+    def fused_optimizer(self) -> EmbeddingFusedOptimizer:
+        """What backward applies."""
+        return self._optimizer
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(table name, its rows as a parameter), in group order."""
+        tables = (shard.table.name for shard in self._group.shards)
+        yield from zip(tables, self._weights, strict=True)
+
+    def rebind(self) -> None:
+        """Point parameters and optimizer at the operator's memory again, after it has moved."""
+        for parameter, rows in zip(self._weights, self._emb_module.table_weights(), strict=True):
+            parameter.data = rows
+        self._optimizer.rebind()

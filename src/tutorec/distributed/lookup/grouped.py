@@ -1,0 +1,73 @@
+"""The lookup of one rank: one table-batched operator for each group of its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from tutorec.distributed.grouping import TableGroup
+from tutorec.distributed.lookup.dense import BatchedDenseEmbeddingBag
+from tutorec.distributed.lookup.fused import BatchedFusedEmbeddingBag
+from tutorec.distributed.plan import EmbeddingComputeKernel
+from tutorec.optim.fused import EmbeddingFusedOptimizer
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+_KERNELS: dict[EmbeddingComputeKernel, type[BatchedFusedEmbeddingBag] | type[BatchedDenseEmbeddingBag]] = {
+    EmbeddingComputeKernel.FUSED: BatchedFusedEmbeddingBag,
+    EmbeddingComputeKernel.DENSE: BatchedDenseEmbeddingBag,
+}
+SUPPORTED_KERNELS = tuple(_KERNELS)
+
+
+class GroupedPooledEmbeddingsLookup(nn.Module):
+    """Every sample, my features -> every sample, my columns.
+
+    Args:
+        groups: This rank's tables; none on a rank that holds none.
+        weights: Table name -> initial rows ``[R, D]`` of this rank's shard.
+        device: Where the rows live.
+
+    Source:
+        TorchRec's ``GroupedPooledEmbeddingsLookup``.
+    """
+
+    def __init__(self, groups: Sequence[TableGroup], weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        super().__init__()
+        self._splits = [len(group.features) for group in groups]
+        self._device = device
+        self._emb_modules = nn.ModuleList()
+        for group in groups:
+            rows = [weights[shard.table.name] for shard in group.shards]
+            self._emb_modules.append(_KERNELS[group.kernel](group, rows, device))
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """``features``: F_mine features, sum of B samples, in group order -> ``[sum of B, D_mine]``."""
+        if not self._splits:
+            return torch.empty(features.stride(), 0, device=self._device)
+        parts = [features] if len(self._splits) == 1 else features.split(self._splits)
+        pooled = [
+            bags(part.values(), part.offsets(), part.weights_or_none())
+            for bags, part in zip(self._emb_modules, parts, strict=True)
+        ]
+        return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(table name, its rows as a parameter), group after group."""
+        for bags in self._bags():
+            yield from bags.named_weights()
+
+    def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
+        """One for each group that is updated during backward."""
+        return [bags.fused_optimizer for bags in self._bags() if isinstance(bags, BatchedFusedEmbeddingBag)]
+
+    def rebind(self) -> None:
+        """Point parameters at the operators' memory again, after it has moved."""
+        for bags in self._bags():
+            bags.rebind()
+
+    def _bags(self) -> Iterator[BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag]:
+        for bags in self._emb_modules:
+            assert isinstance(bags, BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag), f"unexpected {type(bags)}"
+            yield bags

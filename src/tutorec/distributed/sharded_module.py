@@ -1,0 +1,99 @@
+"""The two roles of sharding: sharded modules, and the sharders that make them.
+
+A *sharded module* computes on many ranks what one module computed on one; a *module sharder* turns the one into the
+other. A sharded module's forward is three moves, and every sharding type gives its own three:
+
+    input_dist    ids go to the ranks that hold their rows
+    compute       rows are looked up and pooled
+    output_dist   results go to the ranks of their samples
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from tutorec.awaitable import Awaitable, LazyAwaitable
+from tutorec.distributed.env import ShardingEnv
+
+Ctx = TypeVar("Ctx")
+CompIn = TypeVar("CompIn")
+DistOut = TypeVar("DistOut")
+Out = TypeVar("Out")
+M = TypeVar("M", bound=nn.Module, contravariant=True)
+
+
+class ShardedModule(nn.Module, ABC, Generic[Ctx, CompIn, DistOut, Out]):
+    """A module whose tables lie on several ranks.
+
+    Type parameters: the context of one batch, what arrives before compute, what compute gives, and the result.
+
+    Source:
+        TorchRec's ``torchrec.distributed.types.ShardedModule``.
+    """
+
+    @abstractmethod
+    def create_context(self) -> Ctx:
+        """What one batch's moves tell each other; each batch in flight has its own."""
+
+    @abstractmethod
+    def input_dist(self, ctx: Ctx, *args: Any, **kwargs: Any) -> Awaitable[Awaitable[CompIn]]:
+        """Send ids to the ranks that hold their rows: sizes first, then ids."""
+
+    @abstractmethod
+    def compute(self, ctx: Ctx, dist_input: CompIn) -> DistOut:
+        """Look rows up; nothing is sent."""
+
+    @abstractmethod
+    def output_dist(self, ctx: Ctx, output: DistOut) -> LazyAwaitable[Out]:
+        """Send results to the ranks of their samples."""
+
+    def compute_and_output_dist(self, ctx: Ctx, dist_input: CompIn) -> LazyAwaitable[Out]:
+        """Both in one call, for a module that overlaps them."""
+        return self.output_dist(ctx, self.compute(ctx, dist_input))
+
+    def forward(self, *args: Any, **kwargs: Any) -> LazyAwaitable[Out]:
+        """The three moves one after the other; the result waits for itself when it is first used."""
+        ctx = self.create_context()
+        dist_input = self.input_dist(ctx, *args, **kwargs).wait().wait()
+        return self.output_dist(ctx, self.compute(ctx, dist_input))
+
+
+class ModuleSharder(Protocol[M]):
+    """Knows one class of modules: which parameters can be sharded, how, and how to build the sharded module.
+
+    Source:
+        TorchRec's ``torchrec.distributed.types.ModuleSharder``.
+    """
+
+    @property
+    def module_type(self) -> type[nn.Module]:
+        """The class of modules that it shards."""
+        ...
+
+    def shard(
+        self,
+        module: M,
+        params: Any,
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedModule[Any, Any, Any, Any]:
+        """The sharded module; ``params`` is the plan of this module."""
+        ...
+
+    def shardable_parameters(self, module: M) -> Mapping[str, nn.Parameter]:
+        """Table name -> weights ``[R, D]``."""
+        ...
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """`ShardingType` values that it can build."""
+        ...
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """`EmbeddingComputeKernel` values that it can build."""
+        ...

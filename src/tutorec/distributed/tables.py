@@ -1,0 +1,208 @@
+"""A table and the pieces of it that ranks hold: the nouns that every sharding type speaks of.
+
+`place_table` is where a plan is read: behind it there is no plan that cannot be carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from tutorec._kernels.tbe import OptimizerSpec
+from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
+from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
+from tutorec.distributed.shard_geometry import ShardPiece, exact_cover, pieces_of
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from tutorec.types import data_type_to_dtype
+
+Pooling = Literal["sum", "mean", "none"]
+_POOLINGS: dict[PoolingType, Pooling] = {
+    PoolingType.SUM: "sum",
+    PoolingType.MEAN: "mean",
+    PoolingType.NONE: "none",
+}
+_E = TypeVar("_E", bound=Enum)
+
+
+@dataclass(frozen=True)
+class PlacedTable:
+    """One table of a collection: its shape, who looks rows up in it, and where its pieces lie.
+
+    Args:
+        name: Name of the table.
+        rows: R.
+        columns: D.
+        dtype: Of the rows.
+        pooling: How the rows of a bag become one; ``"none"`` keeps them apart.
+        weighted: Whether each id comes with a weight.
+        features: Input features that read this table.
+        output_keys: Names of the outputs, one per feature. The feature's name, or ``feature@table`` where two tables
+            read the same feature.
+        sharding_type: How it is divided.
+        kernel: How its rows are kept and updated.
+        optimizer: Applied during backward; None where gradients are kept (dense).
+        pieces: In plan order.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    dtype: torch.dtype
+    pooling: Pooling
+    weighted: bool
+    features: tuple[str, ...]
+    output_keys: tuple[str, ...]
+    sharding_type: ShardingType
+    kernel: EmbeddingComputeKernel
+    optimizer: OptimizerSpec | None
+    pieces: tuple[ShardPiece, ...]
+
+    def describe(self) -> dict[str, str]:
+        """What ranks must agree on, as text: fact -> value. Features are sorted out by the plan, not by order."""
+        return {
+            "rows": str(self.rows),
+            "embedding_dim": str(self.columns),
+            "dtype": str(self.dtype),
+            "pooling": self.pooling,
+            "weighted": str(self.weighted),
+            "features": ", ".join(self.features),
+            "sharding type": self.sharding_type.value,
+            "compute kernel": self.kernel.value,
+            "optimizer": str(self.optimizer),
+            "ranks": str([piece.rank for piece in self.pieces]),
+            "shard offsets": str([[piece.row_offset, piece.column_offset] for piece in self.pieces]),
+            "shard sizes": str([[piece.rows, piece.columns] for piece in self.pieces]),
+        }
+
+
+@dataclass(frozen=True)
+class TableShard:
+    """A piece together with the table it is cut from."""
+
+    table: PlacedTable
+    piece: ShardPiece
+
+
+def shards_on_rank(tables: Sequence[PlacedTable], rank: int) -> list[TableShard]:
+    """The pieces that ``rank`` holds, in table order."""
+    return [TableShard(table, piece) for table in tables for piece in table.pieces if piece.rank == rank]
+
+
+@dataclass(frozen=True)
+class PlacementRules:
+    """What a sharder can build, and for whom.
+
+    Args:
+        world_size: W, ranks that a plan may name.
+        weighted: Whether each id comes with a weight.
+        sharding_types: Those that are built.
+        kernels: Those that are built.
+        fused_params: The caller's, for tables that carry no optimizer of their own.
+    """
+
+    world_size: int
+    weighted: bool
+    sharding_types: Sequence[ShardingType]
+    kernels: Sequence[EmbeddingComputeKernel]
+    fused_params: Mapping[str, Any] | None
+
+
+def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterSharding]) -> None:
+    """Check that a module's plan names its tables, all of them and no other.
+
+    Raises:
+        TypeError: It is no plan of one module.
+        ValueError: A table is missing, or one is named that does not exist.
+
+    Example:
+        >>> check_plan_covers(["item"], {})
+        Traceback (most recent call last):
+        ...
+        ValueError: the plan says nothing about table 'item'; it names []
+    """
+    if not isinstance(plan, Mapping):
+        raise TypeError(
+            f"a module's plan maps table names to ParameterSharding, got {type(plan).__name__}; "
+            "of a ShardingPlan, pass plan.plan[path of the module], which is plan.plan[''] for the model itself"
+        )
+    missing, surplus = [name for name in tables if name not in plan], [name for name in plan if name not in tables]
+    if missing:
+        raise ValueError(f"the plan says nothing about table {', '.join(map(repr, missing))}; it names {list(plan)}")
+    if surplus:
+        raise ValueError(
+            f"the plan names table {', '.join(map(repr, surplus))}, which the module does not have: {list(tables)}"
+        )
+
+
+def place_table(
+    config: BaseEmbeddingConfig,
+    output_keys: Sequence[str],
+    weight: torch.Tensor,
+    sharding: ParameterSharding,
+    rules: PlacementRules,
+) -> PlacedTable:
+    """What a plan says about one table, checked.
+
+    Args:
+        config: The table.
+        output_keys: Names of its outputs, one per feature.
+        weight: Its rows; looked at for an optimizer that ``apply_optimizer_in_backward`` left there.
+        sharding: Its entry in the plan.
+        rules: What can be built.
+
+    Raises:
+        ValueError: The plan cannot be carried out.
+    """
+    sharding_type = _member(ShardingType, sharding.sharding_type, rules.sharding_types, config.name, "sharding type")
+    kernel = _member(EmbeddingComputeKernel, sharding.compute_kernel, rules.kernels, config.name, "compute kernel")
+    if not config.feature_names:
+        raise ValueError(f"table {config.name!r} has no feature_names: no id can ever reach it; leave it out")
+    pieces = pieces_of(sharding)
+    for piece in pieces:
+        if not 0 <= piece.rank < rules.world_size:
+            raise ValueError(
+                f"the plan puts table {config.name!r} on rank {piece.rank}, and the world has {rules.world_size} "
+                f"ranks: 0 to {rules.world_size - 1}"
+            )
+    rows, columns = config.num_embeddings, config.embedding_dim
+    if not exact_cover(pieces, rows, columns):
+        shards = [([piece.row_offset, piece.column_offset], [piece.rows, piece.columns]) for piece in pieces]
+        raise ValueError(
+            f"the plan's shards of table {config.name!r} do not cover its {rows} x {columns} rows and columns once: "
+            f"(offsets, sizes) {shards}; make the plan from this module"
+        )
+    if sharding_type is ShardingType.TABLE_WISE and len(pieces) != 1:
+        raise ValueError(f"table {config.name!r} is table_wise, which is one shard, and the plan has {len(pieces)}")
+    optimizer = None
+    if kernel is not EmbeddingComputeKernel.DENSE:
+        optimizer = optimizer_spec_of_parameter(config.name, weight) or optimizer_spec(rules.fused_params)
+    return PlacedTable(
+        name=config.name,
+        rows=rows,
+        columns=columns,
+        dtype=data_type_to_dtype(config.data_type),
+        pooling=_POOLINGS[config.pooling] if isinstance(config, EmbeddingBagConfig) else "none",
+        weighted=rules.weighted,
+        features=tuple(config.feature_names),
+        output_keys=tuple(output_keys),
+        sharding_type=sharding_type,
+        kernel=kernel,
+        optimizer=optimizer,
+        pieces=tuple(pieces),
+    )
+
+
+def _member(kind: type[_E], value: str, built: Sequence[_E], table: str, what: str) -> _E:
+    """The enum member of a plan's text, if it is one that is built."""
+    try:
+        member = kind(value)
+    except ValueError:
+        member = None
+    if member is None or member not in built:
+        names = ", ".join(str(each.value) for each in built)
+        raise ValueError(f"the plan gives table {table!r} the {what} {value!r}; supported now: {names}")
+    return member

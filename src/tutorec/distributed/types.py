@@ -1,0 +1,32 @@
+"""Names of TorchRec's ``torchrec.distributed.types``, from the modules that define them."""
+
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
+
+from tutorec.awaitable import Awaitable, LazyAwaitable, LazyNoWait, NoWait
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.plan import (
+    EmbeddingModuleShardingPlan,
+    ModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
+from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
+
+__all__ = [
+    "Awaitable",
+    "EmbeddingModuleShardingPlan",
+    "EnumerableShardingSpec",
+    "LazyAwaitable",
+    "LazyNoWait",
+    "ModuleSharder",
+    "ModuleShardingPlan",
+    "NoWait",
+    "ParameterSharding",
+    "ShardMetadata",
+    "ShardedModule",
+    "ShardingEnv",
+    "ShardingPlan",
+    "ShardingType",
+]

@@ -1,0 +1,35 @@
+"""The names of fused optimizers, as fbgemm spells them, without importing fbgemm."""
+
+from __future__ import annotations
+
+import enum
+
+
+class EmbOptimType(enum.Enum):
+    """An optimizer that runs inside backward. Names and values are fbgemm's; which of them run is another matter.
+
+    Example:
+        >>> EmbOptimType.EXACT_ROWWISE_ADAGRAD.value
+        'exact_row_wise_adagrad'
+    """
+
+    SGD = "sgd"
+    EXACT_SGD = "exact_sgd"
+    LAMB = "lamb"
+    ADAM = "adam"
+    EXACT_ADAGRAD = "exact_adagrad"
+    EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
+    LARS_SGD = "lars_sgd"
+    PARTIAL_ROWWISE_ADAM = "partial_row_wise_adam"
+    PARTIAL_ROWWISE_LAMB = "partial_row_wise_lamb"
+    ROWWISE_ADAGRAD = "row_wise_adagrad"
+    SHAMPOO = "shampoo"
+    SHAMPOO_V2 = "shampoo_v2"
+    MADGRAD = "madgrad"
+    EXACT_ROWWISE_WEIGHTED_ADAGRAD = "exact_row_wise_weighted_adagrad"
+    ENSEMBLE_ROWWISE_ADAGRAD = "ensemble_row_wise_adagrad"
+    EMAINPLACE_ROWWISE_ADAGRAD = "ema_in_place_row_wise_adagrad"
+    NONE = "none"
+
+    def __str__(self) -> str:
+        return self.value
