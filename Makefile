@@ -10,8 +10,8 @@ JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(PY) -m pytest -q
 
-UNIT  := tests src --doctest-modules --ignore=tests/parity/live -m "not html and not live"
-QUICK := tests src --doctest-modules --ignore=tests/parity/live -m "not html and not live and not slow and not world4"
+UNIT  := tests src --doctest-modules -m "not html and not live"
+QUICK := tests src --doctest-modules -m "not html and not live and not slow and not world4"
 
 .DEFAULT_GOAL := help
 .PHONY: help venv book test quick lint types unit notebooks notebooks-torch nb check html bench parity wheel clean clean-venv format
@@ -41,7 +41,8 @@ lint: venv ## ruff: rules and format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-format: venv ## let ruff repair what it can
+format: venv ## strip notebooks, let ruff repair what it can
+	@$(PY) .ci/strip_notebooks.py notebooks/*.ipynb || true
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
