@@ -73,6 +73,7 @@ def dtype_to_data_type(dtype: torch.dtype) -> DataType:
         ValueError: No table format has this dtype.
 
     Example:
+        >>> import torch
         >>> dtype_to_data_type(torch.float16).name
         'FP16'
     """

@@ -51,13 +51,14 @@ class EmbeddingBagCollection(nn.Module):
         ValueError: Two tables have one name, a table has no name, or its pooling or number format cannot be had.
 
     Example:
-        >>> tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="items", feature_names=["item"])]
+        >>> import torch
+        >>> tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="item_table", feature_names=["item"])]
         >>> ebc = EmbeddingBagCollection(tables)
         >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1]))
         >>> pooled = ebc(batch)
         >>> pooled.keys(), pooled.values().shape
         (['item'], torch.Size([3, 4]))
-        >>> torch.equal(pooled["item"][0], ebc.embedding_bags["items"].weight[[3, 1]].sum(0))
+        >>> torch.equal(pooled["item"][0], ebc.embedding_bags["item_table"].weight[[3, 1]].sum(0))
         True
 
     See Also:
@@ -90,7 +91,7 @@ class EmbeddingBagCollection(nn.Module):
         Returns:
             The pooled rows side by side, ``[B, D]``, one key per feature and table.
         """
-        check_ids(features, self._feature_rows)
+        check_ids(features, self._feature_rows, self._is_weighted)
         bags = features.to_dict()
         pooled: list[Tensor] = []
         for table, names in zip(self.embedding_bags.values(), self._feature_names, strict=True):
@@ -98,7 +99,7 @@ class EmbeddingBagCollection(nn.Module):
                 bag = bags[name]
                 weights = bag.weights() if self._is_weighted else None
                 pooled.append(table(bag.values(), bag.offsets(), weights).float())
-        values = torch.cat(pooled, dim=1) if pooled else torch.empty(features.stride(), 0)
+        values = torch.cat(pooled, dim=1) if pooled else torch.empty(features.stride(), 0, device=self._device)
         return KeyedTensor(self._embedding_names, self._length_per_name, values)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
@@ -141,6 +142,11 @@ def _check_tables(tables: Sequence[EmbeddingBagConfig], is_weighted: bool) -> No
     for table in tables:
         if not table.name or "." in table.name:
             raise ValueError(f"table name {table.name!r} must not be empty or contain a dot; it becomes part of a path")
+        if hasattr(nn.ModuleDict, table.name) or table.name == "training":
+            raise ValueError(
+                f"table name {table.name!r} is taken by an attribute of torch.nn.ModuleDict, which holds the tables; "
+                f"call it {table.name + '_table'!r}"
+            )
         if table.pooling is PoolingType.NONE:
             raise ValueError(f"table {table.name!r}: a bag is pooled by SUM or MEAN; EmbeddingCollection returns rows")
         if is_weighted and table.pooling is PoolingType.MEAN:

@@ -8,27 +8,29 @@ from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.kjt_build import all_features, one_feature, parts_of_batches, parts_of_features
 from tutorec.sparse.kjt_layout import (
     differences,
     lengths_of_offsets,
     offset_per_key_of,
-    offsets_by_key,
     offsets_of_lengths,
+    permute_lists,
     positions,
     running_sum,
     segment_sums,
     split_weights,
+    stride_of,
 )
 from tutorec.sparse.printing import keyed_jagged_text
-from tutorec.sparse.validate import check_form, check_keys, check_lists, checkable, missing_key
+from tutorec.sparse.validate import check_batch_form, check_batch_lists, check_counts, checkable, missing_key
 
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not have, and
 # TorchScript compiles them as they stand.
 torch.fx.wrap("differences")
 torch.fx.wrap("lengths_of_offsets")
 torch.fx.wrap("offset_per_key_of")
-torch.fx.wrap("offsets_by_key")
 torch.fx.wrap("offsets_of_lengths")
+torch.fx.wrap("permute_lists")
 torch.fx.wrap("running_sum")
 torch.fx.wrap("segment_sums")
 
@@ -120,7 +122,7 @@ class KeyedJaggedTensor:
         self._weights: Tensor | None = weights
         self._lengths: Tensor | None = lengths
         self._offsets: Tensor | None = offsets
-        self._stride: int = _stride_of(keys, lengths, offsets) if stride is None else stride
+        self._stride: int = stride_of(len(keys), lengths, offsets) if stride is None else stride
         self._length_per_key: list[int] | None = length_per_key
         self._offset_per_key: list[int] | None = offset_per_key
         self._index_per_key: dict[str, int] | None = index_per_key
@@ -172,16 +174,9 @@ class KeyedJaggedTensor:
         inverse_indices: tuple[list[str], Tensor] | None = None,
     ) -> "KeyedJaggedTensor":
         """A batch from offsets [F * B + 1], with the ids per key read at once."""
-        batch = KeyedJaggedTensor(
-            keys,
-            values,
-            weights,
-            offsets=offsets,
-            stride=stride,
-            stride_per_key_per_rank=stride_per_key_per_rank,
-            inverse_indices=inverse_indices,
-        )
-        return batch.sync()
+        return KeyedJaggedTensor(
+            keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
+        ).sync()
 
     @staticmethod
     @torch.jit.unused
@@ -195,60 +190,21 @@ class KeyedJaggedTensor:
         inverse_indices: tuple[list[str], Tensor] | None = None,
     ) -> "KeyedJaggedTensor":
         """A batch from lengths [F * B], with the ids per key read at once."""
-        batch = KeyedJaggedTensor(
-            keys,
-            values,
-            weights,
-            lengths,
-            stride=stride,
-            stride_per_key_per_rank=stride_per_key_per_rank,
-            inverse_indices=inverse_indices,
-        )
-        return batch.sync()
+        return KeyedJaggedTensor(
+            keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
+        ).sync()
 
     @staticmethod
     @torch.jit.unused
     def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> "KeyedJaggedTensor":
         """One batch from one jagged tensor per feature, all with the same samples."""
-        keys, parts = list(jt_dict), list(jt_dict.values())
-        if not keys:
-            return KeyedJaggedTensor.empty()
-        lengths = [part.lengths() for part in parts]
-        _same("from_jt_dict", "samples", {key: length.numel() for key, length in zip(keys, lengths, strict=True)})
-        _same("from_jt_dict", "weights", {key: part.weights_or_none() is not None for key, part in jt_dict.items()})
-        values = [part.values() for part in parts]
-        return KeyedJaggedTensor._from_parts(
-            keys,
-            torch.cat(values),
-            None if parts[0].weights_or_none() is None else torch.cat([part.weights() for part in parts]),
-            torch.cat(lengths),
-            None,
-            lengths[0].numel(),
-            [value.shape[0] for value in values],
-        )
+        return KeyedJaggedTensor._from_parts(*parts_of_features(jt_dict))
 
     @staticmethod
     @torch.jit.unused
     def concat(kjt_list: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
         """One batch with the keys of all, which must be distinct and hold the same samples."""
-        if not kjt_list:
-            raise ValueError("KeyedJaggedTensor.concat: no batches given; KeyedJaggedTensor.empty() makes an empty one")
-        if len(kjt_list) == 1:
-            return kjt_list[0]
-        keys = [key for batch in kjt_list for key in batch._keys]
-        check_keys("KeyedJaggedTensor.concat", keys)
-        _same("concat", "samples", {str(batch._keys): batch._stride for batch in kjt_list})
-        _same("concat", "weights", {str(batch._keys): batch._weights is not None for batch in kjt_list})
-        counts = [batch._length_per_key for batch in kjt_list]
-        return KeyedJaggedTensor._from_parts(
-            keys,
-            torch.cat([batch._values for batch in kjt_list]),
-            None if kjt_list[0]._weights is None else torch.cat([batch.weights() for batch in kjt_list]),
-            torch.cat([batch.lengths() for batch in kjt_list]),
-            None,
-            kjt_list[0]._stride,
-            None if None in counts else [count for known in counts if known is not None for count in known],
-        )
+        return KeyedJaggedTensor._from_parts(*parts_of_batches(kjt_list))
 
     @staticmethod
     @torch.jit.unused
@@ -260,14 +216,9 @@ class KeyedJaggedTensor:
         lengths_dtype: torch.dtype = torch.int32,
     ) -> "KeyedJaggedTensor":
         """A batch without keys and samples."""
+        jagged = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
         return KeyedJaggedTensor._from_parts(
-            [],
-            torch.empty(0, dtype=values_dtype, device=device),
-            torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
-            torch.empty(0, dtype=lengths_dtype, device=device),
-            torch.zeros(1, dtype=lengths_dtype, device=device),
-            0,
-            [],
+            [], jagged.values(), jagged.weights_or_none(), jagged.lengths(), jagged.offsets(), 0, []
         )
 
     @staticmethod
@@ -429,23 +380,12 @@ class KeyedJaggedTensor:
 
     def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> "KeyedJaggedTensor":
         """The batch with key ``indices[i]`` at position i; keys may repeat or be left out."""
-        counts, weights = self.length_per_key(), self._weights
-        if len(indices) == 0:
-            if weights is not None:
-                weights = weights[:0]
-            return self._derive([], self._values[:0], weights, self.lengths()[:0], [])
-        values = self._values.split_with_sizes(counts)
-        lengths = self.lengths().view(len(self._keys), self._stride).unbind(0)
-        if weights is not None:
-            pieces = weights.split_with_sizes(counts)
-            weights = torch.cat([pieces[index] for index in indices])
-        return self._derive(
-            [self._keys[index] for index in indices],
-            torch.cat([values[index] for index in indices]),
-            weights,
-            torch.cat([lengths[index] for index in indices]),
-            [counts[index] for index in indices],
+        counts = self.length_per_key()
+        values, weights, lengths = permute_lists(
+            self._values, self._weights, self.lengths(), counts, self._stride, indices
         )
+        keys = [self._keys[index] for index in indices]
+        return self._derive(keys, values, weights, lengths, [counts[index] for index in indices])
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """One feature's lists: views."""
@@ -461,25 +401,16 @@ class KeyedJaggedTensor:
         if weights is not None:
             weights = weights[start:end]
         lengths = self.lengths()[position * stride : (position + 1) * stride]
-        return _bag(self._values[start:end], weights, lengths, None)
+        return one_feature(self._values[start:end], weights, lengths, None)
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """Every feature's lists by name: views, with all offsets from one subtraction."""
         known = self._jt_dict
         if known is not None:
             return known
-        count, stride, counts = len(self._keys), self._stride, self.length_per_key()
-        bags: dict[str, JaggedTensor] = {}
-        if count > 0:
-            values = self._values.split_with_sizes(counts)
-            weights = split_weights(self._weights, counts, count)
-            lengths = self.lengths().view(count, stride).unbind(0)
-            offsets: list[Tensor] = []
-            if compute_offsets:
-                offsets = offsets_by_key(self.offsets(), count, stride)
-            for position, key in enumerate(self._keys):
-                starts = offsets[position] if compute_offsets else None
-                bags[key] = _bag(values[position], weights[position], lengths[position], starts)
+        counts, lengths = self.length_per_key(), self.lengths()
+        offsets = self.offsets() if compute_offsets else None
+        bags = all_features(self._keys, self._values, self._weights, lengths, offsets, counts, self._stride)
         self._jt_dict = bags
         return bags
 
@@ -537,15 +468,17 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def record_stream(self, stream: Any) -> None:
         """Tell the allocator that ``stream`` reads the parts."""
-        for part in (self._values, self._weights, self._lengths, self._offsets):
-            if part is not None:
-                part.record_stream(stream)
+        for part in self._tensors():
+            part.record_stream(stream)
+
+    @torch.jit.unused
+    def _tensors(self) -> list[Tensor]:
+        return [part for part in (self._values, self._weights, self._lengths, self._offsets) if part is not None]
 
     @torch.jit.unused
     def size_in_bytes(self) -> int:
         """Bytes of all parts."""
-        parts = (self._values, self._weights, self._lengths, self._offsets)
-        return sum(part.numel() * part.element_size() for part in parts if part is not None)
+        return sum(part.numel() * part.element_size() for part in self._tensors())
 
     @torch.jit.unused
     def __str__(self) -> str:
@@ -554,57 +487,16 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:
         """In a traced graph, a batch that leaves the graph is a call of its constructor."""
-        parts = {
-            "keys": self._keys,
-            "values": self._values,
-            "weights": self._weights,
-            "lengths": self._lengths,
-            "offsets": self._offsets,
-            "stride": self._stride,
-        }
+        names = ("keys", "values", "weights", "lengths", "offsets", "stride")
+        parts = {name: getattr(self, f"_{name}") for name in names}
         return tracer.create_node("call_function", KeyedJaggedTensor, (), tracer.create_arg(parts))
-
-
-def _stride_of(keys: list[str], lengths: Tensor | None, offsets: Tensor | None) -> int:
-    """B from the number of lists."""
-    if lengths is not None:
-        lists = lengths.numel()
-    elif offsets is not None:
-        lists = offsets.numel() - 1
-    else:
-        raise ValueError(
-            "KeyedJaggedTensor: neither lengths nor offsets given; one of them says where the lists of ids end"
-        )
-    if len(keys) == 0:
-        return 0
-    return lists // len(keys)
-
-
-def _bag(values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor | None) -> JaggedTensor:
-    """One feature of a valid batch: no check, and in eager code no constructor."""
-    if is_scripting():
-        return JaggedTensor(values, weights, lengths, offsets)
-    else:
-        return JaggedTensor._from_parts(values, weights, lengths, offsets)
 
 
 def _check(batch: KeyedJaggedTensor) -> None:
     """Check what a caller gave: its form now, its numbers now on the CPU and at the first sync point elsewhere."""
     if not checkable(batch._values):
         return
-    owner, keys, lengths, offsets = "KeyedJaggedTensor", batch._keys, batch._lengths, batch._offsets
-    check_keys(owner, keys)
-    check_form(owner, batch._values, batch._weights, lengths, offsets)
-    lists = lengths.numel() if lengths is not None else offsets.numel() - 1 if offsets is not None else 0
-    if lists != len(keys) * batch._stride:
-        if keys and lists % len(keys):
-            hint = f"{lists} is no multiple of {len(keys)}"
-        else:
-            hint = f"stride says {batch._stride} samples"
-        raise ValueError(
-            f"{owner}: {lists} lists of ids for {len(keys)} keys {keys}: {hint}; "
-            "there is one length per key and sample, key after key"
-        )
+    check_batch_form(batch._keys, batch._values, batch._weights, batch._lengths, batch._offsets, batch._stride)
     batch._checked = False
     if batch._values.device.type == "cpu":
         _check_once(batch)
@@ -614,23 +506,14 @@ def _check_once(batch: KeyedJaggedTensor) -> None:
     """Check the numbers that a caller gave, if that is still to be done; keeps the offsets found on the way."""
     if batch._checked:
         return
-
-    def place(index: int) -> str:
-        return f"feature {batch._keys[index // batch._stride]!r}, sample {index % batch._stride}"
-
-    batch._offsets = check_lists("KeyedJaggedTensor", batch._values, batch._lengths, batch._offsets, place)
+    batch._offsets = check_batch_lists(batch._keys, batch._values, batch._lengths, batch._offsets, batch._stride)
     batch._checked = True
-    for name, given, true in (
-        ("length_per_key", batch._length_per_key, differences),
-        ("offset_per_key", batch._offset_per_key, list),
+    for name, given in (
+        ("length_per_key", batch._length_per_key),
+        ("offset_per_key", None if batch._offset_per_key is None else differences(batch._offset_per_key)),
     ):
         if given is not None:
-            found = true(offset_per_key_of(batch._offsets, len(batch._keys), batch._stride))
-            if list(given) != found:
-                raise ValueError(
-                    f"KeyedJaggedTensor: {name} is {given}, and the lengths give {found} for {batch._keys}; "
-                    "leave it out"
-                )
+            check_counts(name, given, batch._keys, batch._offsets, batch._stride)
 
 
 def _map(batch: KeyedJaggedTensor, change: Callable[[Tensor], Tensor]) -> KeyedJaggedTensor:
@@ -649,12 +532,3 @@ def _map(batch: KeyedJaggedTensor, change: Callable[[Tensor], Tensor]) -> KeyedJ
     changed._index_per_key = batch._index_per_key
     changed._checked = batch._checked
     return changed
-
-
-def _same(operation: str, what: str, found: dict[str, int] | dict[str, bool]) -> None:
-    """Check that all parts of a batch have the same number of samples, and all or none of them weights."""
-    if len(set(found.values())) > 1:
-        raise ValueError(
-            f"KeyedJaggedTensor.{operation}: {what} differ: {found}; "
-            "all must be the same (variable batch is not supported yet)"
-        )

@@ -5,7 +5,7 @@ checks its lengths at its first sync point (``KeyedJaggedTensor.sync``). While a
 compiled there are no numbers to look at, and no check runs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._validation import validation_enabled
-from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
+from tutorec.sparse.kjt_layout import differences, lengths_of_offsets, offset_per_key_of, offsets_of_lengths
 
 if TYPE_CHECKING:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
+_BATCH = "KeyedJaggedTensor"
 _INDEX_TYPES = (torch.int64, torch.int32)
 
 
@@ -154,13 +155,107 @@ def check_keys(owner: str, keys: Sequence[str]) -> None:
         raise ValueError(f"{owner}: keys occur twice: {repeated} in {list(keys)}; each key names one feature")
 
 
+def check_batch_form(
+    keys: list[str], values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None, stride: int
+) -> None:
+    """Check the form of a batch's parts: what ``check_form`` checks, the keys, and one list per key and sample.
+
+    Args:
+        keys: F feature names.
+        values: ``[N]``.
+        weights: ``[N]`` or None.
+        lengths: ``[F * B]`` or None.
+        offsets: ``[F * B + 1]`` or None.
+        stride: B.
+
+    Raises:
+        ValueError: A part has the wrong shape, dtype or device, or a key occurs twice.
+    """
+    check_keys(_BATCH, keys)
+    check_form(_BATCH, values, weights, lengths, offsets)
+    lists = lengths.numel() if lengths is not None else offsets.numel() - 1 if offsets is not None else 0
+    if lists == len(keys) * stride:
+        return
+    odd = bool(keys) and lists % len(keys) != 0
+    reason = f"{lists} is no multiple of {len(keys)}" if odd else f"stride says {stride} samples"
+    raise ValueError(
+        f"{_BATCH}: {lists} lists of ids for {len(keys)} keys {keys}: {reason}; "
+        "there is one length per key and sample, key after key"
+    )
+
+
+def check_batch_lists(
+    keys: list[str], values: Tensor, lengths: Tensor | None, offsets: Tensor | None, stride: int
+) -> Tensor:
+    """``check_lists`` for a batch, whose list ``i = f * B + b`` belongs to feature f and sample b.
+
+    Args:
+        keys: F feature names.
+        values: ``[N]``.
+        lengths: ``[F * B]`` or None.
+        offsets: ``[F * B + 1]`` or None.
+        stride: B.
+
+    Returns:
+        The offsets.
+
+    Raises:
+        ValueError: As ``check_lists``.
+    """
+
+    def place(index: int) -> str:
+        return f"feature {keys[index // stride]!r}, sample {index % stride}"
+
+    return check_lists(_BATCH, values, lengths, offsets, place)
+
+
+def check_counts(name: str, given: list[int], keys: list[str], offsets: Tensor, stride: int) -> None:
+    """Check the ids per key that a caller says he knows against the offsets.
+
+    Args:
+        name: The argument that said so.
+        given: Ids per key.
+        keys: F feature names.
+        offsets: ``[F * B + 1]``, checked.
+        stride: B.
+
+    Raises:
+        ValueError: They are not those of the offsets.
+    """
+    found = differences(offset_per_key_of(offsets, len(keys), stride))
+    if list(given) != found:
+        raise ValueError(
+            f"{_BATCH}: {name} says that the keys {keys} have {given} ids, and the lengths say {found}; leave it out"
+        )
+
+
+def check_same(operation: str, what: str, found: Mapping[str, object]) -> None:
+    """Check that the parts of one batch agree, such as in their number of samples.
+
+    Args:
+        operation: What puts the parts together.
+        what: What should be the same.
+        found: What each part has.
+
+    Raises:
+        ValueError: Two parts differ.
+    """
+    if len(set(found.values())) > 1:
+        raise ValueError(
+            f"{_BATCH}.{operation}: {what} differ: {dict(found)}; "
+            "all must be the same (variable batch is not supported yet)"
+        )
+
+
 def missing_key(owner: str, key: str, keys: Sequence[str]) -> KeyError:
     """The error for a key that is not there; it names the keys that are."""
     return KeyError(f"{owner} has no key {key!r}; its keys are {list(keys)}")
 
 
-def check_ids(features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, str, int]]) -> None:
-    """Check that each id is a row of the tables that its feature looks up.
+def check_ids(
+    features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, str, int]], weighted: bool = False
+) -> None:
+    """Check that each id is a row of the tables that its feature looks up, before anything is looked up.
 
     One pass finds the smallest and the largest id of the batch; only where those do not fit the smallest table is each
     feature looked at, and only where one does not fit is the culprit searched.
@@ -168,10 +263,11 @@ def check_ids(features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, s
     Args:
         features: The batch.
         feature_rows: One entry for each table of each feature: feature, table, rows R of the table.
+        weighted: Whether the tables want a weight for each id.
 
     Raises:
         KeyError: A feature is not in the batch.
-        ValueError: Ids are no integers, negative, or not below R.
+        ValueError: Ids are no integers, negative, or not below R, or weights are missing.
 
     Example:
         >>> import torch
@@ -184,10 +280,17 @@ def check_ids(features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, s
     """
     if isinstance(features, torch.fx.Proxy):
         return
+    if not hasattr(features, "stride_per_key"):
+        raise TypeError(f"a collection of tables takes a KeyedJaggedTensor, got {type(features).__name__}")
     keys = features.keys()
     for feature, table, _ in feature_rows:
         if feature not in keys:
             raise KeyError(f"table {table!r} needs feature {feature!r}, and the batch has the keys {keys}")
+    if weighted and features.weights_or_none() is None:
+        raise ValueError(
+            f"a weighted collection needs one weight per id, and the batch (keys {keys}) has no weights; "
+            "build it with weights=, or make the collection with is_weighted=False"
+        )
     values = features.values()
     if not checkable(values) or not feature_rows:
         return

@@ -1,0 +1,101 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import PROPERTY
+
+from tutorec.sparse.keyed import KeyedTensor
+
+
+def keyed(prefix: str, widths: list[int], samples: int, start: int = 0) -> KeyedTensor:
+    values = torch.arange(start, start + samples * sum(widths), dtype=torch.float32).view(samples, sum(widths))
+    return KeyedTensor([f"{prefix}{index}" for index in range(len(widths))], widths, values)
+
+
+widths = st.lists(st.integers(0, 3), min_size=1, max_size=4)
+
+
+@PROPERTY
+@given(widths, st.integers(0, 3))
+def test_slices_are_the_columns(sizes: list[int], samples: int) -> None:
+    pooled = keyed("k", sizes, samples)
+    columns = pooled.values().t().tolist()
+    start = 0
+    for key, size in zip(pooled.keys(), sizes, strict=True):
+        assert pooled[key].t().tolist() == columns[start : start + size]
+        assert torch.equal(pooled.to_dict()[key], pooled[key])
+        start += size
+    assert pooled.offset_per_key()[-1] == start
+
+
+@PROPERTY
+@given(widths, widths, st.integers(0, 3), st.data())
+def test_regroup_puts_columns_side_by_side(one: list[int], two: list[int], samples: int, data: st.DataObject) -> None:
+    parts = [keyed("a", one, samples), keyed("b", two, samples, start=1000)]
+    keys = [key for part in parts for key in part.keys()]  # noqa: SIM118
+    groups = data.draw(st.lists(st.lists(st.sampled_from(keys), min_size=1, max_size=4), max_size=3))
+    columns = {key: value for part in parts for key, value in part.to_dict().items()}
+    for group, result in zip(groups, KeyedTensor.regroup(parts, groups), strict=True):
+        expected = [row for key in group for row in columns[key].t().tolist()]
+        assert result.t().tolist() == expected
+        assert result.shape[0] == samples
+    names = [f"g{index}" for index in range(len(groups))]
+    assert list(KeyedTensor.regroup_as_dict(parts, groups, names)) == names
+
+
+def test_regroup_of_an_unknown_key_names_it_and_the_others() -> None:
+    with pytest.raises(KeyError, match=r"group 1 wants key 'x'.*\['a0', 'a1'\]"):
+        KeyedTensor.regroup([keyed("a", [1, 1], 2)], [["a0"], ["a1", "x"]])
+
+
+def test_regroup_of_a_key_in_two_tensors_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\['a0'\] are in more than one"):
+        KeyedTensor.regroup([keyed("a", [1], 2), keyed("a", [1], 2)], [["a0"]])
+
+
+def test_regroup_of_an_empty_group_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"group 1 .* names no key"):
+        KeyedTensor.regroup([keyed("a", [1], 2)], [["a0"], []])
+
+
+def test_regroup_sends_gradients_home() -> None:
+    values = torch.ones(2, 3, requires_grad=True)
+    pooled = KeyedTensor(["a", "b"], [1, 2], values)
+    KeyedTensor.regroup([pooled], [["b"], ["b", "a"]])[1].sum().backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == [[1.0, 1.0, 1.0]] * 2
+
+
+def test_from_tensor_list_joins_columns() -> None:
+    pooled = KeyedTensor.from_tensor_list(["a", "b"], [torch.zeros(2, 1), torch.ones(2, 3)])
+    assert (pooled.length_per_key(), pooled.values().shape, pooled.key_dim()) == ([1, 3], torch.Size([2, 4]), 1)
+
+
+def test_from_tensor_list_counts_keys() -> None:
+    with pytest.raises(ValueError, match=r"2 keys .* 1 tensors"):
+        KeyedTensor.from_tensor_list(["a", "b"], [torch.zeros(2, 1)])
+
+
+def test_keys_may_cut_another_dimension() -> None:
+    stacked = KeyedTensor(["a", "b"], [1, 2], torch.arange(6).view(3, 2), key_dim=0)
+    assert stacked["b"].tolist() == [[2, 3], [4, 5]]
+    assert stacked.to(torch.device("meta"))["b"].shape == (2, 2)
+    assert stacked.size_in_bytes() == 48
+
+
+@pytest.mark.parametrize(
+    ("keys", "lengths", "message"),
+    [
+        (["a", "b"], [1, 1], r"\[1, 1\] adds up to 2, and values has 3 columns"),
+        (["a", "b"], [3], r"1 lengths \[3\] for 2 keys"),
+        (["a", "a"], [1, 2], r"occur twice: \['a'\]"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(keys: list[str], lengths: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KeyedTensor(keys, lengths, torch.zeros(2, 3))
+
+
+def test_a_missing_key_is_named_with_the_keys_there() -> None:
+    with pytest.raises(KeyError, match=r"no key 'x'; its keys are \['a0'\]"):
+        keyed("a", [1], 2)["x"]

@@ -1,0 +1,190 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tutorec._validation import validation, validation_enabled
+from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.validate import check_ids
+
+
+def ints(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def kjt(**parts: Any) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(**{"keys": ["item", "user"], "values": ints(7, 8, 9, 4, 5), **parts})
+
+
+BAD_BATCHES = {
+    "neither": ({}, "neither lengths nor offsets"),
+    "sum too small": ({"lengths": ints(2, 1, 0, 1)}, "add up to 4, and there are 5 values.*one of the 4 lists"),
+    "sum too large": ({"lengths": ints(2, 1, 1, 2)}, "add up to 6, and there are 5 values"),
+    "negative": ({"lengths": ints(2, 1, -1, 3)}, r"lengths\[2\] = -1 \(feature 'user', sample 0\)"),
+    "negative, sum right": ({"lengths": ints(-1, 3, 1, 2)}, r"lengths\[0\] = -1 \(feature 'item', sample 0\)"),
+    "falling": (
+        {"offsets": ints(0, 2, 1, 3, 5)},
+        r"offsets\[1\] = 2 and offsets\[2\] = 1 \(feature 'item', sample 1\)",
+    ),
+    "start": ({"offsets": ints(1, 2, 3, 3, 5)}, r"start at 0, got offsets\[0\] = 1"),
+    "end": ({"offsets": ints(0, 2, 3, 3, 4)}, "offsets end at 4, and there are 5 values"),
+    "disagree": (
+        {"lengths": ints(2, 1, 0, 2), "offsets": ints(0, 2, 3, 4, 5)},
+        r"lengths\[2\] = 0, and the offsets give 1 \(feature 'user', sample 0\)",
+    ),
+    "different counts": (
+        {"lengths": ints(2, 1, 0, 2), "offsets": ints(0, 2, 3, 5)},
+        "4 lengths and 4 offsets",
+    ),
+    "no multiple": ({"lengths": ints(2, 1, 2)}, "3 lists of ids for 2 keys.*3 is no multiple of 2"),
+    "stride": ({"lengths": ints(2, 1, 0, 2), "stride": 3}, "4 lists of ids for 2 keys.*stride says 3"),
+    "weights": ({"lengths": ints(2, 1, 0, 2), "weights": torch.ones(4)}, "4 weights for 5 values"),
+    "duplicate": ({"keys": ["item", "item"], "lengths": ints(2, 1, 0, 2)}, r"occur twice: \['item'\]"),
+    "string": ({"keys": "item", "lengths": ints(2, 1, 0, 2)}, r"got the string 'item'; write \['item'\]"),
+    "float lengths": ({"lengths": torch.tensor([2.0, 1.0, 0.0, 2.0])}, "int32 or int64, got torch.float32"),
+    "shape": ({"lengths": ints(2, 1, 0, 2).view(2, 2)}, r"one dimension, got shape \[2, 2\]"),
+    "no offsets": ({"offsets": ints()}, "offsets are empty"),
+    "device": ({"lengths": ints(2, 1, 0, 2).to("meta")}, "lengths are on meta and values on cpu"),
+    "length_per_key": (
+        {"lengths": ints(2, 1, 0, 2), "length_per_key": [2, 3]},
+        r"length_per_key says that .* have \[2, 3\] ids, and the lengths say \[3, 2\]",
+    ),
+    "offset_per_key": (
+        {"lengths": ints(2, 1, 0, 2), "offset_per_key": [0, 2, 5]},
+        r"offset_per_key says that .* have \[2, 3\] ids, and the lengths say \[3, 2\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("parts", "message"), BAD_BATCHES.values(), ids=BAD_BATCHES.keys())
+def test_a_bad_batch_is_refused_with_the_numbers(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kjt(**parts)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({}, "neither lengths nor offsets"),
+        ({"lengths": ints(2, 2)}, "add up to 4, and there are 5 values"),
+        ({"lengths": ints(6, -1)}, r"lengths\[1\] = -1 \(sample 1\)"),
+        ({"offsets": ints(0, 6, 5)}, r"offsets\[1\] = 6 and offsets\[2\] = 5 \(sample 1\)"),
+        ({"lengths": ints(5), "weights": torch.ones(6)}, "6 weights for 5 values"),
+    ],
+)
+def test_a_bad_jagged_tensor_is_refused_with_the_numbers(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        JaggedTensor(ints(7, 8, 9, 4, 5), **parts)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.int32, torch.int64), (torch.int64, torch.int32)])
+def test_lengths_and_offsets_may_differ_in_dtype(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    batch = kjt(lengths=ints(2, 1, 0, 2).to(dtypes[0]), offsets=ints(0, 2, 3, 3, 5).to(dtypes[1]))
+    assert batch.length_per_key() == [3, 2]
+
+
+def test_a_missing_key_is_named_with_the_keys_there() -> None:
+    with pytest.raises(KeyError, match=r"no key 'shop'; its keys are \['item', 'user'\]"):
+        kjt(lengths=ints(2, 1, 0, 2))["shop"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        (lambda batch: batch.split([1, 2]), r"\[1, 2\] hold 3 keys, and the batch has 2"),
+        (lambda batch: KeyedJaggedTensor.concat([batch, batch]), r"occur twice: \['item', 'user'\]"),
+        (lambda batch: KeyedJaggedTensor.concat([]), "no batches given"),
+        (lambda batch: batch.weights(), "has no weights"),
+    ],
+)
+def test_a_bad_operation_is_refused(operation: Callable[[KeyedJaggedTensor], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        operation(kjt(lengths=ints(2, 1, 0, 2)))
+
+
+def test_parts_of_different_batch_sizes_are_refused() -> None:
+    parts = {"item": JaggedTensor(ints(1), lengths=ints(1)), "user": JaggedTensor(ints(1), lengths=ints(1, 0))}
+    with pytest.raises(ValueError, match=r"samples differ: \{'item': 1, 'user': 2\}"):
+        KeyedJaggedTensor.from_jt_dict(parts)
+    batches = [KeyedJaggedTensor.from_jt_dict({key: part}) for key, part in parts.items()]
+    with pytest.raises(ValueError, match="samples differ"):
+        KeyedJaggedTensor.concat(batches)
+
+
+def test_weights_on_some_parts_only_are_refused() -> None:
+    parts = {
+        "item": JaggedTensor(ints(1), torch.ones(1), lengths=ints(1)),
+        "user": JaggedTensor(ints(1), lengths=ints(1)),
+    }
+    with pytest.raises(ValueError, match=r"weights differ: \{'item': True, 'user': False\}"):
+        KeyedJaggedTensor.from_jt_dict(parts)
+
+
+BATCH = {"keys": ["item", "user"], "lengths": ints(2, 1, 0, 2)}
+BAD_IDS = {
+    "too large": (
+        ints(7, 8, 9, 4, 5),
+        r"table 'items' has 9 rows \(ids 0 to 8\), and feature 'item', sample 1, holds id 9; 1 of the feature's 3 ids",
+    ),
+    "negative": (
+        ints(7, -1, 3, 4, 5),
+        r"table 'items' has 9 rows.*feature 'item', sample 0, holds id -1",
+    ),
+    "second feature": (
+        ints(7, 8, 3, 4, 6),
+        r"table 'users' has 6 rows \(ids 0 to 5\), and feature 'user', sample 1, holds id 6",
+    ),
+}
+TABLES = [("item", "items", 9), ("user", "users", 6)]
+
+
+@pytest.mark.parametrize(("ids", "message"), BAD_IDS.values(), ids=BAD_IDS.keys())
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_an_id_outside_its_table_is_found(ids: torch.Tensor, message: str, dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_ids(kjt(values=ids.to(dtype), lengths=ints(2, 1, 0, 2)), TABLES)
+
+
+def test_an_id_after_empty_samples_is_found_in_its_sample() -> None:
+    batch = KeyedJaggedTensor(["item"], ints(1, 12), lengths=ints(0, 1, 0, 0, 1, 0))
+    with pytest.raises(ValueError, match="sample 4, holds id 12"):
+        check_ids(batch, [("item", "items", 10)])
+
+
+def test_ids_that_fit_their_own_table_pass() -> None:
+    check_ids(kjt(values=ints(8, 8, 0, 5, 5), lengths=ints(2, 1, 0, 2)), TABLES)
+    check_ids(KeyedJaggedTensor(["item"], ints(), lengths=ints(0, 0)), [("item", "items", 1)])
+
+
+def test_ids_of_other_features_are_not_looked_at() -> None:
+    check_ids(kjt(values=ints(8, 8, 0, 5_000_000, -5), lengths=ints(2, 1, 0, 2)), TABLES[:1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16, torch.bool])
+def test_ids_that_are_no_integers_are_refused(dtype: torch.dtype) -> None:
+    batch = kjt(values=ints(1, 1, 1, 1, 1).to(dtype), lengths=ints(2, 1, 0, 2))
+    with pytest.raises(ValueError, match=f"int32 or int64 to be looked up, and the batch's values are {dtype}"):
+        check_ids(batch, TABLES)
+
+
+def test_a_feature_that_is_not_there_is_named() -> None:
+    with pytest.raises(KeyError, match=r"table 'shops' needs feature 'shop', and the batch has the keys \['item'"):
+        check_ids(kjt(lengths=ints(2, 1, 0, 2)), [*TABLES, ("shop", "shops", 3)])
+
+
+def test_validation_can_be_switched_off_and_comes_back() -> None:
+    assert validation_enabled()
+    with validation(False):
+        batch = kjt(lengths=ints(9, 9, 9, 9))
+        check_ids(kjt(values=ints(1, 2, 3, 4, 500), lengths=ints(2, 1, 0, 2)), TABLES)
+        assert not validation_enabled()
+    assert validation_enabled()
+    assert batch.lengths().tolist() == [9, 9, 9, 9]
+
+
+def test_nothing_is_checked_on_the_meta_device() -> None:
+    batch = kjt(values=ints(7, 8, 9, 4, 5).to("meta"), lengths=ints(2, 1, 0, 2).to("meta"))
+    check_ids(batch, TABLES)
+    assert batch.stride() == 2

@@ -1,0 +1,143 @@
+"""Drawn inputs for property tests. Empty bags, empty batches and repeated ids are drawn often, on purpose."""
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+# A shared and slow machine is no failure of the property.
+PROPERTY = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+Lists = dict[str, list[list[int]]]
+WeightLists = dict[str, list[list[float]]]
+
+
+@dataclass(frozen=True)
+class DrawnBatch:
+    """A batch as plain lists, ``ids[feature][sample]``, and the same as a KeyedJaggedTensor."""
+
+    ids: Lists
+    weights: WeightLists | None
+    samples: int
+    ids_dtype: torch.dtype
+    lengths_dtype: torch.dtype
+    from_offsets: bool
+
+    @property
+    def keys(self) -> list[str]:
+        return list(self.ids)
+
+    @property
+    def flat_ids(self) -> list[int]:
+        return [number for bags in self.ids.values() for bag in bags for number in bag]
+
+    @property
+    def flat_weights(self) -> list[float] | None:
+        if self.weights is None:
+            return None
+        return [number for bags in self.weights.values() for bag in bags for number in bag]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(bag) for bags in self.ids.values() for bag in bags]
+
+    @property
+    def offsets(self) -> list[int]:
+        out = [0]
+        for length in self.lengths:
+            out.append(out[-1] + length)
+        return out
+
+    def kjt(self) -> KeyedJaggedTensor:
+        values = torch.tensor(self.flat_ids, dtype=self.ids_dtype)
+        weights = None if self.flat_weights is None else torch.tensor(self.flat_weights, dtype=torch.float32)
+        if self.from_offsets:
+            offsets = torch.tensor(self.offsets, dtype=self.lengths_dtype)
+            return KeyedJaggedTensor(self.keys, values, weights, offsets=offsets, stride=self.samples)
+        lengths = torch.tensor(self.lengths, dtype=self.lengths_dtype)
+        return KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, stride=self.samples)
+
+
+# Halves, so that sums of weights and ids are exact.
+halves = st.integers(-8, 8).map(lambda number: number / 2)
+
+
+@st.composite
+def jagged_batches(
+    draw: st.DrawFn,
+    rows: dict[str, int] | int = 12,
+    *,
+    samples: st.SearchStrategy[int] | None = None,
+    weighted: bool | None = None,
+    max_features: int = 4,
+    max_bag: int = 4,
+) -> DrawnBatch:
+    """A batch.
+
+    Args:
+        draw: From hypothesis.
+        rows: Rows that ids of each feature stay below, or one number for features ``f0``, ``f1``, ...
+        samples: Number of samples, by default 0 to 5.
+        weighted: Whether ids carry weights; drawn by default.
+        max_features: Most features, where ``rows`` is a number.
+        max_bag: Longest bag.
+    """
+    if isinstance(rows, int):
+        features = draw(st.integers(1, max_features))
+        rows = {f"f{index}": rows for index in range(features)}
+    count = draw(samples if samples is not None else st.integers(0, 5))
+    weighted = draw(st.booleans()) if weighted is None else weighted
+    ids: Lists = {}
+    weights: WeightLists = {}
+    for feature, below in rows.items():
+        # Few distinct ids, so that bags and batches repeat them; empty bags come as often as others.
+        few = draw(st.lists(st.integers(0, below - 1), min_size=1, max_size=3))
+        bag = st.one_of(st.just([]), st.lists(st.sampled_from(few), max_size=max_bag))
+        ids[feature] = [draw(bag) for _ in range(count)]
+        weights[feature] = [[draw(halves) for _ in one] for one in ids[feature]]
+    return DrawnBatch(
+        ids,
+        weights if weighted else None,
+        count,
+        draw(st.sampled_from([torch.int64, torch.int32])),
+        draw(st.sampled_from([torch.int64, torch.int32])),
+        draw(st.booleans()),
+    )
+
+
+@st.composite
+def table_sets(
+    draw: st.DrawFn, *, pooling: PoolingType | None = None, max_tables: int = 4, max_rows: int = 12
+) -> list[EmbeddingBagConfig]:
+    """One to ``max_tables`` tables; features are shared between tables, and one table serves several, often.
+
+    Widths that are no multiple of 4 and tables of one row are drawn; poolings are mixed unless one is given.
+    """
+    names = [f"f{index}" for index in range(draw(st.integers(1, 5)))]
+    tables = []
+    for index in range(draw(st.integers(1, max_tables))):
+        features = draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
+        pooled = draw(st.sampled_from([PoolingType.SUM, PoolingType.MEAN])) if pooling is None else pooling
+        tables.append(
+            EmbeddingBagConfig(
+                num_embeddings=draw(st.integers(1, max_rows)),
+                embedding_dim=draw(st.sampled_from([1, 3, 4, 6, 8])),
+                name=f"t{index}",
+                feature_names=features,
+                pooling=pooled,
+            )
+        )
+    return tables
+
+
+def rows_of(tables: list[EmbeddingBagConfig]) -> dict[str, int]:
+    """For each feature the fewest rows of the tables that it looks up: ids below that fit all of them."""
+    rows: dict[str, int] = {}
+    for table in tables:
+        for feature in table.feature_names:
+            rows[feature] = min(rows.get(feature, table.num_embeddings), table.num_embeddings)
+    return rows
