@@ -77,6 +77,10 @@ def main() -> int:
             shutil.rmtree(BUILD / stale, ignore_errors=True)
         (BUILD / ".execution_key").write_text(execution_key())
     shutil.rmtree(BUILD / "html" / "reports", ignore_errors=True)
+    if (
+        BUILD / "html/_static"
+    ).is_file():  # what the theme leaves behind when a notebook failed: its logo, under the folder's name
+        shutil.rmtree(BUILD / "html")
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
     command += ["build", ".", "--toc", "book/_toc.yml", "-W", "--keep-going"]
     status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode

@@ -208,7 +208,7 @@ def printed_plan(root: str) -> Any:
 
 
 def fused_steps(root: str, optimizer: str, steps: int = 3) -> Any:
-    """Weights of both tables after some steps of one sharded rank; a pooled number's gradient is its column's number."""
+    """Weights of both tables after steps on one sharded rank; a pooled number's gradient is its column's number."""
     import torch
 
     sharders, types = of(root, "distributed.embeddingbag"), of(root, "distributed.types")
@@ -219,12 +219,17 @@ def fused_steps(root: str, optimizer: str, steps: int = 3) -> Any:
     environment = types.ShardingEnv.from_process_group(torch.distributed.group.WORLD)
     sharded = sharder.shard(module, hand_written_plan(root, module), environment, torch.device("cpu"))
     for name, tensor in sharded.state_dict().items():
-        tensor.local_shards()[0].tensor.copy_(start[name])
+        on_this_rank(tensor).copy_(start[name])
     for _ in range(steps):
         values = sharded(jagged(root)).values()
         (values * torch.arange(1, values.shape[1] + 1)).sum().backward()
-    tables = {name: numbers(t.local_shards()[0].tensor) for name, t in sorted(sharded.state_dict().items())}
+    tables = {name: numbers(on_this_rank(t)) for name, t in sorted(sharded.state_dict().items())}
     return {"tables": tables, "learning_rate": sharded.fused_optimizer.param_groups[0]["lr"]}
+
+
+def on_this_rank(tensor: Any) -> Any:
+    """The rows that this rank holds: of a ShardedTensor its one shard, of a plain tensor itself."""
+    return tensor.local_shards()[0].tensor if hasattr(tensor, "local_shards") else tensor.detach()
 
 
 def exact_optimizer(root: str, name: str) -> Any:

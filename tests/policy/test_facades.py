@@ -10,7 +10,7 @@ from policy.tree import SourceFile, Tree, assert_none
 
 # A front that imports its names when they are first asked for defines these and nothing else.
 LAZY = {"__getattr__", "__dir__"}
-LAZY_TABLES = {"_DEFINED_IN", "_SUBMODULES"}
+LAZY_TABLES = {"_DEFINED_IN", "_SUBMODULES", "_LAZY"}
 
 
 def is_facade(file: SourceFile) -> bool:
