@@ -14,7 +14,7 @@ from tutorec.sparse.kjt_layout import (
     lengths_of_offsets,
     offset_per_key_of,
     offsets_of_lengths,
-    permute_lists,
+    permute_pieces,
     positions,
     running_sum,
     segment_sums,
@@ -30,7 +30,7 @@ torch.fx.wrap("differences")
 torch.fx.wrap("lengths_of_offsets")
 torch.fx.wrap("offset_per_key_of")
 torch.fx.wrap("offsets_of_lengths")
-torch.fx.wrap("permute_lists")
+torch.fx.wrap("permute_pieces")
 torch.fx.wrap("running_sum")
 torch.fx.wrap("segment_sums")
 
@@ -381,9 +381,11 @@ class KeyedJaggedTensor:
     def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> "KeyedJaggedTensor":
         """The batch with key ``indices[i]`` at position i; keys may repeat or be left out."""
         counts = self.length_per_key()
-        values, weights, lengths = permute_lists(
-            self._values, self._weights, self.lengths(), counts, self._stride, indices
-        )
+        values = permute_pieces(self._values, counts, indices)
+        lengths = permute_pieces(self.lengths(), [self._stride] * len(self._keys), indices)
+        weights = self._weights
+        if weights is not None:
+            weights = permute_pieces(weights, counts, indices)
         keys = [self._keys[index] for index in indices]
         return self._derive(keys, values, weights, lengths, [counts[index] for index in indices])
 

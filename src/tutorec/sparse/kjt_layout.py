@@ -112,20 +112,9 @@ def stride_of(keys: int, lengths: Tensor | None, offsets: Tensor | None) -> int:
     return lists // keys if keys > 0 else 0
 
 
-def permute_lists(
-    values: Tensor, weights: Tensor | None, lengths: Tensor, counts: list[int], stride: int, indices: list[int]
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Values, weights and lengths with key ``indices[i]`` at position i. On the CPU, joining slices beats a gather."""
+def permute_pieces(tensor: Tensor, sizes: list[int], indices: list[int]) -> Tensor:
+    """The tensor's pieces of ``sizes``, with piece ``indices[i]`` at position i: joining slices beats a gather."""
     if len(indices) == 0:
-        return values[:0], None if weights is None else weights[:0], lengths[:0]
-    value_pieces = values.split_with_sizes(counts)
-    length_pieces = lengths.split_with_sizes([stride] * len(counts))
-    new_weights: Tensor | None = None
-    if weights is not None:
-        weight_pieces = weights.split_with_sizes(counts)
-        new_weights = torch.cat([weight_pieces[index] for index in indices])
-    return (
-        torch.cat([value_pieces[index] for index in indices]),
-        new_weights,
-        torch.cat([length_pieces[index] for index in indices]),
-    )
+        return tensor[:0]
+    pieces = tensor.split_with_sizes(sizes)
+    return torch.cat([pieces[index] for index in indices])
