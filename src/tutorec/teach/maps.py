@@ -106,8 +106,8 @@ def _stations(axes: Any, names: Sequence[str], lit: set[str]) -> None:
         full = name in lit
         face, edge = (ACCENT, ACCENT) if full else ("none", INK)
         shape = FancyBboxPatch(
-            (place - 0.4, -0.2),
-            0.8,
+            (place - 0.44, -0.2),
+            0.88,
             0.4,
             boxstyle="round,pad=0,rounding_size=0.12",
             facecolor=face,
@@ -115,10 +115,10 @@ def _stations(axes: Any, names: Sequence[str], lit: set[str]) -> None:
         )
         axes.add_patch(shape)
         weight = "bold" if full else "normal"
-        axes.text(place, 0, name, ha="center", va="center", color="white" if full else INK, weight=weight, size=11)
+        axes.text(place, 0, name, ha="center", va="center", color="white" if full else INK, weight=weight, size=10.5)
         if place:
-            axes.plot([place - 0.6, place - 0.4], [0, 0], color=INK, linewidth=1.5)
-    axes.set_xlim(-0.45, len(names) - 0.55)
+            axes.plot([place - 0.56, place - 0.44], [0, 0], color=INK, linewidth=1.5)
+    axes.set_xlim(-0.47, len(names) - 0.53)
     axes.axis("off")
 
 
@@ -169,12 +169,14 @@ def life(identity: int, states: Mapping[str, str], *, claim: str | None = None) 
     if unknown or not states:
         raise ValueError(f"life of id {identity}: stations {unknown} are not on the map {', '.join(STATIONS)}")
     known = {"id": identity, "last": list(states)[-1], "steps": len(states)}
+    width = max(12, 64 // len(states))
+    below = ["\n".join(textwrap.wrap(text, width)) for text in states.values()]
+    lines = max(text.count("\n") + 1 for text in below)
     with style():
-        figure = canvas(1.9)
+        figure = canvas(1.15 + 0.22 * lines)
         axes = figure.add_subplot()
         _stations(axes, list(states), {list(states)[-1]})
-        width = max(12, 64 // len(states))
-        for place, text in enumerate(states.values()):
-            axes.text(place, -0.32, "\n".join(textwrap.wrap(text, width)), ha="center", va="top", size=11)
-        axes.set_ylim(-1.3, 0.3)
+        for place, text in enumerate(below):
+            axes.text(place, -0.3, text, ha="center", va="top", size=11)
+        axes.set_ylim(-0.35 - 0.16 * lines, 0.3)
         return finish(figure, claim, "The life of id {id}, up to its {last}", known)

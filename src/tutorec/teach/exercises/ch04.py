@@ -1,7 +1,73 @@
-"""Exercises of chapter 04."""
+"""Exercises of chapter 04, Processes."""
 
 from __future__ import annotations
 
-from tutorec.teach.grading import Exercise
+from tutorec.teach.grading import Exercise, Mistake
 
-EXERCISES: tuple[Exercise, ...] = ()
+EXERCISES: tuple[Exercise, ...] = (
+    Exercise(
+        id="04.1",
+        compared="the two parcels that rank 1 holds, and their order",
+        solution=["a1", "b1"],
+        mistakes=(
+            Mistake(
+                misconception="takes all-to-all for all-gather",
+                answer=["a0", "a1", "b0", "b1"],
+                hint="That is what an all-gather delivers: everything to everybody. Here every parcel has one address.",
+            ),
+            Mistake(
+                misconception="keeps its own parcels",
+                answer=["b0", "b1"],
+                hint="These are the parcels that rank 1 sent. To whom is parcel 0 of rank 1 addressed?",
+            ),
+            Mistake(
+                misconception="swaps the lists",
+                answer=["a0", "a1"],
+                hint="That would be a swap of whole lists. A parcel is addressed by its place in the sender's list.",
+            ),
+        ),
+        shape='a list of parcels, such as ["a0", "b0"]',
+    ),
+    Exercise(
+        id="04.2",
+        compared="the bytes that one rank sends, for worlds of 2, 4 and 8",
+        solution=lambda world_size, tensor_bytes: 2 * (world_size - 1) / world_size * tensor_bytes,
+        mistakes=(
+            Mistake(
+                misconception="sends the whole tensor to everybody",
+                answer=lambda world_size, tensor_bytes: (world_size - 1) * tensor_bytes,
+                hint="That is what rank 0 sends in the version written by hand, which no rank does when the tensor is "
+                "divided into pieces.",
+            ),
+            Mistake(
+                misconception="counts one of the two phases",
+                answer=lambda world_size, tensor_bytes: (world_size - 1) / world_size * tensor_bytes,
+                hint="After that every rank has the finished sum of one piece. How do the pieces get to the others?",
+            ),
+            Mistake(
+                misconception="counts its own piece as sent",
+                answer=lambda world_size, tensor_bytes: 2 * tensor_bytes,
+                hint="Both phases are there, but a rank need not send anything to itself.",
+            ),
+        ),
+        cases=((2, 8), (4, 4096), (8, 1_000_000)),
+    ),
+    Exercise(
+        id="04.3",
+        compared="the rank where the trouble began",
+        solution=1,
+        mistakes=(
+            Mistake(
+                misconception="blames the rank with the error message",
+                answer=0,
+                hint="Rank 0 reports what it saw: the other end of its connection went away. Why did it go away?",
+            ),
+            Mistake(
+                misconception="blames both",
+                answer=[0, 1],
+                hint="One failure has followed from the other. Which could have happened by itself?",
+            ),
+        ),
+        shape="the number of a rank",
+    ),
+)
