@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 
 from tutorec._kernels.backend import BackendChoice, backend, choose
 from tutorec._validation import validation_enabled
@@ -113,8 +114,6 @@ def _examine() -> Report:
     """Look at wheels, kernels, devices and settings; never raises for what it finds."""
     import torch
 
-    from tutorec import __version__
-
     try:
         choice, name = backend(), None
     except (BackendError, ValueError) as error:
@@ -131,7 +130,11 @@ def _examine() -> Report:
         reason=choice.reason,
         pair=choice.pair,
         remedy=choice.remedy,
-        versions={"tutorec": __version__, "python": platform.python_version(), **choice.versions},
+        versions={
+            "tutorec": import_module("tutorec").__version__,
+            "python": platform.python_version(),
+            **choice.versions,
+        },
         kernels={} if name else _kernels(["cpu", *(["cuda"] if len(devices) > 1 else [])]),
         devices=tuple(devices),
         collectives=_collectives(),

@@ -287,7 +287,7 @@ def _load_libraries() -> None:
 
     spec = find_spec("fbgemm_gpu")  # finds the folder, runs nothing
     if spec is None or spec.origin is None:
-        raise ImportError("the package folder 'fbgemm_gpu' is missing although its metadata is there")
+        raise ImportError("the package folder 'fbgemm_gpu' is missing although its metadata is there: install it again")
     folder = os.path.dirname(spec.origin)
     for library in _LIBRARIES:
         torch.ops.load_library(os.path.join(folder, library))

@@ -216,6 +216,8 @@ class TableBatch(nn.Module):
         if (weights is not None) != self.spec.weighted:
             wanted, got = ("weights", "none") if self.spec.weighted else ("no weights", "some")
             raise ValueError(f"the group of tables {_names(self.spec.tables)} takes {wanted}, and the batch has {got}")
+        if values.dtype != offsets.dtype:  # kernels take both as int32 or both as int64
+            values, offsets = values.long(), offsets.long()
         if weights is not None and self.spec.pooling == "mean":
             # The mean of weighted rows divides by the bag's length, not by the sum of the weights. fbgemm's backward
             # forgets this divisor, so it goes into the weights and the kernels see a weighted sum.
@@ -291,7 +293,7 @@ class TableBatch(nn.Module):
             for index, view in enumerate(views):
                 name = f"weight_{index}"
                 own = self._parameters.get(name)
-                if own is None:
+                if own is None or own.device != view.device:
                     self.register_parameter(name, nn.Parameter(view))
                 else:
                     own.data = view
@@ -305,12 +307,10 @@ class TableBatch(nn.Module):
         if flat.dtype != torch.float32:
             raise ValueError(f"tables {_names(self.spec.tables)} cannot become {flat.dtype}: they train in float32")
         self._flat, self._momentum = flat, fn(self._momentum)
-        for own in self._parameters.values():
-            if own is not None and own.grad is not None:
-                gradient, own.grad = fn(own.grad), None
-                own.data = own.data.to(gradient.device)
-                own.grad = gradient
+        gradients = [None if own.grad is None else fn(own.grad) for own in self.parameters(recurse=False)]
         self._bind()
+        for own, gradient in zip(self.parameters(recurse=False), gradients, strict=True):
+            own.grad = gradient
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -427,7 +427,8 @@ class _WeightsGradient(torch.autograd.Function):
         for feature, table in enumerate(spec.feature_tables):
             ids = ctx.values[bounds[feature] : bounds[feature + 1]]
             own = grad[:, column : column + spec.tables[table].columns]
-            pieces.append((tables[table][ids] * own[torch.repeat_interleave(lengths[feature])]).sum(1))
+            rows = tables[table].index_select(0, ids)
+            pieces.append((rows * own[torch.repeat_interleave(lengths[feature])]).sum(1))
             column += spec.tables[table].columns
         return grad, torch.cat(pieces), None, None, None
 

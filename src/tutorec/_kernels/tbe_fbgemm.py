@@ -57,6 +57,11 @@ class _FbgemmTableBatch(TableBatch):
 
     def _bind_kernel(self) -> None:
         device = self._flat.device
+        if device.type != "cpu":
+            raise ValueError(
+                f"tables {[table.name for table in self.spec.tables]} were built with {self.kernel} and cannot move to "
+                f"{device}: build them there with build_table_batch(..., device={str(device)!r})"
+            )
         places = [self._table_places[self.spec.feature_tables[feature]] for feature in self._order]
         # Unused tables lie behind the used ones, so the last used table ends where they begin.
         last = max(row for _, row, _ in places)
@@ -92,7 +97,8 @@ class _FbgemmTableBatch(TableBatch):
         batch = (offsets.numel() - 1) // len(self.spec.feature_tables)
         if self._row_base is not None and batch:
             values = values + self._row_base.repeat_interleave(offsets[::batch].diff(), output_size=values.numel())
-        rows = self._call(values, torch.arange(values.numel() + 1, device=values.device), None)
+        offsets = torch.arange(values.numel() + 1, dtype=values.dtype, device=values.device)
+        rows = self._call(values, offsets, None)
         return rows[:, : self.spec.feature_columns[0]]
 
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:

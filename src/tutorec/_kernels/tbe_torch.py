@@ -100,7 +100,9 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
         batch = (offsets.numel() - 1) // features
         if block.base is not None and batch:
             counts = offsets[::batch].diff()
+            # In int64, whatever the ids are: the rows of all tables together may be more than int32 can count.
             ids = ids + block.base.repeat_interleave(counts, output_size=ids.numel())
+            offsets = offsets.long()
         if weights is not None and weights.dtype != torch.float32:
             weights = weights.float()
         mode = self._pooling
@@ -164,6 +166,4 @@ def _pool(matrix: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None, 
     """Rows of one matrix pooled over bags [F*B, D], or looked up one by one [N, D]."""
     if mode == "none":
         return F.embedding(ids, matrix)
-    if ids.dtype != offsets.dtype:
-        ids, offsets = ids.long(), offsets.long()
     return F.embedding_bag(ids, matrix, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True)

@@ -1,0 +1,371 @@
+"""Table-batched operators: both backends against each other and against the plain formulas."""
+
+import copy
+import pickle
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import PROPERTY
+from torch import Tensor
+from torch.testing import assert_close
+
+from tutorec._kernels import reference
+from tutorec._kernels.backend import BackendError, use_backend
+from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableBatch, TableSpec, build_table_batch
+
+CPU = torch.device("cpu")
+RATE = 0.25
+
+
+def has_fbgemm() -> bool:
+    try:
+        with use_backend("fbgemm"):
+            return True
+    except BackendError:
+        return False
+
+
+BACKENDS = [
+    "torch",
+    pytest.param("fbgemm", marks=pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that fits this torch")),
+]
+both = pytest.mark.parametrize("name", BACKENDS)
+RULES = [None, OptimizerSpec("sgd", RATE), OptimizerSpec("rowwise_adagrad", RATE, eps=1e-6)]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A group of tables with two batches, as tensors."""
+
+    spec: GroupSpec
+    tables: list[Tensor]
+    batches: list[tuple[Tensor, Tensor, Tensor | None, Tensor]]  # ids, offsets, weights, gradient of the result
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Drawn:
+    pooling = draw(st.sampled_from(["sum", "mean", "none"]))
+    widths = draw(st.lists(st.sampled_from([1, 3, 4, 6, 64]), min_size=1, max_size=4))
+    if pooling == "none":
+        widths = widths[:1] * len(widths)
+    # A table of no rows is read by empty bags only.
+    specs = tuple(TableSpec(f"t{index}", draw(st.integers(0, 6)), width) for index, width in enumerate(widths))
+    features = tuple(draw(st.lists(st.integers(0, len(specs) - 1), min_size=1, max_size=5)))
+    weighted = pooling != "none" and draw(st.booleans())
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    spec = GroupSpec(specs, features, pooling, weighted)
+    tables = [torch.randn(table.rows, table.columns, generator=generator) for table in specs]
+    return Drawn(spec, tables, [draw_batch(draw, spec, generator) for _ in range(2)])
+
+
+def draw_batch(
+    draw: st.DrawFn, spec: GroupSpec, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    samples = draw(st.integers(0, 3))
+    lengths, ids = [], []
+    for table in spec.feature_tables:
+        for _ in range(samples):
+            rows = spec.tables[table].rows
+            bag = draw(st.lists(st.integers(0, min(rows, 3) - 1), max_size=4)) if rows else []
+            lengths.append(len(bag))
+            ids += bag
+    offsets = torch.tensor([0, *lengths]).cumsum(0).to(draw(st.sampled_from([torch.int32, torch.int64])))
+    values = torch.tensor(ids, dtype=draw(st.sampled_from([torch.int32, torch.int64])))
+    weights = torch.randn(len(ids), generator=generator) if spec.weighted else None
+    shape = (len(ids), spec.feature_columns[0]) if spec.pooling == "none" else (samples, sum(spec.feature_columns))
+    return values, offsets, weights, torch.randn(shape, generator=generator)
+
+
+def plain_forward(
+    spec: GroupSpec, tables: list[Tensor], ids: Tensor, offsets: Tensor, weights: Tensor | None
+) -> Tensor:
+    """One reference lookup for each feature, side by side (one behind the other without pooling)."""
+    outputs = []
+    samples = (offsets.numel() - 1) // len(spec.feature_tables)
+    for feature, table in enumerate(spec.feature_tables):
+        bounds = offsets[feature * samples : (feature + 1) * samples + 1].long()
+        one = slice(int(bounds[0]), int(bounds[-1]))
+        own = None if weights is None else weights[one]
+        outputs.append(
+            reference.embedding_bag_forward(tables[table], ids[one].long(), bounds - bounds[0], spec.pooling, own)
+        )
+    return torch.cat(outputs, dim=0 if spec.pooling == "none" else 1)
+
+
+def build(spec: GroupSpec, rule: OptimizerSpec | None, name: str, weights: list[Tensor] | None = None) -> TableBatch:
+    with use_backend(name):
+        return build_table_batch(spec, optimizer=rule, device=CPU, weights=weights)
+
+
+def one_table(rows: int = 5, columns: int = 4, **more: object) -> GroupSpec:
+    return GroupSpec((TableSpec("item", rows, columns),), (0,), **more)  # type: ignore[arg-type]
+
+
+@both
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind if rule else "dense")
+@given(drawn=groups())
+@PROPERTY
+def test_lookup_equals_reference_forward_and_backward(name: str, rule: OptimizerSpec | None, drawn: Drawn):
+    op = build(drawn.spec, rule, name, drawn.tables)
+    tables = [table.clone() for table in drawn.tables]
+    states = [torch.zeros(table.rows) for table in drawn.spec.tables]
+    for ids, offsets, weights, grad in drawn.batches:
+        own = None if weights is None else weights.clone().requires_grad_()
+        plain = None if weights is None else weights.clone().requires_grad_()
+        leaves = [table.clone().requires_grad_() for table in tables]
+
+        result = op(ids, offsets, own)
+        expected = plain_forward(drawn.spec, leaves, ids, offsets, plain)
+        assert_close(result, expected)
+
+        result.backward(grad)
+        expected.backward(grad)
+        if own is not None and plain is not None:
+            assert_close(own.grad if own.grad is not None else torch.zeros_like(own), plain.grad)
+        gradients = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in leaves]
+        if rule is None:
+            for table, gradient in zip(op.table_weights(), gradients, strict=True):
+                assert_close(table.grad if table.grad is not None else torch.zeros_like(table), gradient)
+                table.grad = None
+            continue
+        for index, gradient in enumerate(gradients):
+            every = torch.arange(gradient.shape[0])
+            if rule.kind == "sgd":
+                tables[index] = reference.sgd_update(tables[index], every, gradient, RATE)
+            else:
+                tables[index], states[index] = reference.rowwise_adagrad_update(
+                    tables[index], states[index], every, gradient, RATE, rule.eps
+                )
+        assert_close(op.table_weights(), tables)
+        if rule.kind == "rowwise_adagrad":
+            assert_close([state["momentum1"] for state in op.optimizer_state()], states)
+
+
+@both
+@pytest.mark.parametrize("rule", RULES[1:], ids=lambda rule: rule.kind)
+def test_rows_absent_from_the_batch_do_not_move(name: str, rule: OptimizerSpec):
+    op = build(one_table(rows=6), rule, name)
+    before = op.table_weights()[0].clone()
+    op(torch.tensor([1, 3, 3]), torch.tensor([0, 1, 3])).square().sum().backward()
+    after = op.table_weights()[0]
+    moved = (before != after).any(1)
+    assert moved.tolist() == [False, True, False, True, False, False]
+    assert not any(state[[0, 2, 4, 5]].any() for state in op.optimizer_state()[0].values())
+
+
+@both
+def test_repeated_ids_are_summed_before_one_update(name: str):
+    op = build(one_table(rows=2), OptimizerSpec("rowwise_adagrad", 1.0, eps=0.0), name, [torch.zeros(2, 4)])
+    op(torch.tensor([0, 0, 0]), torch.tensor([0, 2, 3])).sum().backward()
+    # Gradient 3 in every column: state 9, step 3 / sqrt(9). Three updates of gradient 1 would give 1 + 1/sqrt(2) + ...
+    assert op.optimizer_state()[0]["momentum1"].tolist() == [9.0, 0.0]
+    assert_close(op.table_weights()[0], torch.tensor([[-1.0] * 4, [0.0] * 4]))
+
+
+@both
+def test_shared_table_features_apart_make_one_update(name: str):
+    # The table of the first and the third feature is not read by the second one.
+    spec = GroupSpec((TableSpec("a", 3, 4), TableSpec("b", 3, 4)), (0, 1, 0))
+    op = build(spec, OptimizerSpec("rowwise_adagrad", 1.0, eps=0.0), name, [torch.zeros(3, 4), torch.zeros(3, 4)])
+    op(torch.tensor([2, 1, 2]), torch.tensor([0, 1, 2, 3])).sum().backward()
+    assert [state["momentum1"].tolist() for state in op.optimizer_state()] == [[0, 0, 4], [0, 1, 0]]
+
+
+@both
+def test_learning_rate_change_is_exact_and_taken_at_the_forward(name: str):
+    op = build(one_table(rows=1), OptimizerSpec("sgd", 0.5), name, [torch.zeros(1, 4)])
+    ids, offsets = torch.tensor([0]), torch.tensor([0, 1])
+    op(ids, offsets).sum().backward()
+    op.learning_rate = 0.125
+    waiting = op(ids, offsets)
+    op.learning_rate = 100.0
+    waiting.sum().backward()
+    assert op.learning_rate == 100.0
+    assert op.table_weights()[0].tolist() == [[-0.625] * 4]
+    with pytest.raises(ValueError, match=r"learning_rate=-1"):
+        op.learning_rate = -1
+
+
+@both
+@pytest.mark.parametrize("rule", RULES[1:], ids=lambda rule: rule.kind)
+def test_two_batches_in_flight_update_one_after_the_other(name: str, rule: OptimizerSpec):
+    torch.manual_seed(0)
+    start = torch.randn(4, 4)
+    flying, plain = (build(one_table(rows=4), rule, name, [start]) for _ in range(2))
+    first = torch.tensor([0, 1, 1]), torch.tensor([0, 3])
+    second = torch.tensor([1, 2]), torch.tensor([0, 2])
+    one, two = flying(*first), flying(*second)
+    assert_close(two, start[1:3].sum(0, keepdim=True))
+    grad_one, grad_two = torch.randn(1, 4), torch.randn(1, 4)
+    one.backward(grad_one)
+    two.backward(grad_two)
+    plain(*first).backward(grad_one)
+    plain(*second).backward(grad_two)
+    assert_close(flying.table_weights(), plain.table_weights())
+    assert_close(flying.optimizer_state(), plain.optimizer_state())
+
+
+@both
+def test_weights_gradient_is_that_of_the_rows_before_the_update(name: str):
+    start = torch.randn(3, 4)
+    op = build(one_table(rows=3, weighted=True), OptimizerSpec("sgd", 10.0), name, [start])
+    weights = torch.tensor([0.5, 2.0], requires_grad=True)
+    op(torch.tensor([0, 2]), torch.tensor([0, 2]), weights).sum().backward()
+    assert_close(weights.grad, start[[0, 2]].sum(1))
+
+
+@both
+@pytest.mark.parametrize("columns", [3, 4])
+def test_table_weights_and_state_are_live(name: str, columns: int):
+    op = build(one_table(rows=2, columns=columns), OptimizerSpec("rowwise_adagrad"), name)
+    with torch.no_grad():
+        op.table_weights()[0].fill_(7.0)
+    assert op(torch.tensor([1]), torch.tensor([0, 1])).tolist() == [[7.0] * columns]
+    op.optimizer_state()[0]["momentum1"].fill_(3.0)
+    assert op.optimizer_state()[0]["momentum1"].tolist() == [3.0, 3.0]
+
+
+@both
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind if rule else "dense")
+def test_weights_and_state_round_trip_between_operators(name: str, rule: OptimizerSpec | None):
+    spec = GroupSpec((TableSpec("a", 4, 3), TableSpec("b", 2, 8)), (1, 0))
+    ids, offsets = torch.tensor([1, 1, 3]), torch.tensor([0, 2, 3])
+    source, target = build(spec, rule, name), build(spec, rule, name)
+    source(ids, offsets).square().sum().backward()
+    target.load_table_weights(source.table_weights())
+    target.load_optimizer_state(source.optimizer_state())
+    for op in (source, target):
+        op(ids, offsets).square().sum().backward()
+    assert_close([table.detach() for table in target.table_weights()], [t.detach() for t in source.table_weights()])
+    assert_close(target.optimizer_state(), source.optimizer_state())
+
+
+@both
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind if rule else "dense")
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copy_is_independent_and_whole(name: str, rule: OptimizerSpec | None, how: str):
+    op = build(one_table(), rule, name)
+    other = copy.deepcopy(op) if how == "deepcopy" else pickle.loads(pickle.dumps(op))
+    ids, offsets = torch.tensor([1, 4]), torch.tensor([0, 2])
+    before = op.table_weights()[0].detach().clone()
+    with torch.no_grad():
+        other.table_weights()[0].add_(1.0)
+    assert_close(other(ids, offsets), op(ids, offsets) + 2)
+    assert_close(op.table_weights()[0].detach(), before)
+    other(ids, offsets).sum().backward()
+    assert_close(op.table_weights()[0].detach(), before)
+    assert rule is None or not torch.equal(other.table_weights()[0], before + 1)
+
+
+@both
+def test_fused_operator_has_no_parameters_and_dense_one_per_table(name: str):
+    spec = GroupSpec((TableSpec("a", 4, 3), TableSpec("b", 2, 8)), (0, 1))
+    fused, dense = build(spec, RULES[1], name), build(spec, None, name)
+    assert not list(fused.parameters()) and not list(fused.buffers()) and not fused.state_dict()
+    assert [tuple(own.shape) for own in dense.parameters()] == [(4, 3), (2, 8)]
+    out = fused(torch.tensor([1, 1]), torch.tensor([0, 1, 2]))
+    out.sum().backward()
+    assert all(table.grad is None for table in fused.table_weights())
+    step = torch.optim.SGD(dense.parameters(), lr=1.0)
+    before = [own.detach().clone() for own in dense.parameters()]
+    dense(torch.tensor([1, 1]), torch.tensor([0, 1, 2])).sum().backward()
+    step.step()
+    assert_close(dense(torch.tensor([1]), torch.tensor([0, 1, 1]))[:, :3], before[0][1:2] - 1)
+
+
+def test_printed_form_is_that_of_the_documents():
+    spec, rule = one_table(), OptimizerSpec("sgd")
+    assert repr(build(spec, rule, "torch")) == "TorchTableBatchedEmbeddingBags()"
+    assert build(spec, rule, "torch").kernel == "torch.sgd"
+
+
+@pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that fits this torch")
+def test_printed_form_under_fbgemm_is_that_of_the_documents():
+    spec = one_table()
+    assert repr(build(spec, OptimizerSpec("sgd"), "fbgemm")) == "SplitTableBatchedEmbeddingBagsCodegen()"
+    assert build(spec, OptimizerSpec("rowwise_adagrad"), "fbgemm").kernel == "fbgemm.rowwise_adagrad"
+    assert build(spec, None, "fbgemm").kernel == "fbgemm.dense"
+    # Padding is exact for sgd; row-wise Adagrad would average the squares over the padded width.
+    assert build(one_table(columns=3), OptimizerSpec("sgd"), "fbgemm").kernel == "fbgemm.sgd"
+    assert build(one_table(columns=3), OptimizerSpec("rowwise_adagrad"), "fbgemm").kernel == "torch.rowwise_adagrad"
+
+
+@pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that fits this torch")
+def test_fbgemm_operator_stays_on_the_cpu():
+    with pytest.raises(ValueError, match=r"fbgemm\.sgd and cannot move to meta"):
+        build(one_table(), OptimizerSpec("sgd"), "fbgemm").to("meta")
+
+
+def test_meta_operator_becomes_real_where_it_is_filled():
+    for rule in RULES:
+        op = build_table_batch(one_table(), optimizer=rule, device=torch.device("meta"))
+        assert op.table_weights()[0].is_meta
+        op.to_empty(device=CPU)
+        op.load_table_weights([torch.ones(5, 4)])
+        assert op(torch.tensor([1, 2]), torch.tensor([0, 2])).tolist() == [[2.0] * 4]
+
+
+@both
+def test_default_weights_lie_within_one_over_the_root_of_rows(name: str):
+    given_meta = [torch.empty(100, 4, device="meta")]
+    for weights in (None, given_meta):
+        table = build(one_table(rows=100), RULES[1], name, weights).table_weights()[0]
+        assert 0.05 < float(table.abs().max()) <= 0.1
+
+
+@both
+def test_bad_batches_are_refused_with_names_and_numbers(name: str):
+    op = build(GroupSpec((TableSpec("item", 5, 4),), (0, 0)), RULES[1], name)
+    with pytest.raises(ValueError, match=r"4 offsets do not fit 2 features of tables \['item'\]"):
+        op(torch.tensor([1]), torch.tensor([0, 1, 1, 1]))
+    with pytest.raises(ValueError, match=r"ids of tables \['item'\] are torch.float32"):
+        op(torch.tensor([1.0]), torch.tensor([0, 1, 1]))
+    with pytest.raises(ValueError, match=r"takes no weights"):
+        op(torch.tensor([1]), torch.tensor([0, 1, 1]), torch.ones(1))
+    weighted = build(one_table(weighted=True), RULES[1], name)
+    with pytest.raises(ValueError, match=r"takes weights, and the batch has none"):
+        weighted(torch.tensor([1]), torch.tensor([0, 1]))
+    with pytest.raises((IndexError, RuntimeError), match=r"9"):
+        build(one_table(), None, name)(torch.tensor([9]), torch.tensor([0, 1]))
+
+
+@both
+def test_bad_weights_and_states_are_refused_with_names_and_numbers(name: str):
+    op = build(one_table(), OptimizerSpec("rowwise_adagrad"), name)
+    with pytest.raises(ValueError, match=r"'item' is \[5, 4\], and the weights are \[5, 3\]"):
+        op.load_table_weights([torch.zeros(5, 3)])
+    with pytest.raises(ValueError, match=r"got 2 weights for 1 tables"):
+        op.load_table_weights([torch.zeros(5, 4)] * 2)
+    with pytest.raises(KeyError, match=r"momentum1"):
+        op.load_optimizer_state([{"momentum2": torch.zeros(5)}])
+    with pytest.raises(ValueError, match=r"'momentum1' of table 'item' is \[5\], got \[4\]"):
+        op.load_optimizer_state([{"momentum1": torch.zeros(4)}])
+    with pytest.raises(ValueError, match=r"cannot become torch.float16"):
+        op.half()
+
+
+def test_bad_specs_are_refused_with_names_and_numbers():
+    with pytest.raises(ValueError, match=r"'item' has 5 rows and 0 columns"):
+        TableSpec("item", 5, 0)
+    with pytest.raises(ValueError, match=r"'item' has dtype torch.float16"):
+        TableSpec("item", 5, 4, torch.float16)
+    with pytest.raises(ValueError, match=r"'adam' has no fused kernel"):
+        OptimizerSpec("adam")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"learning_rate=-0.1"):
+        OptimizerSpec("sgd", -0.1)
+    with pytest.raises(ValueError, match=r"weight_decay=0.5"):
+        OptimizerSpec("sgd", weight_decay=0.5)
+    item = TableSpec("item", 5, 4)
+    with pytest.raises(ValueError, match=r"feature 1 reads table 2"):
+        GroupSpec((item,), (0, 2))
+    with pytest.raises(ValueError, match=r"reads no feature"):
+        GroupSpec((item,), ())
+    with pytest.raises(ValueError, match=r"one width, got \[4, 8\]"):
+        GroupSpec((item, TableSpec("user", 5, 8)), (0, 1), "none")
+    with pytest.raises(ValueError, match=r"takes no weights"):
+        GroupSpec((item,), (0,), "none", weighted=True)
+    with pytest.raises(ValueError, match=r"got 2 weights for 1 tables"):
+        build_table_batch(one_table(), optimizer=None, device=CPU, weights=[torch.zeros(5, 4)] * 2)

@@ -1,0 +1,46 @@
+"""The command line: which commands there are, and how they end."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tutorec import cli
+
+
+def test_module_runs_the_doctor_and_exits_with_its_verdict():
+    command = [sys.executable, "-m", "tutorec", "doctor"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == (1 if "something broken" in ran.stdout.splitlines()[0] else 0)
+    assert ran.stdout.startswith("tutorec 0.")
+    assert ran.stderr == ""
+
+
+@pytest.mark.parametrize("words", [[], ["plan"], ["doctor", "--quietly"]])
+def test_unknown_words_end_with_usage(words: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    assert "usage: tutorec" in capsys.readouterr().err
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert "doctor" in told and "bench" in told
+
+
+def test_bench_gets_its_own_words(monkeypatch: pytest.MonkeyPatch):
+    from tutorec.bench import runner
+
+    got: list[list[str]] = []
+
+    def fake(argv: list[str]) -> int:
+        got.append(argv)
+        return 3
+
+    monkeypatch.setattr(runner, "main", fake)
+    assert cli.main(["bench", "import", "--vs", "torchrec"]) == 3
+    assert got == [["import", "--vs", "torchrec"]]

@@ -1,0 +1,89 @@
+"""What ``import tutorec`` loads, and what it does not."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import tutorec
+
+ROOT = Path(__file__).parent.parent
+
+LOADED_BY_TORCH = """
+import sys, torch
+before = set(sys.modules)
+"""
+
+
+def modules_after(code: str, **environment: str) -> set[str]:
+    """Modules that a fresh process holds after ``code`` beyond those of ``import torch``."""
+    script = f"{LOADED_BY_TORCH}\n{code}\nprint(*sorted(set(sys.modules) - before), sep='\\n')"
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    assert ran.returncode == 0, ran.stderr
+    return set(ran.stdout.split())
+
+
+def test_import_loads_the_root_alone():
+    assert {name for name in modules_after("import tutorec") if not name.startswith("importlib")} == {"tutorec"}
+
+
+def test_import_does_not_even_load_torch():
+    ran = subprocess.run(
+        [sys.executable, "-c", "import sys, tutorec; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == "False"
+
+
+FIRST_FORWARD = """
+import tutorec
+from tutorec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t", feature_names=["f"])]
+batch = KeyedJaggedTensor.from_lengths_sync(keys=["f"], values=torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+EmbeddingBagCollection(tables=tables)(batch).values()
+"""
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_first_forward_loads_nothing_heavy(backend: str):
+    extra = modules_after(FIRST_FORWARD, TUTOREC_BACKEND=backend)
+    heavy = ("tensordict", "torch._dynamo", "torch._inductor", "sympy", "fbgemm_gpu", "torchrec", "matplotlib", "numba")
+    assert not [name for name in extra if name.startswith(heavy)]
+    assert not [name for name in extra if name.startswith(("tutorec.distributed", "tutorec.spmd", "tutorec.teach"))]
+
+
+@pytest.mark.parametrize("name", sorted({*tutorec.__all__, *tutorec._SUBMODULES}))
+def test_every_public_name_is_there(name: str):
+    assert getattr(tutorec, name) is not None
+    assert name in dir(tutorec)
+
+
+def test_public_functions_are_not_replaced_by_modules():
+    import tutorec._doctor
+    import tutorec._validation
+
+    assert callable(tutorec.doctor)
+    assert callable(tutorec.validation)
+
+
+def test_lazy_table_and_all_agree():
+    assert sorted(tutorec._DEFINED_IN) == sorted(tutorec.__all__)
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'tutorec' has no attribute 'EmbeddingBgaCollection'"):
+        tutorec.EmbeddingBgaCollection  # noqa: B018
+    with pytest.raises(ImportError, match="nothing_here"):
+        from tutorec import nothing_here  # noqa: F401
+
+
+def test_version_is_the_one_of_the_package():
+    written = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert tutorec.__version__ == written
