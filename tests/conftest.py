@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,3 +41,24 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
     yield pool
     for each in pools.values():
         each.close()
+
+
+@pytest.fixture(scope="session")
+def still_running() -> Callable[..., list[int]]:
+    """``still_running(pids)``: those that run; ``still_running(pids, seconds)`` waits so long for them to end."""
+
+    def runs(pid: int) -> bool:
+        try:
+            os.kill(pid, 0)
+            stat = Path(f"/proc/{pid}/stat").read_text() if sys.platform == "linux" else ") R"
+        except (ProcessLookupError, FileNotFoundError):
+            return False
+        return stat.rpartition(")")[2].split()[0] != "Z"  # Ended, only not collected by its parent.
+
+    def check(pids: Sequence[int], seconds: float = 0.0) -> list[int]:
+        deadline = time.monotonic() + seconds
+        while (left := [pid for pid in pids if runs(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+    return check

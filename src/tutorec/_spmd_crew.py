@@ -19,14 +19,16 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tutorec._spmd_report import death_message, is_peer_loss, scrub, stall_message
+from tutorec._spmd_side import live_tokens, name_of, take_dropped
 from tutorec._spmd_start import RankProcess, start_rank
-from tutorec._spmd_wire import dump, dump_function, live_tokens, load
+from tutorec._spmd_wire import FunctionPayload, dump, dump_function
 from tutorec.errors import RankError, RankTimeoutError
 
-__all__ = ["START_SECONDS", "Crew", "CrewOptions"]
+__all__ = ["START_SECONDS", "Crew", "CrewOptions", "Task"]
 
 START_SECONDS = 120.0  # Importing torch W times on a busy machine is slow, and is no fault of the caller's function.
 ANSWER_SECONDS = 1.5  # How long a busy rank may take to say where it is before it counts as silent.
+SAME_MOMENT_SECONDS = 0.1
 AFTERMATH_SECONDS = 1.5  # How long to look for the cause when a rank only reports that another one has gone.
 
 
@@ -62,6 +64,21 @@ class CrewOptions:
         return {**dict(loopback), **inherited, **{name: str(value) for name, value in place.items()}}
 
 
+@dataclass(frozen=True)
+class Task:
+    """A call, ready to travel.
+
+    Args:
+        name: The function's name, for messages.
+        function: The function.
+        arguments: Pickled positional and keyword arguments.
+    """
+
+    name: str
+    function: FunctionPayload
+    arguments: bytes
+
+
 def _interfaces() -> list[str]:
     """Names of the network interfaces, none where the system does not tell."""
     with contextlib.suppress(AttributeError, OSError):
@@ -83,7 +100,8 @@ class Crew:
         self.backend = ""
         self._owner = os.getpid()
         self._runs = 0
-        self._sent: set[str] = set()
+        self._functions: set[str] = set()
+        self._constants: dict[str, str] = {}
         self._sys_path = list(sys.path)
         self._processes: list[RankProcess] = []
         self._tasks: dict[int, Connection] = {}
@@ -132,7 +150,7 @@ class Crew:
             except TimeoutError:
                 self._check_starting(deadline)
                 continue
-            _limit_blocking(sock, max(self.options.timeout, 10.0))
+            _limit_blocking(sock, max(self.options.timeout, 2.0))
             conn = Connection(sock.detach())
             if secrets.compare_digest(conn.recv_bytes(1024), key):
                 rank, purpose = pickle.loads(conn.recv_bytes())
@@ -147,29 +165,34 @@ class Crew:
             late = next(rank for rank in range(self.options.world_size) if rank not in self._tasks)
             raise RankTimeoutError(f"rank {late} did not start within {START_SECONDS:g} s", late)
 
-    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Run ``fn`` on every rank and return the values in rank order; raise for the first cause of a failure."""
-        name, payload = dump_function(fn)
-        arguments = dump((args, kwargs))
+    def prepare(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
+        """Pickle a call; what cannot be pickled raises here and does the ranks no harm."""
+        return Task(name_of(fn), dump_function(fn), dump((args, kwargs)))
+
+    def run(self, task: Task) -> list[bytes]:
+        """Run ``task`` on every rank; return the pickled values in rank order, or raise for the cause of a failure."""
         self._runs += 1
-        task = {
+        key, new = task.function.key, task.function.constants
+        new = {name: value for name, value in new.items() if self._constants.get(name) != value[0]}
+        message = {
             "run": self._runs,
-            "function": name,
-            "payload": None if name in self._sent else payload,
-            "arguments": arguments,
+            "function": key,
+            "payload": None if key in self._functions else task.function.payload,
+            "constants": new,
+            "arguments": task.arguments,
             "sys_path": list(sys.path) if sys.path != self._sys_path else None,
-            "forget": [],
+            "forget": take_dropped(self.token),
         }
+        self._functions.add(key)
+        self._constants.update({name: value[0] for name, value in new.items()})
         self._sys_path = list(sys.path)
-        doing = f"{getattr(fn, '__qualname__', type(fn).__name__)!r} (run {self._runs})"
         deadline = time.monotonic() + self.options.timeout
-        message = pickle.dumps(task)
+        data = pickle.dumps(message)
         for rank in range(self.options.world_size):
             # A rank that has died or does not read is found, and named, by the wait below.
             with contextlib.suppress(OSError):
-                self._tasks[rank].send_bytes(message)
-        self._sent.add(name)
-        return [load(value) for value in self._gather("value", doing, deadline, self.options.timeout)]
+                self._tasks[rank].send_bytes(data)
+        return self._gather("value", f"{task.name!r} (run {self._runs})", deadline, self.options.timeout)
 
     def _gather(self, wanted: str, doing: str, deadline: float, timeout: float) -> list[Any]:
         """One message of kind ``wanted`` from every rank, in rank order."""
@@ -190,8 +213,8 @@ class Crew:
                     continue
                 failures[rank] = content
                 # Others may be about to report the cause of this, or the same at the same moment.
-                patience = AFTERMATH_SECONDS if is_peer_loss(content) else 0.1
-                deadline = min(deadline, time.monotonic() + patience) if len(failures) == 1 else deadline
+                patience = AFTERMATH_SECONDS if is_peer_loss(content) else SAME_MOMENT_SECONDS
+                deadline = min(deadline, time.monotonic() + patience)
         if failures:
             self._raise_failure(doing, failures)
         return [values[rank] for rank in range(self.options.world_size)]

@@ -14,7 +14,8 @@ from types import FrameType
 from typing import Any
 
 from tutorec._spmd_report import failure_traceback, whereabouts
-from tutorec._spmd_wire import RankSide, become_rank, call_arguments, dump_value, load
+from tutorec._spmd_side import RankSide, become_rank
+from tutorec._spmd_wire import Constants, call_arguments, dump_value, load
 
 __all__ = ["connect", "join_group", "main", "pick_backend"]
 
@@ -114,6 +115,7 @@ def join_group(backend: str, rank: int, world_size: int, init_method: str, timeo
 def _serve(tasks: Connection, side: RankSide) -> None:
     """Run tasks in the order in which they come."""
     functions: dict[str, Any] = {}
+    constants = Constants()
     while True:
         task = pickle.loads(tasks.recv_bytes())
         if task is None:
@@ -124,8 +126,9 @@ def _serve(tasks: Connection, side: RankSide) -> None:
         if task["sys_path"] is not None:
             sys.path[:] = task["sys_path"]
         try:
+            constants.receive(task["constants"])
             if task["payload"] is not None:
-                functions[task["function"]] = load(task["payload"])
+                functions[task["function"]] = load(task["payload"], constants)
             fn = functions[task["function"]]
             args, kwargs = load(task["arguments"])
             args, kwargs = call_arguments(fn, args, kwargs, side.rank, side.world_size)
@@ -138,7 +141,10 @@ def _serve(tasks: Connection, side: RankSide) -> None:
 
 def _call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The frame below which everything is the caller's code."""
-    return fn(*args, **kwargs)
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        sys.stdout.flush()  # What was printed belongs to this call's cell.
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def death_message(rank: int, code: int | None, doing: str) -> str:
         }.get(name, "")
         how = f"its process was killed by {name} (signal {-code}){hint}"
     elif code is None:
-        how = "its process closed the connection"
+        how = "its process still runs but no longer talks to its caller"
     else:
         how = f"its process ended with exit code {code} and no exception"
     return f"rank {rank} died in {doing}: {how}"

@@ -10,6 +10,7 @@ Two ways, the same process afterwards: it calls :func:`tutorec._spmd_rank.main` 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -176,6 +177,7 @@ class _ForkServer:
         finally:
             theirs.close()
         self._replies = self._socket.makefile("rb")
+        atexit.register(self.close)
 
     @property
     def alive(self) -> bool:
@@ -201,13 +203,16 @@ class _ForkServer:
                 return json.loads(line)
             except BaseException:
                 # An answer that was not read (an interrupt, say) would be taken for the next one: end the server.
-                self._close()
+                self.close()
                 raise
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the server and, with it, its ranks; in a fork of its owner only let go of it."""
         with contextlib.suppress(OSError):
             self._replies.close()
             self._socket.close()
+        if self.owner != os.getpid():
+            return
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)

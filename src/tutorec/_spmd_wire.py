@@ -1,8 +1,7 @@
-"""What travels between the caller and its ranks: functions, arguments, values and handles of kept objects."""
+"""What travels between the caller and its ranks: functions with their constants, arguments and values."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import io
@@ -11,149 +10,20 @@ import pickle
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["Kept", "RankSide", "RankWorld", "call_arguments", "dump", "dump_function", "dump_value"]
+from tutorec._spmd_side import name_of
+
+__all__ = ["Constants", "FunctionPayload", "call_arguments", "dump", "dump_function", "dump_value", "load"]
+
 
 _NEVER_SHIPPED = (sysconfig.get_path("stdlib") + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep)
+# Immutable, or sent by other means: functions and classes as code, modules by name.
+_NOT_SHARED = (int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType, ModuleType)
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
-
-
-@dataclass
-class RankSide:
-    """What a rank process knows about itself.
-
-    Args:
-        token: Names the pool and its generation; a handle of another one is refused.
-        rank: This process's rank.
-        world_size: W, ranks in the pool.
-        kept: Objects kept by :meth:`RankWorld.keep`, by key.
-        run: Number of the run in progress, from 1.
-        places: How often each place in the code has called ``keep`` in this run.
-    """
-
-    token: str
-    rank: int
-    world_size: int
-    kept: dict[str, Any] = field(default_factory=dict)
-    run: int = 0
-    places: dict[str, int] = field(default_factory=dict)
-
-
-# The rank that this process is, if it is one; and the generations of pools that this process owns and that still run.
-_side: list[RankSide] = []
-live_tokens: set[str] = set()
-
-
-def become_rank(side: RankSide) -> None:
-    """Make this process the rank ``side``."""
-    _side[:] = [side]
-
-
-def rank_side() -> RankSide | None:
-    """The rank that this process is, or None in a caller's process."""
-    return _side[0] if _side else None
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A handle of an object that lives on the ranks: passed to a later ``run`` it is that object, on each rank its own.
-
-    Handles are made by ``world.keep(obj)`` inside a run. Ranks that keep at the same place of the code make the
-    same handle, so that the one that any rank returned stands for the objects of all.
-
-    Args:
-        token: The pool's generation.
-        key: The run and the place in the code that kept the object.
-        kind: Type name of the object, for the printed form.
-        where: The run and the place as a reader knows them.
-    """
-
-    token: str
-    key: str
-    kind: str = field(compare=False)
-    where: str = field(compare=False)
-
-    def __repr__(self) -> str:
-        ended = "" if self.token in live_tokens or rank_side() is not None else ", ranks ended"
-        return f"<{self.kind} kept on the ranks by {self.where}{ended}>"
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str, str, str]]:
-        side = rank_side()
-        if self.token not in live_tokens and (side is None or side.token != self.token):
-            raise ValueError(
-                f"{self!r} is a handle of ranks that have ended (the pool was closed, or a rank failed and all were "
-                "restarted), so what it stood for is lost: run the function that keeps it again"
-            )
-        return _restore_kept, (self.token, self.key, self.kind, self.where)
-
-
-def _restore_kept(token: str, key: str, kind: str, where: str) -> Any:
-    """The kept object itself on a rank of the pool, the handle elsewhere."""
-    side = rank_side()
-    if side is None or token in live_tokens:
-        return Kept(token, key, kind, where)
-    if side.token != token:
-        raise ValueError(f"the handle of a {kind} kept by {where} belongs to another pool of ranks than this one")
-    if key not in side.kept:
-        raise ValueError(
-            f"rank {side.rank} did not keep the {kind} that another rank kept by {where}: call keep on every rank"
-        )
-    return side.kept[key]
-
-
-class RankWorld:
-    """What the pool's ``world`` is inside a run: this rank's view of it.
-
-    Args:
-        side: The rank that this process is.
-        hosts: Simulated hosts.
-    """
-
-    def __init__(self, side: RankSide, hosts: int) -> None:
-        self._side = side
-        self.rank: int = side.rank
-        self.world_size: int = side.world_size
-        self.hosts: int = hosts
-
-    def __repr__(self) -> str:
-        return f"<rank {self.rank} of {self.world_size}>"
-
-    def keep(self, obj: Any) -> Kept:
-        """Keep ``obj`` on this rank and return a handle that later runs resolve to it."""
-        side = self._side
-        frame = sys._getframe(1)
-        # The place, not a mere count: ranks that keep in different order or number still mean the same objects.
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        nth = side.places[place] = side.places.get(place, 0) + 1
-        key = f"{side.run}:{place}:{nth}"
-        side.kept[key] = obj
-        where = f"run {side.run} in {frame.f_code.co_name}, line {frame.f_lineno}" + (
-            f", number {nth}" if nth > 1 else ""
-        )
-        return Kept(side.token, key, type(obj).__name__, where)
-
-    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Refuse: a rank is already inside a run."""
-        raise RuntimeError(
-            f"run() was called inside rank {self.rank}: call {_name(fn)}() directly, or start Ranks there"
-        )
-
-
-def restore_world(token: str, hosts: int) -> RankWorld:
-    """This rank's view of the pool that was pickled."""
-    side = rank_side()
-    if side is None or side.token != token:
-        raise ValueError("a Ranks object travels to its own ranks only: start another Ranks where it is needed")
-    return RankWorld(side, hosts)
-
-
-def _name(fn: Any) -> str:
-    """A function's name for messages."""
-    return getattr(fn, "__qualname__", None) or type(fn).__name__
 
 
 def call_arguments(
@@ -198,7 +68,7 @@ def call_arguments(
             filled = {name: known[name] for name in free if name not in given}
             signature.bind(*args, **kwargs, **filled)
         except TypeError:
-            raise TypeError(f"{_name(fn)}{signature}: {error}") from None
+            raise TypeError(f"{name_of(fn)}{signature}: {error}") from None
         given = {**given, **filled}
     else:
         given = {**given, **{name: known[name] for name in free}}
@@ -206,29 +76,6 @@ def call_arguments(
     bound = inspect.BoundArguments(signature, merged)  # pyright: ignore[reportArgumentType]
     bound.apply_defaults()
     return bound.args, bound.kwargs
-
-
-@contextlib.contextmanager
-def _by_value() -> Iterator[Callable[[io.BytesIO], Any]]:
-    """A cloudpickle pickler that also ships what stands in modules that a rank could not import, tests for example."""
-    import cloudpickle
-
-    registered: list[ModuleType] = []
-
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, FunctionType | type):
-                module = sys.modules.get(obj.__module__ or "")
-                if module is not None and module not in registered and not _importable(module):
-                    cloudpickle.register_pickle_by_value(module)
-                    registered.append(module)
-            return super().reducer_override(obj)
-
-    try:
-        yield Pickler
-    finally:
-        for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _importable(module: ModuleType) -> bool:
@@ -250,18 +97,93 @@ def _importable(module: ModuleType) -> bool:
     return any(stem in (folder, os.path.join(folder, "__init__")) for folder in folders)
 
 
-def dump(obj: Any) -> bytes:
-    """Pickle ``obj`` for ranks, definitions from cells and scripts included."""
+@dataclass(frozen=True)
+class FunctionPayload:
+    """A pickled function.
+
+    Args:
+        key: Hash of the payload, by which ranks remember the function.
+        payload: The function without the constants that it uses.
+        constants: For the name of each constant: the hash of its payload, and the payload.
+    """
+
+    key: str
+    payload: bytes
+    constants: dict[str, tuple[str, bytes]]
+
+
+class _Globals:
+    """The caller's globals that travel apart from the functions that use them, so that all functions share one copy.
+
+    Args:
+        namespaces: Dictionaries of globals; the first name of an object counts.
+    """
+
+    def __init__(self, *namespaces: Mapping[str, Any]) -> None:
+        self.found: dict[str, tuple[str, bytes]] = {}
+        self._names: dict[int, str] = {}
+        self._open: set[int] = set()
+        for number, namespace in enumerate(namespaces):
+            for name, value in list(namespace.items()):
+                if not name.startswith("_") and not isinstance(value, _NOT_SHARED):
+                    self._names.setdefault(id(value), f"{number}.{name}")
+
+    def reference(self, obj: Any) -> tuple[str, str] | None:
+        """Name and hash of the constant that ``obj`` is, None for anything else."""
+        name = self._names.get(id(obj))
+        if name is None or id(obj) in self._open:
+            return None
+        if name not in self.found:
+            self._open.add(id(obj))
+            try:
+                payload = dump(obj, self)
+            except (TypeError, pickle.PicklingError) as error:
+                known = f"{name.partition('.')[2]!r}, a {type(obj).__name__},"
+                raise TypeError(
+                    f"the global {known} cannot be sent to the ranks: {error}; "
+                    "make it inside of the function, or on the ranks once, with world.keep"
+                ) from None
+            finally:
+                self._open.discard(id(obj))
+            self.found[name] = (hashlib.sha256(payload).hexdigest(), payload)
+        return name, self.found[name][0]
+
+
+def dump(obj: Any, constants: _Globals | None = None) -> bytes:
+    """Pickle ``obj`` for ranks, definitions from cells, scripts and unimportable modules (tests, say) included."""
+    import cloudpickle
+
+    registered: list[ModuleType] = []
+
+    class Pickler(cloudpickle.Pickler):
+        def persistent_id(self, obj: Any) -> tuple[str, str] | None:
+            return None if constants is None else constants.reference(obj)
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, FunctionType | type):
+                module = sys.modules.get(obj.__module__ or "")
+                if module is not None and module not in registered and not _importable(module):
+                    cloudpickle.register_pickle_by_value(module)
+                    registered.append(module)
+            return super().reducer_override(obj)
+
     buffer = io.BytesIO()
-    with _by_value() as make_pickler:
-        make_pickler(buffer).dump(obj)
+    try:
+        Pickler(buffer).dump(obj)
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
     return buffer.getvalue()
 
 
-def dump_function(fn: Callable[..., Any]) -> tuple[str, bytes]:
-    """Pickle a function with what it refers to; return the hash that names the payload, and the payload."""
-    payload = dump(fn)
-    return hashlib.sha256(payload).hexdigest(), payload
+def dump_function(fn: Callable[..., Any]) -> FunctionPayload:
+    """Pickle a function and, apart from it, the global objects that it uses."""
+    inner = fn
+    while not isinstance(inner, FunctionType) and (hasattr(inner, "func") or hasattr(inner, "__func__")):
+        inner = getattr(inner, "func", None) or getattr(inner, "__func__")  # noqa: B009
+    constants = _Globals(getattr(inner, "__globals__", {}), sys.modules["__main__"].__dict__)
+    payload = dump(fn, constants)
+    return FunctionPayload(hashlib.sha256(payload).hexdigest(), payload, constants.found)
 
 
 def dump_value(value: Any) -> bytes:
@@ -301,6 +223,35 @@ def _unpicklable(value: Any, depth: int = 4) -> tuple[str, Any]:
     return "", value
 
 
-def load(payload: bytes) -> Any:
+class Constants:
+    """A rank's side of the constants: one object for each name until the caller sends another value."""
+
+    def __init__(self) -> None:
+        self._payloads: dict[str, tuple[str, bytes]] = {}
+        self._objects: dict[str, tuple[str, Any]] = {}
+
+    def receive(self, payloads: Mapping[str, tuple[str, bytes]]) -> None:
+        """Take new values."""
+        self._payloads.update(payloads)
+
+    def find(self, reference: tuple[str, str]) -> Any:
+        """The object that :meth:`_Globals.reference` named."""
+        name, key = reference
+        if name in self._payloads:
+            new, payload = self._payloads.pop(name)
+            self._objects[name] = (new, load(payload, self))
+        have, obj = self._objects[name]
+        assert have == key, f"the caller sent constant {name} as {have} and a function asks for {key}"
+        return obj
+
+
+def load(payload: bytes, constants: Constants | None = None) -> Any:
     """Rebuild what :func:`dump` pickled."""
-    return pickle.loads(payload)
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            if constants is None:
+                raise pickle.UnpicklingError(f"a value refers to constant {pid}, which travels with functions only")
+            return constants.find(pid)
+
+    return Unpickler(io.BytesIO(payload)).load()

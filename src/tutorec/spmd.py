@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from tutorec._spmd_crew import Crew, CrewOptions
 from tutorec._spmd_rank import join_group
-from tutorec._spmd_wire import Kept, RankWorld, call_arguments, dump, load, restore_world
+from tutorec._spmd_side import Kept, RankWorld, restore_world
+from tutorec._spmd_wire import call_arguments, dump, load
 
 if TYPE_CHECKING:
     import torch.distributed
@@ -77,6 +78,11 @@ class Ranks:
         return self._options.world_size
 
     @property
+    def rank(self) -> int:
+        """This process's rank: inside a run only."""
+        raise AttributeError("a pool has a rank inside of a run only, in the function given to run()")
+
+    @property
     def hosts(self) -> int:
         """Simulated hosts that share the ranks."""
         return self._options.hosts
@@ -105,7 +111,9 @@ class Ranks:
         """Call ``fn`` on every rank and return what each returned, in rank order.
 
         Parameters of ``fn`` named ``rank`` and ``world_size`` are filled in when the call leaves them out. Arguments
-        are copied to every rank, except handles made by ``keep``, which become the object that the rank kept.
+        are copied to every rank, except handles made by ``keep``, which become the object that the rank kept. Globals
+        that ``fn`` uses are copied when first used and when the caller changes them: what a rank changes in them stays
+        changed on that rank.
 
         Raises:
             RankError: A rank raised or died.
@@ -116,13 +124,15 @@ class Ranks:
         with self._lock:
             if self._closed:
                 raise ValueError(f"{self!r}: run() after close(); make another Ranks({self.world_size})")
+            if not self._crews:
+                self._crews.append(Crew(self._options, _validation_switch()))
+            task = self._crews[-1].prepare(fn, args, kwargs)
             try:
-                if not self._crews:
-                    self._crews.append(Crew(self._options, _validation_switch()))
-                return self._crews[-1].run(fn, args, kwargs)
+                values = self._crews[-1].run(task)
             except BaseException:
                 _end_crews(self._crews)
                 raise
+        return [load(value) for value in values]
 
     def keep(self, obj: Any) -> Kept:
         """Keep ``obj`` on a rank: inside a run only; returns a handle that later runs turn into the same object.

@@ -1,0 +1,337 @@
+"""Ranks that fail: every fault is injected in real processes, ends all ranks in time and names the rank."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tutorec.errors import RankError, RankTimeoutError
+from tutorec.spmd import Ranks
+
+LINUX = sys.platform == "linux"
+linux_only = pytest.mark.skipif(not LINUX, reason="uses Linux signals or /proc")
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Ranks]:
+    """Two ranks with a short deadline; a test that breaks them leaves new ones to the next."""
+    with Ranks(2, timeout=1.5) as pool:
+        yield pool
+
+
+@pytest.fixture
+def failure(still_running) -> Callable[..., RankError]:
+    """The error of a run, after which none of the ranks that ran it may be left."""
+
+    def run(pool: Ranks, fn, *args) -> RankError:
+        pool.run(len, ())
+        pids = pool.pids
+        with pytest.raises(RankError) as caught:
+            pool.run(fn, *args)
+        assert still_running(pids) == []
+        return caught.value
+
+    return run
+
+
+def test_a_raised_exception_names_the_rank_and_shows_its_traceback(world, failure):
+    def lookup(rows):
+        raise ValueError(f"table 'item' has {rows} rows")
+
+    def step(rank):
+        if rank == 1:
+            lookup(0)
+        dist.barrier()
+
+    error = failure(world, step)
+    assert error.rank == 1
+    assert "rank 1 raised in" in str(error)
+    assert "step' (run 2): ValueError: table 'item' has 0 rows" in str(error)
+    assert "in lookup\n" in error.child_traceback
+    assert "_spmd_rank" not in error.child_traceback
+    assert str(error).endswith("ValueError: table 'item' has 0 rows")
+
+
+def test_the_same_exception_on_all_ranks_is_reported_for_the_lowest(world, failure):
+    def step(rank):
+        time.sleep(0.02 * (1 - rank))
+        raise ValueError("no such table")
+
+    assert failure(world, step).rank == 0
+
+
+def test_of_two_exceptions_the_earlier_is_reported(world, failure):
+    def step(rank):
+        time.sleep(0.05 * (1 - rank))
+        raise ValueError(f"from {rank}")
+
+    error = failure(world, step)
+    assert (error.rank, "ValueError: from 1" in str(error)) == (1, True)
+
+
+def test_chained_exceptions_are_shown_whole(world, failure):
+    def step(rank):
+        try:
+            {}["user"]
+        except KeyError as error:
+            raise LookupError("no feature") from error
+
+    text = failure(world, step).child_traceback
+    assert text.index("KeyError: 'user'") < text.index("direct cause") < text.index("LookupError: no feature")
+
+
+def test_tracebacks_hold_no_folder_of_this_machine(world, failure):
+    def step():
+        return torch.nn.Linear(2, 2)(torch.ones(3))
+
+    text = str(failure(world, step))
+    assert 'File "torch/nn/' in text
+    for folder in (sys.prefix, str(Path.home()), str(Path(__file__).parents[1]), "site-packages"):
+        assert folder not in text
+
+
+@pytest.mark.parametrize("leave", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_exceptions_that_would_end_a_program_are_failures_of_the_rank(world, leave, failure):
+    def step(rank):
+        if rank == 1:
+            raise leave
+        dist.barrier()
+
+    assert failure(world, step).rank == 1
+
+
+def test_a_rank_that_exits_is_named_and_not_the_one_that_noticed(world, failure):
+    def step(rank):
+        if rank == 1:
+            os._exit(3)
+        dist.barrier()
+
+    error = failure(world, step)
+    assert error.rank == 1
+    assert "rank 1 died in" in str(error)
+    assert "step' (run 2): its process ended with exit code 3 and no exception" in str(error)
+
+
+@linux_only
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGABRT"])
+def test_a_rank_killed_by_a_signal_is_named_with_the_signal(world, name, failure):
+    def step(rank):
+        if rank == 0:
+            os.kill(os.getpid(), getattr(signal, name))
+        dist.all_reduce(torch.ones(1))
+
+    error = failure(world, step)
+    assert error.rank == 0
+    assert "rank 0 died in " in str(error)
+    assert f"its process was killed by {name} (signal {int(getattr(signal, name))})" in str(error)
+
+
+def test_a_lost_peer_is_no_cause_even_when_it_is_reported_first(world, failure):
+    def step(rank):
+        if rank == 0:
+            raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711")
+        time.sleep(0.3)
+        os._exit(7)
+
+    error = failure(world, step)
+    assert (error.rank, "exit code 7" in str(error)) == (1, True)
+
+
+def test_a_lost_peer_is_reported_when_there_is_no_other_cause(world, failure):
+    def step(rank):
+        if rank == 0:
+            raise RuntimeError("Connection closed by peer")
+        time.sleep(5)
+
+    assert "RuntimeError: Connection closed by peer" in str(failure(world, step))
+
+
+def test_a_stalled_rank_is_named_with_its_place_and_who_waits_for_it(world, failure):
+    def read_next_batch():
+        time.sleep(60)
+
+    def step(rank):
+        if rank == 1:
+            read_next_batch()
+        dist.all_reduce(torch.ones(1))
+
+    started = time.monotonic()
+    error = failure(world, step)
+    assert isinstance(error, RankTimeoutError)
+    assert isinstance(error, TimeoutError)
+    assert error.rank == 1
+    message = str(error)
+    assert message.startswith("rank 1 stalled: ")
+    assert "did not finish within 1.5 s" in message
+    assert "in read_next_batch\n    time.sleep(60)" in message
+    assert "rank 0 only waits, in all_reduce (operation 1 of its group)" in message
+    assert time.monotonic() - started < 30  # It ends; how soon is the machine's business.
+
+
+def test_a_rank_that_waits_for_work_begun_earlier_is_not_blamed(world, failure):
+    def step(rank):
+        if rank == 1:
+            time.sleep(60)
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        work.wait()
+
+    error = failure(world, step)
+    assert error.rank == 1
+    assert "rank 0 only waits, in wait" in str(error)
+
+
+def test_all_stalled_ranks_are_named(world, failure):
+    error = failure(world, lambda: time.sleep(60))
+    assert str(error).startswith("ranks 0, 1 stalled: ")
+
+
+def test_uneven_collectives_say_who_waits_and_who_has_returned(world, failure):
+    def step(rank):
+        dist.all_reduce(torch.ones(1))
+        if rank == 0:
+            dist.all_reduce(torch.ones(1))
+
+    error = failure(world, step)
+    assert isinstance(error, RankTimeoutError)
+    assert error.rank == 0
+    assert "rank 0 waits in all_reduce, and rank 1 returned without that call" in str(error)
+    assert "every rank must call the same collectives in the same order" in str(error)
+    assert "(operation 2 of its group)" in str(error)
+
+
+def test_different_collectives_name_both_waiting_ranks(world, failure):
+    def step(rank):
+        if rank == 0:
+            dist.recv(torch.ones(1), 1)
+        else:
+            dist.recv(torch.ones(1), 0)
+
+    assert "rank 0 waits in recv, rank 1 waits in recv, and no rank is on its way" in str(failure(world, step))
+
+
+@linux_only
+def test_a_stopped_rank_is_silent_and_named(world, failure):
+    def step(rank):
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+    error = failure(world, step)
+    assert isinstance(error, RankTimeoutError)
+    assert error.rank == 1
+    assert "rank 1 did not finish" in str(error)
+    assert "is silent" in str(error)
+    assert "rank 0 only waits, in barrier" in str(error)
+
+
+@linux_only
+def test_a_rank_that_holds_the_interpreter_lock_is_silent_and_named(world, failure):
+    def step(rank):
+        if rank == 0:
+            ctypes.PyDLL(None).sleep(60)
+        dist.barrier()
+
+    assert failure(world, step).rank == 0
+
+
+@linux_only
+def test_a_rank_stopped_between_runs_cannot_hang_a_large_send(world):
+    world.run(len, ())
+    os.kill(world.pids[1], signal.SIGSTOP)
+    with pytest.raises(RankError, match="rank 1"):
+        world.run(torch.numel, torch.zeros(4_000_000))
+
+
+@linux_only
+def test_a_rank_that_died_between_runs_is_named(world):
+    world.run(len, ())
+    os.kill(world.pids[1], signal.SIGKILL)
+    with pytest.raises(RankError, match=r"rank 1 died in 'len'.*SIGKILL"):
+        world.run(len, ())
+    assert world.run(len, ()) == [0, 0]
+
+
+def test_a_value_that_cannot_be_pickled_names_its_type_and_says_keep(world, failure):
+    def step():
+        return {"model": [1, (x for x in ())]}
+
+    message = str(failure(world, step))
+    assert r"the rank returned a generator (in ['model'][1] of the returned dict), which cannot be pickled" in message
+    assert "return world.keep(obj), and pass the handle to a later run" in message
+
+
+def test_an_argument_or_global_that_cannot_be_pickled_does_the_ranks_no_harm(world):
+    world.run(len, ())
+    before = world.pids
+    with pytest.raises(TypeError, match="generator"):
+        world.run(len, (x for x in ()))
+    namespace = {"stream": (x for x in ()), "__name__": "__main__"}
+    exec("def step():\n    return next(stream)\n", namespace)
+    with pytest.raises(TypeError, match="the global 'stream', a generator, cannot be sent to the ranks"):
+        world.run(namespace["step"])
+    assert world.pids == before
+
+
+def test_new_ranks_start_after_a_failure_and_stale_handles_say_so(world, failure):
+    handle = world.run(lambda world: world.keep([1]), world)[0]
+    assert world.run(len, handle) == [1, 1]
+    failure(world, lambda: 1 / 0)
+    assert repr(handle).endswith("ranks ended>")
+    assert world.run(lambda rank: rank) == [0, 1]
+    with pytest.raises(ValueError, match=r"is a handle of ranks that have ended .* run the function that keeps it"):
+        world.run(len, handle)
+    assert world.run(lambda rank: rank) == [0, 1]
+
+
+def test_an_interrupt_ends_the_ranks_and_reaches_the_caller(world, still_running):
+    world.run(len, ())
+    pids = world.pids
+    main = threading.main_thread().ident
+    assert main is not None, "tests run in a thread with an id"
+    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        world.run(time.sleep, 60)
+    timer.join()
+    assert still_running(pids) == []
+    assert world.run(lambda rank: rank) == [0, 1]
+
+
+def test_leaving_the_block_by_an_exception_ends_the_ranks(still_running):
+    pool = Ranks(2)
+
+    def block():
+        with pool:
+            pool.run(len, ())
+            pids.extend(pool.pids)
+            raise LookupError
+
+    pids: list[int] = []
+    with pytest.raises(LookupError):
+        block()
+    assert len(pids) == 2
+    assert still_running(pids) == []
+
+
+def test_a_pool_that_is_garbage_ends_its_ranks(still_running):
+    pool = Ranks(2)
+    pool.run(len, ())
+    pids = pool.pids
+    del pool
+    assert still_running(pids) == []
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="needs fewer than two GPUs")
+def test_a_backend_that_cannot_be_had_says_what_would_work():
+    with Ranks(2, backend="nccl") as pool, pytest.raises(RankError, match=r"2 ranks, [01] GPUs; use 'gloo' or 'auto'"):
+        pool.run(len, ())

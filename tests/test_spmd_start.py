@@ -1,0 +1,262 @@
+"""Where ranks come from: scripts without a guard, both ways of starting, torchrun, callers that disappear."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tutorec import _spmd_start
+from tutorec.errors import RankError
+from tutorec.spmd import Ranks
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="uses Linux signals or /proc")
+METHODS = ["fork", "spawn"] if sys.platform == "linux" else ["spawn"]
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "a_script.py"
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def execute(*command: object, folder: Path | None = None, **environment: str) -> tuple[str, str]:
+    """Run Python to its end; return what it wrote to stdout and stderr."""
+    line = [sys.executable, *map(str, command)]
+    environment = {**os.environ, **environment}
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+UNGUARDED = """
+    import dataclasses
+    import os
+    import sys
+
+    from tutorec.spmd import Ranks
+
+    print("main runs in", os.getpid() == os.getpid())
+
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    LIMIT = 5
+
+    def make(rank):
+        return Point(rank + LIMIT)
+
+    def check(point):
+        return isinstance(point, Point), sys.modules["__main__"].__dict__.get("LIMIT")
+
+    world = Ranks(2)
+    points = world.run(make)
+    print(points, all(type(p) is Point for p in points))
+    print(world.run(check, points[0]))
+    print("end")
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
+def test_a_script_without_a_guard_runs_once_and_its_classes_keep_their_identity(tmp_path, method):
+    path = script(tmp_path, UNGUARDED)
+    text, errors = execute("-W", "error", "-X", "dev", path, TUTOREC_RANKS_START=method)
+    assert errors == ""
+    assert text.splitlines() == [
+        "main runs in True",
+        "[Point(x=5), Point(x=6)] True",
+        "[(True, None), (True, None)]",
+        "end",
+    ]
+
+
+@pytest.mark.slow
+def test_a_module_run_with_m_is_no_different(tmp_path):
+    script(tmp_path, UNGUARDED)
+    text, _ = execute("-m", "a_script", folder=tmp_path)
+    assert text.splitlines()[1] == "[Point(x=5), Point(x=6)] True"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_way_of_starting_gives_the_same_ranks(monkeypatch, method):
+    monkeypatch.setenv("TUTOREC_RANKS_START", method)
+    monkeypatch.setenv("A_VARIABLE_OF_A_TEST", "here")
+
+    def look(rank):
+        import __main__
+
+        main = sorted(name for name in vars(__main__) if name.startswith(("test", "pytest")))
+        return rank, main, os.environ["A_VARIABLE_OF_A_TEST"]
+
+    with Ranks(2) as world:
+        assert world.run(look) == [(0, [], "here"), (1, [], "here")]
+
+
+def test_an_unknown_way_of_starting_is_refused(monkeypatch):
+    monkeypatch.setenv("TUTOREC_RANKS_START", "magic")
+    with Ranks(2) as world, pytest.raises(ValueError, match="TUTOREC_RANKS_START='magic' cannot be had"):
+        world.run(len, ())
+
+
+@linux_only
+def test_the_fork_server_has_one_thread_and_no_cuda(ranks):
+    def parents():
+        server = os.getppid()
+        return server, len(os.listdir(f"/proc/{server}/task"))
+
+    servers = ranks(2).run(parents)
+    assert servers[0] == servers[1]
+    assert servers[0][0] != os.getpid()
+    assert servers[0][1] == 1
+
+
+@linux_only
+@pytest.mark.slow
+def test_a_fork_server_that_refuses_or_dies_is_replaced(monkeypatch, still_running):
+    with Ranks(1) as world:
+        assert world.run(os.getppid) != [os.getpid()]
+
+    class Refusing:
+        def fork(self, boot):
+            raise _spmd_start._ServerRefused("2 threads")
+
+    monkeypatch.setattr(_spmd_start, "_server", Refusing)
+    with Ranks(1) as world:
+        assert world.run(os.getppid) == [os.getpid()]
+    monkeypatch.undo()
+    with Ranks(1, timeout=20) as world:
+        (server,), pids = world.run(os.getppid), world.pids
+        os.kill(server, signal.SIGKILL)
+        assert still_running([server, *pids], 5.0) == []  # Its ranks end with it.
+        with pytest.raises(RankError, match="rank 0 died"):
+            world.run(len, ())
+        assert world.run(len, ()) == [0]
+
+
+ORPHANS = """
+    import os, sys, time
+    from tutorec.spmd import Ranks
+    worlds = [Ranks(2), Ranks(1)]
+    def work(seconds):
+        time.sleep(seconds)
+        return os.getpid(), os.getppid()
+    pids = sorted({pid for world in worlds for pair in world.run(work, 0) for pid in pair} - {os.getpid()})
+    if "stop" in sys.argv[1:]:
+        import signal
+        os.kill(worlds[0].pids[0], signal.SIGSTOP)
+    print(*pids, flush=True)
+    worlds[0].run(work, 60)
+"""
+
+
+@linux_only
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "name"), [("fork", "SIGKILL"), ("fork", "SIGTERM"), ("spawn", "SIGKILL")])
+def test_no_process_outlives_a_caller_that_is_killed(tmp_path, still_running, method, name):
+    environment = {**os.environ, "TUTOREC_RANKS_START": method}
+    with subprocess.Popen(
+        [sys.executable, str(script(tmp_path, ORPHANS))],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as caller:
+        assert caller.stdout is not None, "stdout was asked for"
+        pids = [int(pid) for pid in caller.stdout.readline().split()]
+        assert len(still_running(pids)) >= 3
+        caller.send_signal(getattr(signal, name))
+        caller.wait(30)
+    assert still_running(pids, 10.0) == []
+
+
+@linux_only
+@pytest.mark.slow
+def test_not_even_a_stopped_rank_outlives_its_caller(tmp_path, still_running):
+    command = [sys.executable, str(script(tmp_path, ORPHANS)), "stop"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as caller:
+        assert caller.stdout is not None, "stdout was asked for"
+        pids = [int(pid) for pid in caller.stdout.readline().split()]
+        caller.kill()
+    assert still_running(pids, 10.0) == []
+
+
+@pytest.mark.slow
+def test_no_folder_is_left_behind(tmp_path, monkeypatch):
+    text = """
+        from tutorec.spmd import Ranks, init
+        world = Ranks(2)
+        world.run(len, ())
+        init()
+        other = Ranks(2)
+        try:
+            other.run(lambda: 1 / 0)
+        except RuntimeError:
+            print("failed")
+    """
+    path = script(tmp_path, text)
+    (tmp_path / "temporary").mkdir()
+    assert execute("-X", "dev", path, TMPDIR=str(tmp_path / "temporary")) == ("failed\n", "")
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_long_temporary_folder_is_no_obstacle(tmp_path, monkeypatch):
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    with Ranks(2) as world:
+        assert world.run(lambda rank: rank) == [0, 1]
+
+
+TORCHRUN = """
+    import torch
+    from tutorec.spmd import init, run_ranks
+
+    BASE = 100
+
+    def total(rank, world_size, x):
+        value = torch.tensor([x + rank + BASE])
+        torch.distributed.all_reduce(value)
+        return rank, world_size, value.item()
+
+    values = run_ranks(total, 4, 1)
+    again = run_ranks(lambda rank: rank)
+    if init().rank() == 0:
+        print(values, again)
+"""
+
+
+@pytest.mark.slow
+def test_the_same_function_runs_under_torchrun(tmp_path):
+    path = script(tmp_path, TORCHRUN)
+    text, _ = execute("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, path)
+    assert text == "[(0, 2, 203), (1, 2, 203)] [0, 1]\n"
+
+
+@pytest.mark.slow
+def test_the_same_script_runs_without_torchrun(tmp_path):
+    expected = "[(0, 4, 410), (1, 4, 410), (2, 4, 410), (3, 4, 410)] [0, 1]\n"
+    assert execute(script(tmp_path, TORCHRUN)) == (expected, "")
+
+
+@pytest.mark.slow
+def test_a_pool_survives_a_fork_of_its_caller():
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    text = """
+        import os
+        from tutorec.spmd import Ranks
+        world = Ranks(2)
+        world.run(len, ())
+        if os.fork() == 0:
+            raise SystemExit
+        os.wait()
+        print(world.run(lambda rank: rank))
+    """
+    assert execute("-c", textwrap.dedent(text)) == ("[0, 1]\n", "")
