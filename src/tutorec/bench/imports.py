@@ -1,0 +1,102 @@
+"""Cold start: importing torch, tutorec and a peer, each in a new process, bare and with a first forward."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, interleave, machine, time_command
+from tutorec.bench.runner import Options
+
+NAME = "import"
+ROUNDS = 30
+
+_OURS = "tutorec"
+
+# One script for both; only the root's name differs.
+_FORWARD = """
+import torch
+from {root} import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+tables = [EmbeddingBagConfig(num_embeddings=100, embedding_dim=8, name="t_item", feature_names=["item"])]
+collection = EmbeddingBagCollection(tables=tables)
+weight = collection.embedding_bags["t_item"].weight
+with torch.no_grad():
+    weight.copy_(torch.arange(weight.numel()).view_as(weight) % 7)
+batch = KeyedJaggedTensor(keys=["item"], values=torch.tensor([7, 1, 7]), lengths=torch.tensor([2, 0, 1]))
+pooled = collection(batch)
+print(pooled.keys(), pooled.values().tolist())
+"""
+
+
+def run(options: Options) -> Report:
+    """Measure cold starts; with ``--vs`` the peer runs the same scripts.
+
+    Args:
+        options: rounds, and the peer's name.
+
+    Returns:
+        CPU and wall seconds of whole processes, and the ratios with their bars.
+
+    Raises:
+        ValueError: the peer is not installed for this Python, or its forward gives another result.
+    """
+    scripts = {
+        "import torch": "import torch",
+        f"import {_OURS}": f"import {_OURS}",
+        f"{_OURS}, first forward": _FORWARD.format(root=_OURS),
+    }
+    if options.vs is not None:
+        scripts |= _peer_scripts(options.vs)
+    with tempfile.TemporaryDirectory() as folder:
+        # an empty folder: nothing in it can shadow a package
+        variants = {title: _cold(script, folder) for title, script in scripts.items()}
+        samples = interleave(variants, options.rounds)
+    return Report(
+        name=NAME,
+        settings={"rounds": options.rounds, "process": "new for every sample"},
+        samples=samples,
+        comparisons=_comparisons(samples, options.vs),
+        context=machine([options.vs] if options.vs else []),
+    )
+
+
+def _peer_scripts(peer: str) -> dict[str, str]:
+    """The peer's scripts, after a check that it is there and gives the same result."""
+    if find_spec(peer) is None:
+        raise ValueError(f"--vs {peer}: no such package for {_python()}; install it beside {_OURS}, or leave --vs out")
+    ours, theirs = (_output(_FORWARD.format(root=root)) for root in (_OURS, peer))
+    if ours != theirs:
+        raise ValueError(f"the first forward differs: {_OURS} gives {ours}, {peer} gives {theirs}")
+    return {f"import {peer}": f"import {peer}", f"{peer}, first forward": _FORWARD.format(root=peer)}
+
+
+def _comparisons(samples: dict[str, list[Sample]], peer: str | None) -> list[Comparison]:
+    found = [
+        compare(samples, f"import {_OURS}", "import torch", bar=Bar("at most", 1.15)),
+        compare(samples, f"import {_OURS}", "import torch", clock="wall"),
+        compare(samples, f"{_OURS}, first forward", "import torch"),
+    ]
+    if peer is not None:
+        for case, bar in (("import {}", 1.9), ("{}, first forward", 1.5)):
+            theirs, ours = case.format(peer), case.format(_OURS)
+            found.append(compare(samples, theirs, ours, bar=Bar("at least", bar)))
+            found.append(compare(samples, theirs, ours, clock="wall"))
+    return found
+
+
+def _cold(script: str, folder: str) -> Callable[[int], Sample]:
+    return lambda _: time_command([sys.executable, "-c", script], cwd=folder)
+
+
+def _output(script: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"the first forward fails:\n{done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def _python() -> str:
+    return f"Python {sys.version.split()[0]}"

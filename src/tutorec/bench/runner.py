@@ -1,0 +1,80 @@
+"""``python -m tutorec bench``: finds the benchmarks by file, runs one, prints its table and writes its JSON.
+
+A benchmark is a module beside this one that has ``NAME``, ``ROUNDS`` and ``run(options) -> Report``. Its docstring's
+first line is its help. Common options: ``--rounds``, ``--json``, ``--vs``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pkgutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+_NOT_BENCHMARKS = ("harness", "runner")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks of a benchmark.
+
+    Attributes:
+        rounds: rounds that count.
+        vs: name of an installed package to compare with, found when the benchmark runs; None for no peer.
+    """
+
+    rounds: int
+    vs: str | None = None
+
+
+def benchmarks() -> dict[str, ModuleType]:
+    """Name -> module of every benchmark in this folder.
+
+    Example:
+        >>> from tutorec.bench.runner import benchmarks
+        >>> sorted(benchmarks())
+        ['backends', 'import', 'validation']
+    """
+    package = __name__.rpartition(".")[0]
+    folder = Path(__file__).parent
+    files = sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.name not in _NOT_BENCHMARKS)
+    found = [import_module(f"{package}.{name}") for name in files]
+    return {module.NAME: module for module in found}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a benchmark.
+
+    Args:
+        argv: the words after ``bench``.
+
+    Returns:
+        The exit status: 1 when a bar was judged and missed.
+    """
+    known = benchmarks()
+    options = _parser(known).parse_args(argv)
+    module = known[options.name]
+    report = module.run(Options(rounds=module.ROUNDS if options.rounds is None else options.rounds, vs=options.vs))
+    print(report)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
+    return int(report.missed)
+
+
+def _parser(known: dict[str, ModuleType]) -> argparse.ArgumentParser:
+    listing = "\n".join(f"  {name:<12}{(module.__doc__ or '').splitlines()[0]}" for name, module in known.items())
+    parser = argparse.ArgumentParser(
+        prog="tutorec bench",
+        description="Measure: variants in turn, medians of paired ratios with their 95 % intervals.",
+        epilog=f"benchmarks:\n{listing}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=sorted(known), metavar="NAME", help="one of the benchmarks below")
+    parser.add_argument("--vs", metavar="PEER", help="an installed package with the same names to compare with")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds that count; from 30 on a bar is judged")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write samples, ratios, versions and hardware there")
+    return parser
