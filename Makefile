@@ -14,7 +14,7 @@ UNIT  := tests src --doctest-modules -m "not html and not live"
 QUICK := tests src --doctest-modules -m "not html and not live and not slow and not world4"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv book test quick lint types unit notebooks notebooks-torch nb check html bench parity wheel clean clean-venv format
+.PHONY: help venv book test quick lint types unit notebooks notebooks-torch nb check html bench parity wheel bare clean clean-venv format
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ parity: venv ## run against torchrec 1.8.0 in .venv-parity and write tests/parit
 wheel: venv ## dist/tutorec-*.whl
 	@rm -rf dist build
 	@$(PY) -m build --wheel --outdir dist .
+
+bare: venv ## run the chapters where torch is installed and tutorec is not, as a hosted notebook does
+	@$(PY) .ci/bare.py $(NB)
 
 clean: ## remove what was built; environments stay
 	@rm -rf _build dist build .pytest_cache .ruff_cache .hypothesis
