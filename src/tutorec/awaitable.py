@@ -153,10 +153,12 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"
     _operator = getattr(operator, f"__{_name}__")
     setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(_operator))
     setattr(LazyAwaitable, f"__r{_name}__", _forwarding_method(_reflected(_operator)))
-for _name in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "getitem", "setitem", "contains"):
+for _name in ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem", "contains"):
     setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(getattr(operator, f"__{_name}__")))
 for _name, _builtin in (("len", len), ("iter", iter), ("float", float), ("int", int), ("bool", bool)):
     setattr(LazyAwaitable, f"__{_name}__", _forwarding_method(_builtin))
+# A class that defines equality loses its hash; an awaitable is hashed as the object that it is.
+LazyAwaitable.__hash__ = object.__hash__  # pyright: ignore[reportAttributeAccessIssue]
 del _name, _operator, _builtin
 
 __all__ = ["Awaitable", "LazyAwaitable", "LazyNoWait", "NoWait"]

@@ -58,7 +58,7 @@ def _digest(value: object) -> int:
 
 def _differences(held: list[dict[str, str]]) -> str:
     """Which rank holds what that most ranks do not; ties go to what rank 0 holds."""
-    names = sorted({name for facts in held for name in facts})
+    names = dict.fromkeys(name for facts in held for name in facts)
     lines = []
     for name in names:
         values = [facts.get(name, "missing") for facts in held]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutorec.awaitable import Awaitable, LazyAwaitable
+from tutorec.awaitable import Awaitable, LazyAwaitable, NoWait
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fused_params import optimizer_spec
@@ -162,6 +162,8 @@ class ShardedEmbeddingBagCollection(
         """Every sample, my columns -> my samples, every column."""
         moves = zip(self._output_dists, output, ctx.batch_size_per_rank, strict=True)
         arriving: list[Awaitable[torch.Tensor]] = [dist(pooled, samples) for dist, pooled, samples in moves]
+        if not arriving:
+            arriving.append(NoWait(torch.empty(ctx.batch_size, 0, device=self._device)))
         return EmbeddingBagCollectionAwaitable(arriving, self._columns, self._output_keys)
 
     # --- what it shares with the unsharded module
@@ -315,8 +317,8 @@ class EmbeddingBagCollectionSharder:
     Example:
         >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
-        >>> tables = [EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name="items", feature_names=["item"])]
-        >>> plan = EmbeddingModuleShardingPlan(items=table_wise_sharding((8, 4), rank=0, device_type="cpu"))
+        >>> tables = [EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name="products", feature_names=["item"])]
+        >>> plan = EmbeddingModuleShardingPlan(products=table_wise_sharding((8, 4), rank=0, device_type="cpu"))
         >>> sharder = EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.02})
         >>> sharded = sharder.shard(EmbeddingBagCollection(tables), plan, ShardingEnv.from_local(1, 0))
         >>> sharded(KeyedJaggedTensor(["item"], torch.tensor([3, 1]), lengths=torch.tensor([1, 1]))).keys()
@@ -344,6 +346,8 @@ class EmbeddingBagCollectionSharder:
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingBagCollection:
         """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
+        if not isinstance(module, EmbeddingBagCollection):
+            raise TypeError(f"this sharder shards an EmbeddingBagCollection, got a {type(module).__name__}")
         return ShardedEmbeddingBagCollection(module, params, env, self.fused_params, device)
 
     def shardable_parameters(self, module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:

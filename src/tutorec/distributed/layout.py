@@ -87,7 +87,7 @@ class ColumnOrder:
         self._in_order = targets == list(range(len(targets)))
         # Keys that are neighbours in both orders move as one block.
         starts = [i for i, to in enumerate(targets) if i == 0 or to != targets[i - 1] + 1]
-        ends = [*starts[1:], len(targets)]
+        ends = [*starts[1:], len(targets)] if starts else []
         offsets = [0, *accumulate(columns)]
         self._block_columns = [offsets[end] - offsets[start] for start, end in zip(starts, ends, strict=True)]
         self._block_order = sorted(range(len(starts)), key=lambda block: targets[starts[block]])

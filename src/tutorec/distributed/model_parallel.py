@@ -78,7 +78,7 @@ class DistributedModelParallel(nn.Module):
             if module_plan is None:
                 continue
             sharded = sharder.shard(found, module_plan, self._env, self.device, path)
-            module = _replaced(module, path, sharded)
+            module = _replaced(module, found, sharded)
         _move_dense_parts(module, self.device, init_parameters)
         self._dmp_wrapped_module: nn.Module = module
         self._optimizer = CombinedOptimizer(
@@ -158,6 +158,9 @@ def wrap_in_ddp(module: nn.Module, env: ShardingEnv, device: torch.device) -> nn
         module: The model, its collections sharded.
         env: The ranks.
         device: Of the dense parts.
+
+    Raises:
+        ValueError: There are dense parameters and no process group.
     """
     ignored = sharded_parameter_names(module)
     dense = [name for name, parameter in module.named_parameters() if name not in ignored and parameter.requires_grad]
@@ -213,12 +216,14 @@ def _shardable_modules(
             yield path, (part, by_type[type(part)])
 
 
-def _replaced(model: nn.Module, path: str, part: nn.Module) -> nn.Module:
-    """The model with ``part`` at ``path``; at the path ``""`` the part itself."""
-    if not path:
-        return part
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, part)
+def _replaced(model: nn.Module, part: nn.Module, sharded: nn.Module) -> nn.Module:
+    """The model with ``sharded`` wherever ``part`` stands: two places may share it, and the model may be it."""
+    if model is part:
+        return sharded
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is part:
+                setattr(parent, name, sharded)
     return model
 
 

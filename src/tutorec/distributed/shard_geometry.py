@@ -81,6 +81,9 @@ def sharding_spec(pieces: Sequence[ShardPiece], device_type: str, local_size: in
 def pieces_of(sharding: ParameterSharding) -> list[ShardPiece]:
     """The pieces that a plan lists for one table.
 
+    Raises:
+        ValueError: A shard is placed on no rank.
+
     Example:
         >>> pieces_of(table_wise_sharding((8, 4), rank=2, device_type="cpu"))[0].rank
         2
@@ -105,6 +108,13 @@ def table_wise_sharding(
     compute_kernel: EmbeddingComputeKernel = EmbeddingComputeKernel.FUSED,
 ) -> ParameterSharding:
     """A table ``[R, D]`` whole on ``rank``, as an entry of a plan.
+
+    Args:
+        shape: ``(R, D)``.
+        rank: Where it goes.
+        device_type: ``"cpu"`` or ``"cuda"``.
+        local_size: Ranks per host.
+        compute_kernel: How its rows are kept.
 
     Example:
         >>> table_wise_sharding((8, 4), rank=0, device_type="cpu").sharding_type

@@ -70,6 +70,9 @@ def table_wise(rank: int, compute_kernel: str | None = None) -> ParameterShardin
         compute_kernel: An `EmbeddingComputeKernel` value; ``"fused"`` by default. (TorchRec's hand-written plans pick
             ``dense`` unless told otherwise, which ignores ``fused_params``.)
 
+    Raises:
+        ValueError: There is no such kernel.
+
     Example:
         >>> table_wise(rank=1).rank
         1
@@ -106,9 +109,9 @@ def construct_module_sharding_plan(
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
-        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "items", feature_names=["item"])])
-        >>> plan = construct_module_sharding_plan(ebc, {"items": table_wise(rank=1)}, world_size=2)
-        >>> plan["items"].ranks, plan["items"].compute_kernel
+        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "products", feature_names=["item"])])
+        >>> plan = construct_module_sharding_plan(ebc, {"products": table_wise(rank=1)}, world_size=2)
+        >>> plan["products"].ranks, plan["products"].compute_kernel
         ([1], 'fused')
 
     Source:

@@ -46,6 +46,10 @@ class GroupedPooledEmbeddingsLookup(nn.Module):
         """``features``: F_mine features, sum of B samples, in group order -> ``[sum of B, D_mine]``."""
         if not self._splits:
             return torch.empty(features.stride(), 0, device=self._device)
+        if torch.is_inference_mode_enabled():
+            # fbgemm registers its training operators for autograd only, which inference mode leaves out.
+            with torch.inference_mode(False), torch.no_grad():
+                return self.forward(features)
         parts = [features] if len(self._splits) == 1 else features.split(self._splits)
         pooled = [
             bags(part.values(), part.offsets(), part.weights_or_none())

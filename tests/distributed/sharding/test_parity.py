@@ -1,0 +1,186 @@
+"""Sharded equals unsharded: outputs, table weights and optimizer state, each by itself, on the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from distributed.cases import (
+    LEARNING_RATE,
+    ROWS,
+    Reference,
+    batch,
+    coefficients,
+    collection,
+    local_state,
+    local_weights,
+    samples_of,
+    seed_of,
+    shard,
+)
+from torch.testing import assert_close
+
+from tutorec._kernels.backend import use_backend
+from tutorec.modules.embedding_configs import PoolingType
+from tutorec.spmd import Ranks
+
+STEPS = 3
+POOLINGS = {"sum": (PoolingType.SUM, False), "mean": (PoolingType.MEAN, False), "weighted": (PoolingType.SUM, True)}
+WORLDS = [1, 2, pytest.param(4, marks=pytest.mark.world4)]
+
+
+def train(
+    rank: int, world_size: int, pooling: str, optimizer: str, backend: str, dtype: torch.dtype = torch.int64
+) -> dict[str, Any]:
+    """Three steps on one rank; what it computed, holds, and remembers."""
+    kind, weighted = POOLINGS[pooling]
+    with use_backend(backend):
+        sharded = shard(collection(kind, weighted), optimizer)
+        outputs = []
+        for step in range(STEPS):
+            features = batch(seed_of(rank, step), samples_of(rank, step), weighted, dtype)
+            out = sharded(features).wait()
+            outputs.append(out.values().detach())
+            (out.values() * coefficients(out.values(), seed_of(rank, step))).sum().backward()
+        keys = sharded(features).keys()
+    return {"outputs": outputs, "keys": keys, "weights": local_weights(sharded), "state": local_state(sharded)}
+
+
+def expected(world_size: int, pooling: str, optimizer: str) -> tuple[list[list[torch.Tensor]], Reference]:
+    kind, weighted = POOLINGS[pooling]
+    reference = Reference(collection(kind, weighted), optimizer, world_size)
+    outputs = []
+    for step in range(STEPS):
+        batches = [batch(seed_of(rank, step), samples_of(rank, step), weighted) for rank in range(world_size)]
+        outputs.append(reference.step(batches, step))
+    return outputs, reference
+
+
+@pytest.mark.parametrize("backend", ["fbgemm", "torch"])
+@pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("world_size", WORLDS, ids=lambda size: f"w{size}")
+class TestTableWise:
+    @pytest.fixture
+    def trained(
+        self, ranks: Callable[..., Ranks], world_size: int, pooling: str, optimizer: str, backend: str
+    ) -> tuple[list[dict[str, Any]], list[list[torch.Tensor]], Reference]:
+        with use_backend("auto") as found:
+            if backend == "fbgemm" and found.name != "fbgemm":
+                pytest.skip(f"no fbgemm here: {found.reason}")
+        return (
+            ranks(world_size).run(train, pooling=pooling, optimizer=optimizer, backend=backend),
+            *expected(world_size, pooling, optimizer),
+        )
+
+    def test_outputs_weights_and_state_equal_unsharded(self, trained, optimizer, world_size):
+        of_ranks, outputs, reference = trained
+        for rank, result in enumerate(of_ranks):
+            assert result["keys"] == ["f0", "f1@t0", "f1@t1", "f2", "f3"]
+            for step in range(STEPS):
+                message = f"outputs of step {step} on rank {rank}"
+                assert_close(result["outputs"][step], outputs[step][rank], rtol=1e-5, atol=1e-6, msg=message)
+        weights = {name: rows for result in of_ranks for name, rows in result["weights"].items()}
+        assert sum(len(result["weights"]) for result in of_ranks) == 3
+        for name, rows in reference.weights().items():
+            assert_close(weights[name], rows.detach(), rtol=1e-5, atol=1e-6, msg=f"weights of {name}")
+        state = {name: tensor for result in of_ranks for name, tensor in result["state"].items()}
+        assert set(state) == {f"{name}.momentum1" for name in reference.momentum}
+        for name, momentum in reference.momentum.items():
+            assert_close(state[f"{name}.momentum1"], momentum, rtol=1e-5, atol=1e-6, msg=f"state of {name}")
+
+
+def touched_rows_only(rank: int, world_size: int) -> dict[str, tuple[bool, bool]]:
+    before = {name: bag.get_parameter("weight").detach() for name, bag in collection().embedding_bags.items()}
+    sharded = shard(collection(), "exact_row_wise_adagrad")
+    sharded(batch(rank, 4)).values().sum().backward()
+    state = local_state(sharded)
+    return {
+        name: (torch.equal(rows[ROWS:], before[name][ROWS:]), bool((state[f"{name}.momentum1"][ROWS:] == 0).all()))
+        for name, rows in local_weights(sharded).items()
+    }
+
+
+def test_rows_outside_of_the_batch_and_their_state_do_not_move(ranks):
+    found = {name: kept for result in ranks(2).run(touched_rows_only) for name, kept in result.items()}
+    assert found == {"t0": (True, True), "t1": (True, True), "t2": (True, True)}
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.world4)])
+def test_int32_ids_train_like_int64_ids(ranks, world_size):
+    options = {"pooling": "sum", "optimizer": "exact_sgd", "backend": "auto"}
+    wide = ranks(world_size).run(train, **options)
+    narrow = ranks(world_size).run(train, **options, dtype=torch.int32)
+    for a, b in zip(wide, narrow, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a["outputs"], b["outputs"], strict=True))
+        assert all(torch.equal(a["weights"][name], b["weights"][name]) for name in a["weights"])
+
+
+def train_dense(rank: int, world_size: int) -> dict[str, torch.Tensor]:
+    sharded = shard(collection(), kernel="dense")
+    out = sharded(batch(rank, 3 + rank)).values()
+    (out * coefficients(out, rank)).sum().backward()
+    gradients = {name.split(".")[1]: parameter.grad for name, parameter in sharded.named_parameters()}
+    return {name: gradient for name, gradient in gradients.items() if gradient is not None}
+
+
+def test_dense_kernel_leaves_the_gradient_of_the_global_mean(ranks):
+    gradients = {name: tensor for result in ranks(2).run(train_dense) for name, tensor in result.items()}
+    reference = Reference(collection(), "exact_sgd", 2)
+    outputs = reference.outputs([batch(0, 3), batch(1, 4)])
+    loss = sum((out * coefficients(out, rank)).sum() for rank, out in enumerate(outputs)) / 2
+    loss.backward()
+    assert set(gradients) == {"t0", "t1", "t2"}
+    for name, weight in reference.weights().items():
+        assert_close(gradients[name], weight.grad)
+
+
+def loss_drop(rank: int, world_size: int) -> float:
+    from tutorec.modules.embedding_configs import EmbeddingBagConfig
+    from tutorec.modules.embedding_modules import EmbeddingBagCollection
+    from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+    ebc = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(num_embeddings=4096, embedding_dim=64, name="product_table", feature_names=["product"]),
+            EmbeddingBagConfig(num_embeddings=4096, embedding_dim=64, name="user_table", feature_names=["user"]),
+        ]
+    )
+    sharded = shard(ebc, "exact_row_wise_adagrad", learning_rate=0.02, eps=0.002)
+    features = KeyedJaggedTensor(
+        ["product", "user"], torch.tensor([1, 2, 1, 5, 2, 3, 4, 1]), lengths=torch.tensor([3, 1, 2, 2])
+    )
+    # Every rank brings the same samples, so that the mean over ranks is what one rank alone computes.
+    first = sharded(features).values().detach().double()
+    out = sharded(features).values()
+    (torch.ones_like(out) - out).sum().backward()
+    return float((sharded(features).values().detach().double() - first).sum())
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_two_passes_over_the_tutorial_batch_lower_the_loss_by_the_exact_amount(ranks, world_size):
+    counts = [2, 1, 1, 1, 1, 1, 1]  # product 1 is in its bag twice: its gradients are summed before the one update
+    exact = 64 * sum(c * 0.02 * c / (c + 0.002) for c in counts)
+    assert exact == pytest.approx(10.222113, abs=1e-6)
+    assert ranks(world_size).run(loss_drop) == pytest.approx([exact] * world_size, abs=2e-5)
+
+
+def learning_rate_change(rank: int, world_size: int) -> list[float]:
+    sharded = shard(collection(), "exact_sgd")
+    moved = []
+    for rate in (LEARNING_RATE, 0.0, 0.5):
+        for group in sharded.fused_optimizer.param_groups:
+            group["lr"] = rate
+        before = local_weights(sharded)
+        sharded(batch(3, 4)).values().sum().backward()
+        after = local_weights(sharded)
+        moved.append(sum(float((after[name] - before[name]).abs().sum()) for name in after))
+    return moved
+
+
+def test_learning_rate_change_takes_effect_at_the_next_step(ranks):
+    for first, none, ten_times in ranks(2).run(learning_rate_change):
+        assert none == 0
+        assert ten_times == pytest.approx(first * 0.5 / LEARNING_RATE, rel=1e-3)

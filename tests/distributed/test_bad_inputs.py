@@ -1,0 +1,224 @@
+"""Every bad input of a sharded collection: a clear error before any result."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from distributed.cases import batch, collection, shard
+
+from tutorec import _validation
+from tutorec.distributed import embeddingbag
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding
+from tutorec.distributed.shard_geometry import table_wise_sharding
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from tutorec.errors import RankError
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.types import DataType
+
+ALONE = ShardingEnv.from_local(1, 0)
+
+
+def one_table(**changes: Any) -> EmbeddingBagCollection:
+    spec = {"num_embeddings": 8, "embedding_dim": 4, "name": "products", "feature_names": ["item"], **changes}
+    return EmbeddingBagCollection([EmbeddingBagConfig(**spec)])
+
+
+def entry(**changes: Any) -> ParameterSharding:
+    sharding = table_wise_sharding((8, 4), changes.pop("rank", 0), "cpu")
+    for name, value in changes.items():
+        setattr(sharding, name, value)
+    return sharding
+
+
+def plan(**changes: Any) -> EmbeddingModuleShardingPlan:
+    return EmbeddingModuleShardingPlan(products=entry(**changes))
+
+
+def sharded(ebc: EmbeddingBagCollection | None = None, **fused_params: Any):
+    return EmbeddingBagCollectionSharder(fused_params).shard(ebc or one_table(), plan(), ALONE)
+
+
+def ids(*values: int, key: str = "item", **options: Any) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor([key], torch.tensor(values), lengths=torch.tensor([1] * len(values)), **options)
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "words"),
+    [
+        (plan(rank=5), ValueError, r"table 'products' on rank 5, and the world has 1 ranks: 0 to 0"),
+        (EmbeddingModuleShardingPlan(), ValueError, r"says nothing about table 'products'; it names \[\]"),
+        (plan() | {"user": entry()}, ValueError, r"names table 'user', which the module does not have: \['products'\]"),
+        (
+            plan(sharding_type="row_wise"),
+            ValueError,
+            r"'products' the sharding type 'row_wise'; supported now: table_w",
+        ),
+        (plan(sharding_type="sideways"), ValueError, r"sharding type 'sideways'; supported now: table_wise"),
+        (plan(compute_kernel="fused_uvm"), ValueError, r"compute kernel 'fused_uvm'; supported now: fused, dense"),
+        (
+            plan(sharding_spec=table_wise_sharding((8, 2), 0, "cpu").sharding_spec),
+            ValueError,
+            r"do not cover its 8 x 4",
+        ),
+        (plan(sharding_spec=None), ValueError, r"do not cover its 8 x 4 rows and columns once: .* \[\]"),
+    ],
+    ids=lambda value: "" if not isinstance(value, str) else value[:20],
+)
+def test_plan_that_cannot_be_carried_out_is_refused(bad, kind, words):
+    with pytest.raises(kind, match=words):
+        EmbeddingBagCollectionSharder().shard(one_table(), bad, ALONE)
+
+
+def test_tables_that_cannot_be_trained_here_are_refused():
+    with pytest.raises(ValueError, match=r"table 'products' has no feature_names"):
+        sharded(one_table(feature_names=[]))
+    with pytest.raises(ValueError, match=r"table 'products' has dtype torch\.float16"):
+        sharded(one_table(data_type=DataType.FP16))
+
+
+def test_several_ranks_without_a_process_group_are_refused():
+    with pytest.raises(ValueError, match=r"over 2 ranks needs a process group.*from_process_group"):
+        EmbeddingBagCollectionSharder().shard(one_table(), plan(), ShardingEnv.from_local(2, 0))
+    with pytest.raises(ValueError, match="rank 2 is outside of a world of 2: ranks are 0 to 1"):
+        ShardingEnv.from_local(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("fused_params", "words"),
+    [
+        ({"learning_rate": -0.1}, r"learning_rate=-0\.1 is not a finite number of at least 0"),
+        ({"lr": float("nan")}, "learning_rate=nan is not a finite number"),
+        ({"learning_rate": 0.1, "lr": 0.2}, r"learning rate twice: learning_rate=0\.1 and lr=0\.2"),
+        ({"learningrate": 0.1}, r"unknown keys \['learningrate'\]: known are optimizer, learning_rate, lr, eps"),
+        ({"optimizer": "adam"}, r"the optimizer 'adam', which does not run fused here: use one of 'exact_sgd'"),
+        ({"optimizer": 3}, "the optimizer 3, which does not run fused here"),
+        ({"weight_decay": 0.1}, r"weight_decay=0\.1"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_fused_params_that_make_no_sense_are_refused_when_the_sharder_is_made(fused_params, words):
+    with pytest.raises(ValueError, match=words):
+        EmbeddingBagCollectionSharder(fused_params)
+
+
+def test_missing_feature_is_named_with_its_table():
+    with pytest.raises(KeyError, match=r"no feature 'item', which table 'products' reads; its keys are \['itme'\]"):
+        sharded()(ids(1, key="itme"))
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.parametrize("value", [8, -1])
+def test_id_outside_of_the_table_is_named_at_any_batch(when, value):
+    module = sharded()
+    if when == "later":
+        module(ids(1, 2))
+    with pytest.raises(ValueError, match=rf"'products' has 8 rows .*'item', sample 1, holds id {value}"):
+        module(ids(3, value))
+
+
+def test_ids_are_not_checked_where_validation_is_off():
+    module = sharded()
+    module(ids(1))
+    with _validation.validation(False):
+        module._arranged(ids(8))
+
+
+def test_float_ids_are_refused():
+    with pytest.raises(ValueError, match=r"values are torch\.float32.*values\.long\(\)"):
+        sharded()(KeyedJaggedTensor(["item"], torch.tensor([1.0]), lengths=torch.tensor([1])))
+
+
+def test_a_batch_that_is_no_keyed_jagged_tensor_is_refused():
+    batch: Any = {"item": torch.tensor([1])}
+    with pytest.raises(TypeError, match="takes a KeyedJaggedTensor, got dict"):
+        sharded()(batch)
+
+
+def test_a_module_that_is_no_collection_is_refused():
+    module: Any = torch.nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="shards an EmbeddingBagCollection, got a Linear"):
+        EmbeddingBagCollectionSharder().shard(module, plan(), ALONE)
+
+
+def test_weighted_collection_without_weights_is_refused_and_surplus_weights_have_no_effect():
+    weighted = EmbeddingBagCollection(one_table().embedding_bag_configs(), is_weighted=True)
+    module = EmbeddingBagCollectionSharder().shard(weighted, plan(), ALONE)
+    module(ids(1, weights=torch.tensor([2.0])))
+    with pytest.raises(ValueError, match=r"is weighted \(is_weighted=True\), and the batch has no weights"):
+        module(ids(1))
+    plain = sharded()
+    assert torch.equal(plain(ids(1, weights=torch.tensor([2.0]))).values(), plain(ids(1)).values())
+
+
+def weights_with_gradient(rank: int, world_size: int) -> str:
+    module = shard(collection(weighted=True))
+    features = batch(rank, 3, weighted=True)
+    features.weights().requires_grad_()
+    try:
+        module(features)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_weights_whose_gradient_would_be_lost_are_refused(ranks):
+    assert all("detach them, weights.detach()" in message for message in ranks(2).run(weights_with_gradient))
+
+
+def bad_id_on_one_rank(rank: int, world_size: int) -> None:
+    module = shard(collection())
+    module(batch(rank, 3))
+    features = batch(10 + rank, 3)
+    module(
+        features
+        if rank == 0
+        else KeyedJaggedTensor(features.keys(), features.values() + 50, lengths=features.lengths())
+    )
+
+
+def test_bad_id_on_one_rank_ends_all_ranks_and_names_the_id(ranks):
+    with pytest.raises(RankError, match=r"rank 1[\s\S]*table 't\d' has \d+ rows[\s\S]*sample \d") as caught:
+        ranks(2).run(bad_id_on_one_rank)
+    assert caught.value.rank == 1
+
+
+def test_optimizer_left_by_apply_optimizer_in_backward_is_honoured():
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    ebc = one_table()
+    _apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.5})
+    module = sharded(ebc, learning_rate=0.01)
+    assert repr(module.fused_optimizer) == ": EmbeddingFusedOptimizer (\nParameter Group 0\n    lr: 0.5\n)"
+    _apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.5})
+    with pytest.raises(ValueError, match=r"table 'products' has 2 optimizers in backward, \['SGD', 'SGD'\]"):
+        sharded(ebc)
+    momentum = one_table()
+    _apply_optimizer_in_backward(torch.optim.SGD, momentum.parameters(), {"lr": 0.5, "momentum": 0.9})
+    with pytest.raises(ValueError, match=r"unknown keys \['momentum'\]"):
+        sharded(momentum)
+    adam = one_table()
+    _apply_optimizer_in_backward(torch.optim.Adam, adam.parameters(), {"lr": 0.5})
+    with pytest.raises(ValueError, match=r"table 'products': Adam in backward has no fused form"):
+        sharded(adam)
+
+
+def test_plan_made_for_cuda_is_placed_on_cpu_with_one_notice(caplog, monkeypatch):
+    monkeypatch.setattr(embeddingbag, "_noticed", set())
+    ebc = one_table()
+    cuda = construct_module_sharding_plan(ebc, {"products": table_wise(rank=0)}, world_size=1, device_type="cuda")
+    with caplog.at_level(logging.WARNING, logger="tutorec"):
+        modules = [EmbeddingBagCollectionSharder().shard(ebc, cuda, ALONE) for _ in range(3)]
+    assert [record.message for record in caplog.records] == [
+        "the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks"
+    ]
+    assert modules[0].get_parameter("embedding_bags.products.weight").device.type == "cpu"
+    if not torch.cuda.is_available():
+        EmbeddingBagCollectionSharder().shard(ebc, cuda, ALONE, torch.device("cuda"))
+        assert "tables that were to live on cuda are placed on cpu" in caplog.text

@@ -1,0 +1,333 @@
+"""ShardedEmbeddingBagCollection: its printed form, key order, weights, batches in flight, traffic."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+import torch
+from distributed.cases import FEATURES, batch, collection, group, home, local_weights, samples_of, shard, tables
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import DrawnBatch, jagged_batches, rows_of, table_sets
+from torch import Tensor
+
+from tutorec._kernels.backend import use_backend
+from tutorec.distributed import comm
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionAwaitable, EmbeddingBagCollectionSharder
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from tutorec.distributed.traffic import count_traffic
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+BEFORE = """ShardedEmbeddingBagCollection(
+  (lookups): 
+   GroupedPooledEmbeddingsLookup(
+      (_emb_modules): ModuleList(
+        (0): BatchedFusedEmbeddingBag(
+          (_emb_module): {kernel}()
+        )
+      )
+    )
+   (_output_dists): 
+   TwPooledEmbeddingDist()
+  (embedding_bags): ModuleDict(
+    (product_table): Module()
+    (user_table): Module()
+  )
+)"""  # noqa: W291 - the printed form has these spaces
+AFTER = """ShardedEmbeddingBagCollection(
+  (lookups): 
+   GroupedPooledEmbeddingsLookup(
+      (_emb_modules): ModuleList(
+        (0): BatchedFusedEmbeddingBag(
+          (_emb_module): {kernel}()
+        )
+      )
+    )
+   (_input_dists): 
+   TwSparseFeaturesDist(
+      (_dist): KJTAllToAll()
+    )
+   (_output_dists): 
+   TwPooledEmbeddingDist(
+      (_dist): PooledEmbeddingsAllToAll()
+    )
+  (embedding_bags): ModuleDict(
+    (product_table): Module()
+    (user_table): Module()
+  )
+)"""  # noqa: W291
+KERNELS = {"fbgemm": "SplitTableBatchedEmbeddingBagsCodegen", "torch": "TorchTableBatchedEmbeddingBags"}
+
+
+def tutorial_collection() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(num_embeddings=4096, embedding_dim=64, name="product_table", feature_names=["product"]),
+            EmbeddingBagConfig(num_embeddings=4096, embedding_dim=64, name="user_table", feature_names=["user"]),
+        ]
+    )
+
+
+def tutorial_batch() -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(
+        ["product", "user"], torch.tensor([1, 2, 1, 5, 2, 3, 4, 1]), lengths=torch.tensor([3, 1, 2, 2])
+    )
+
+
+def alone(ebc: EmbeddingBagCollection, **fused_params: Any):
+    plan = construct_module_sharding_plan(
+        ebc, {config.name: table_wise(rank=0) for config in ebc.embedding_bag_configs()}, device_type="cpu"
+    )
+    return EmbeddingBagCollectionSharder(fused_params).shard(ebc, plan, ShardingEnv.from_local(1, 0))
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_printed_form_gains_dists_at_the_first_batch(backend):
+    with use_backend(backend) as found:
+        sharded = alone(tutorial_collection())
+    kernel = KERNELS[found.name]
+    assert repr(sharded) == BEFORE.format(kernel=kernel)
+    sharded(tutorial_batch())
+    assert repr(sharded) == AFTER.format(kernel=kernel)
+    assert repr(sharded._input_dists) == "[TwSparseFeaturesDist(\n  (_dist): KJTAllToAll()\n)]"
+    assert repr(sharded._output_dists) == "[TwPooledEmbeddingDist(\n  (_dist): PooledEmbeddingsAllToAll()\n)]"
+    assert type(sharded._lookups[0]).__name__ == "GroupedPooledEmbeddingsLookup"
+
+
+def test_result_is_lazy_and_prints_without_waiting():
+    result = alone(tutorial_collection())(tutorial_batch())
+    assert type(result) is EmbeddingBagCollectionAwaitable
+    assert repr(result).startswith("<tutorec.distributed.embeddingbag.EmbeddingBagCollectionAwaitable object at 0x")
+    keyed = result.wait()
+    assert keyed is result.wait()
+    assert (keyed.keys(), list(keyed.values().shape)) == (["product", "user"], [2, 128])
+
+
+def test_weights_are_those_of_the_module_and_move_apart_from_it():
+    ebc = tutorial_collection()
+    before = {name: parameter.detach().clone() for name, parameter in ebc.named_parameters()}
+    sharded = alone(ebc)
+    assert {name: list(p.shape) for name, p in sharded.named_parameters()} == {
+        "embedding_bags.product_table.weight": [4096, 64],
+        "embedding_bags.user_table.weight": [4096, 64],
+    }
+    assert torch.equal(sharded(tutorial_batch()).values(), ebc(tutorial_batch()).values())
+    sharded(tutorial_batch()).values().sum().backward()
+    assert all(torch.equal(parameter, before[name]) for name, parameter in ebc.named_parameters())
+    moved = (
+        sharded.get_parameter("embedding_bags.user_table.weight") != before["embedding_bags.user_table.weight"]
+    ).any(1)
+    assert moved.nonzero().view(-1).tolist() == [1, 2, 3, 4]
+
+
+def test_writing_into_a_parameter_moves_the_rows_also_of_padded_tables():
+    ebc = EmbeddingBagCollection([EmbeddingBagConfig(5, 3, "odd", feature_names=["f"])])
+    sharded = alone(ebc)
+    with torch.no_grad():
+        sharded.get_parameter("embedding_bags.odd.weight").copy_(torch.arange(15.0).view(5, 3))
+    one = KeyedJaggedTensor(["f"], torch.tensor([4]), lengths=torch.tensor([1]))
+    assert sharded(one).values().tolist() == [[12.0, 13.0, 14.0]]
+    loaded = sharded.state_dict()
+    loaded["embedding_bags.odd.weight"] = torch.zeros(5, 3)
+    sharded.load_state_dict(loaded)
+    assert sharded(one).values().tolist() == [[0.0, 0.0, 0.0]]
+
+
+def initial_rows(rank: int, world_size: int, places: list[int]) -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    configs = [EmbeddingBagConfig(50, 4, name, feature_names=[name]) for name in ("x", "y", "z")]
+    configs[2].init_fn = lambda weight: weight.fill_(2.5)
+    ebc = EmbeddingBagCollection(configs, device=torch.device("meta"))
+    words = {name: table_wise(rank=place) for name, place in zip("xyz", places, strict=True)}
+    env = ShardingEnv.from_process_group(group())
+    return local_weights(EmbeddingBagCollectionSharder().shard(ebc, construct_module_sharding_plan(ebc, words), env))
+
+
+def test_meta_tables_are_drawn_as_unsharded_ones_whatever_the_plan(ranks):
+    results = [ranks(2).run(initial_rows, places=places) for places in ([0, 1, 0], [1, 0, 1])]
+    one, other = ({name: rows for of_rank in result for name, rows in of_rank.items()} for result in results)
+    assert all(torch.equal(one[name], other[name]) for name in "xyz")
+    assert not torch.equal(one["x"], one["y"])
+    bound = 50**-0.5
+    for name in "xy":
+        assert -bound <= float(one[name].min()) < -0.9 * bound
+        assert 0.9 * bound < float(one[name].max()) <= bound
+    assert bool((one["z"] == 2.5).all())
+
+
+def in_many_orders(rank: int, world_size: int) -> list[tuple[bool, list[str]]]:
+    ebc = collection()
+    sharded = shard(ebc)
+    results = []
+    for seed in range(6):
+        features = batch(10 * seed + rank, 3)
+        order = list(range(len(FEATURES)))
+        random.Random(seed + 7 * rank).shuffle(order)  # ranks need not even agree
+        shuffled = features.permute(order)
+        extra = KeyedJaggedTensor(["unused"], torch.tensor([10**9]), lengths=torch.tensor([1, 0, 0]))
+        shuffled = KeyedJaggedTensor.concat([extra, shuffled]) if seed % 2 else shuffled
+        result = sharded(shuffled).wait()
+        results.append((torch.equal(result.values(), ebc(features).values()), result.keys()))
+    return results
+
+
+def test_key_order_may_change_from_batch_to_batch_and_the_result_keeps_the_tables_order(ranks):
+    for results in ranks(2).run(in_many_orders):
+        assert results == [(True, ["f0", "f1@t0", "f1@t1", "f2", "f3"])] * 6
+
+
+def on_drawn_tables(
+    rank: int, world_size: int, configs: list[EmbeddingBagConfig], places: list[int], batches: list[DrawnBatch]
+) -> tuple[Tensor, Tensor, list[str], list[str]]:
+    torch.manual_seed(1)
+    drawn = batches[rank]
+    ebc = EmbeddingBagCollection(configs, is_weighted=drawn.weights is not None)
+    words = {config.name: table_wise(rank=place) for config, place in zip(configs, places, strict=True)}
+    env = ShardingEnv.from_process_group(group())
+    sharded = EmbeddingBagCollectionSharder().shard(ebc, construct_module_sharding_plan(ebc, words), env)
+    result, unsharded = sharded(drawn.kjt()).wait(), ebc(drawn.kjt())
+    result.values().sum().backward()
+    return result.values().detach(), unsharded.values().detach(), result.keys(), unsharded.keys()
+
+
+@settings(
+    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_table_wise_equals_unsharded_on_drawn_tables(ranks, data):
+    from tutorec.modules.embedding_configs import PoolingType
+
+    weighted = data.draw(st.booleans())
+    configs = data.draw(table_sets(pooling=PoolingType.SUM if weighted else None))
+    places = [data.draw(st.integers(0, 1)) for _ in configs]
+    batches = [data.draw(jagged_batches(rows_of(configs), weighted=weighted)) for _ in range(2)]
+    for sharded, unsharded, keys, names in ranks(2).run(on_drawn_tables, configs, places, batches):
+        assert keys == names
+        torch.testing.assert_close(sharded, unsharded)
+
+
+def two_in_flight(rank: int, world_size: int, overlapped: bool) -> list[Tensor]:
+    """Both batches are looked up before either is learnt from; overlapped, both leave before either arrives."""
+    sharded = shard(collection(), "exact_row_wise_adagrad")
+    results = []
+    for step in range(3):
+        pair = [batch(100 * step + 10 * i + rank, samples_of(rank, step + i)) for i in range(2)]
+        if overlapped:
+            contexts = [sharded.create_context() for _ in pair]
+            sizes = [sharded.input_dist(ctx, each) for ctx, each in zip(contexts, pair, strict=True)]
+            arriving = [each.wait() for each in sizes]
+            features = [each.wait() for each in arriving]
+            looked_up = [sharded.compute(ctx, each) for ctx, each in zip(contexts, features, strict=True)]
+            lazy = [sharded.output_dist(ctx, each) for ctx, each in zip(contexts, looked_up, strict=True)]
+        else:
+            lazy = [sharded(each) for each in pair]
+        for each in lazy:
+            out = each.wait().values()
+            (out * torch.arange(1, out.shape[1] + 1)).sum().backward()
+            results.append(out.detach())
+    return [*results, *local_weights(sharded).values()]
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.world4)])
+def test_two_batches_in_flight_equal_one_after_the_other(ranks, world_size):
+    apart = ranks(world_size).run(two_in_flight, overlapped=False)
+    together = ranks(world_size).run(two_in_flight, overlapped=True)
+    for a, b in zip(apart, together, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def shaken(rank: int, world_size: int, seed: int | None) -> list[Tensor]:
+    draw = random.Random(1000 * (seed or 0) + rank)
+
+    def sleep(_: comm.Issue) -> None:
+        time.sleep(draw.random() / 100)
+
+    if seed is not None:
+        comm.observers.append(sleep)
+    try:
+        return two_in_flight(rank, world_size, overlapped=True)
+    finally:
+        if seed is not None:
+            comm.observers.remove(sleep)
+
+
+def test_random_sleeps_before_every_collective_give_the_same_bits(ranks):
+    calm = ranks(2).run(shaken, seed=None)
+    for seed in range(2):
+        for a, b in zip(calm, ranks(2).run(shaken, seed=seed), strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def counted_step(rank: int, world_size: int) -> dict[str, list[int]]:
+    sharded = shard(collection(), "exact_sgd")
+    sharded(batch(rank, 2))
+    with count_traffic() as traffic:
+        sharded(batch(5 + rank, 3 + rank)).values().sum().backward()
+    return {stage: traffic.row(world_size, stage) for stage in traffic.issues} | {
+        "rounds": [traffic.issues[stage] for stage in traffic.issues]
+    }
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.world4)])
+def test_counted_bytes_equal_the_formula_of_the_figure(ranks, world_size):
+    places = {config.name: home(index, world_size) for index, config in enumerate(tables())}
+    features: list[list[str]] = [[] for _ in range(world_size)]
+    columns = [0] * world_size
+    for config in tables():
+        features[places[config.name]] += config.feature_names
+        columns[places[config.name]] += config.embedding_dim * len(config.feature_names)
+    for rank, counted in enumerate(ranks(world_size).run(counted_step)):
+        mine, samples = batch(5 + rank, 3 + rank), [3 + other for other in range(world_size)]
+        ids = dict(zip(mine.keys(), mine.length_per_key(), strict=True))
+        others = [other for other in range(world_size) if other != rank]
+        sent = {stage: [0] * world_size for stage in ("input sizes", "input ids", "output rows", "output gradients")}
+        for other in others:
+            sent["input sizes"][other] = 24
+            sent["input ids"][other] = 8 * sum(samples[rank] + ids[feature] for feature in features[other])
+            sent["output rows"][other] = 4 * samples[other] * columns[rank]
+            sent["output gradients"][other] = 4 * samples[rank] * columns[other]
+        assert counted == sent | {"rounds": [1, 1, 1, 1]}
+
+
+def test_learning_rate_is_the_python_float_that_was_given():
+    sharded = alone(tutorial_collection(), optimizer="exact_row_wise_adagrad", learning_rate=0.02, eps=0.002)
+    assert repr(sharded.fused_optimizer) == ": EmbeddingFusedOptimizer (\nParameter Group 0\n    lr: 0.02\n)"
+    assert repr(type(sharded.fused_optimizer)) == "<class 'tutorec.optim.keyed.CombinedOptimizer'>"
+    assert repr(alone(tutorial_collection()).fused_optimizer).endswith("    lr: 0.01\n)")
+
+
+def test_optimizer_state_is_found_by_name():
+    sharded = alone(tutorial_collection(), optimizer="exact_row_wise_adagrad")
+    sharded(tutorial_batch()).values().sum().backward()
+    state = sharded.fused_optimizer.state_dict()["state"]
+    assert {name: {key: list(value.shape) for key, value in of.items()} for name, of in state.items()} == {
+        "embedding_bags.product_table.weight": {"product_table.momentum1": [4096]},
+        "embedding_bags.user_table.weight": {"user_table.momentum1": [4096]},
+    }
+    momentum = state["embedding_bags.product_table.weight"]["product_table.momentum1"]
+    assert momentum[:6].tolist() == [0.0, 4.0, 1.0, 0.0, 0.0, 1.0]
+
+
+def test_a_collection_without_tables_gives_no_columns():
+    sharded = alone(EmbeddingBagCollection([]))
+    assert list(sharded(tutorial_batch()).values().shape) == [2, 0]
+    assert repr(sharded) == "ShardedEmbeddingBagCollection(\n  (embedding_bags): ModuleDict()\n)"
+
+
+def test_moving_the_module_keeps_parameters_and_rows_together():
+    sharded = alone(tutorial_collection()).to("cpu").share_memory()
+    sharded(tutorial_batch()).values().sum().backward()
+    before = sharded(tutorial_batch()).values().detach()
+    with torch.no_grad():
+        sharded.get_parameter("embedding_bags.product_table.weight").zero_()
+    after = sharded(tutorial_batch()).values()
+    assert bool((after[:, :64] == 0).all())
+    assert torch.equal(after[:, 64:], before[:, 64:])
+    with pytest.raises(ValueError, match=r"product_table.*float64.*float32"):
+        sharded.double()

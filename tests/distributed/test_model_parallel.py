@@ -1,0 +1,292 @@
+"""DistributedModelParallel: tables sharded, the rest in DDP, together equal to one process with the whole batch."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+import torch
+from distributed.cases import batch, collection, home, tables
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tutorec.distributed import comm
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.model_parallel import DistributedModelParallel, sharded_parameter_names
+from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from tutorec.optim.optimizers import in_backward_optimizer_filter
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+RATE = 0.1
+WIDTH = sum(config.embedding_dim * len(config.feature_names) for config in tables())
+
+
+class Sparse(nn.Module):
+    """A part of a model that holds the tables and a dense parameter, so that both are nested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = collection()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        return self.tables(features).values() * self.scale
+
+
+class Model(nn.Module):
+    def __init__(self, seed: int = 5) -> None:
+        super().__init__()
+        self.sparse = Sparse()
+        torch.manual_seed(seed)
+        self.over = nn.Linear(WIDTH, 1)
+
+    def forward(self, features: KeyedJaggedTensor, labels: Tensor) -> Tensor:
+        logits = self.over(self.sparse(features)).squeeze(1)
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels)
+
+
+def plan_of(ebc: EmbeddingBagCollection, world_size: int, path: str = "sparse.tables") -> ShardingPlan:
+    words = {
+        config.name: table_wise(rank=home(index, world_size))
+        for index, config in enumerate(ebc.embedding_bag_configs())
+    }
+    return ShardingPlan({path: construct_module_sharding_plan(ebc, words, world_size=world_size, device_type="cpu")})
+
+
+def parallel(model: Model, world_size: int, rate: float = RATE, **options: Any) -> DistributedModelParallel:
+    sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": rate})
+    return DistributedModelParallel(model, plan=plan_of(model.sparse.tables, world_size), sharders=[sharder], **options)
+
+
+def data(rank: int, step: int, samples: int = 4) -> tuple[KeyedJaggedTensor, Tensor]:
+    draw = torch.Generator().manual_seed(50 * step + rank)
+    return batch(100 * step + rank, samples), torch.randint(0, 2, (samples,), generator=draw).float()
+
+
+def train(rank: int, world_size: int, steps: int = 4) -> tuple[list[float], dict[str, Tensor]]:
+    # Only rank 0's dense weights count: DDP hands them out.
+    model = parallel(Model(seed=5 + rank), world_size)
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(model.named_parameters())), lambda params: torch.optim.SGD(params, lr=RATE)
+    )
+    optimizer = CombinedOptimizer([model.fused_optimizer, dense])
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = model(*data(rank, step))
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.world4)])
+def test_training_equals_one_process_with_the_global_batch(ranks, world_size):
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    losses: list[list[float]] = []
+    for step in range(4):
+        optimizer.zero_grad()
+        of_ranks = [model(*data(rank, step)) for rank in range(world_size)]
+        torch.stack(of_ranks).mean().backward()
+        optimizer.step()
+        losses.append([float(loss.detach()) for loss in of_ranks])
+    seen: set[str] = set()
+    for rank, (got, weights) in enumerate(ranks(world_size).run(train)):
+        assert got == pytest.approx([of_step[rank] for of_step in losses], rel=1e-5)
+        for name, weight in weights.items():
+            torch.testing.assert_close(weight, model.get_parameter(name).detach(), msg=f"{name} on rank {rank}")
+        seen |= set(weights)
+    assert seen == {name for name, _ in model.named_parameters()}
+
+
+def distinct_shards(rank: int, world_size: int) -> dict[str, Any]:
+    model = Model()
+    with torch.no_grad():
+        for bag in model.sparse.tables.embedding_bags.values():
+            bag.get_parameter("weight").fill_(rank + 1.0)
+    wrapped = parallel(model, world_size, rate=0.0)
+    names = [name for name, _ in wrapped.module.named_parameters() if "embedding_bags" in name]
+    at_wrapping = {name: wrapped.module.get_parameter(name).unique().tolist() for name in names}
+    for step in range(10):
+        wrapped(*data(rank, step)).backward()
+    after = {name: wrapped.module.get_parameter(name).unique().tolist() for name in names}
+    ddp = wrapped._dmp_wrapped_module
+    assert isinstance(ddp, DistributedDataParallel)
+    reduced = [
+        name for name, p in wrapped.module.named_parameters() if any(p is each for each in ddp._module_parameters)
+    ]
+    logged = ddp._get_ddp_logging_data()
+    return {
+        "wrapping": at_wrapping,
+        "after": after,
+        "reduced": reduced,
+        "bytes": logged["total_parameter_size_bytes"],
+        "ignored": sorted(sharded_parameter_names(wrapped.module)),
+    }
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.world4)])
+def test_rank_distinct_shards_survive_wrapping_and_ten_steps_and_ddp_reduces_dense_parameters_only(ranks, world_size):
+    for rank, found in enumerate(ranks(world_size).run(distinct_shards)):
+        mine = [f"sparse.tables.embedding_bags.t{i}.weight" for i in range(3) if home(i, world_size) == rank]
+        assert found["wrapping"] == {name: [rank + 1.0] for name in mine}
+        assert found["after"] == found["wrapping"]
+        assert found["ignored"] == mine
+        assert found["reduced"] == ["sparse.scale", "over.weight", "over.bias"]
+        assert found["bytes"] == 4 * (WIDTH + WIDTH + 1)
+
+
+def described(rank: int, world_size: int) -> dict[str, Any]:
+    bare = DistributedModelParallel(collection(), plan=plan_of(collection(), world_size, path=""))
+    whole = parallel(Model(), world_size)
+    later = parallel(Model(), world_size, init_data_parallel=False)
+    before = type(later._dmp_wrapped_module).__name__
+    later.init_data_parallel()
+    return {
+        "bare": repr(bare),
+        "keys": bare(batch(0, 2)).wait().keys(),
+        "whole": repr(whole).splitlines()[:6],
+        "module": type(whole.module).__name__,
+        "later": (before, type(later._dmp_wrapped_module).__name__),
+        "dense": [name for name, _ in in_backward_optimizer_filter(whole.named_parameters())],
+        "tables": [name for name, _ in in_backward_optimizer_filter(bare.named_parameters())],
+        "fused": sorted(whole.fused_optimizer.params),
+        "bare names": [name for name, _ in whole.bare_named_parameters()],
+        "state": sorted(whole.state_dict()),
+    }
+
+
+def test_printed_form_and_names(ranks):
+    for rank, found in enumerate(ranks(2).run(described)):
+        mine = [f"embedding_bags.t{i}.weight" for i in range(3) if home(i, 2) == rank]
+        assert found["bare"].startswith(
+            "DistributedModelParallel(\n  (_dmp_wrapped_module): ShardedEmbeddingBagCollection(\n"
+            "    (lookups): \n     GroupedPooledEmbeddingsLookup(\n        (_emb_modules): ModuleList(\n"
+        )
+        assert found["keys"] == ["f0", "f1@t0", "f1@t1", "f2", "f3"]
+        assert found["whole"][:3] == [
+            "DistributedModelParallel(",
+            "  (_dmp_wrapped_module): DistributedDataParallel(",
+            "    (module): Model(",
+        ]
+        assert found["module"] == "Model"
+        assert found["later"] == ("Model", "DistributedDataParallel")
+        assert found["dense"] == found["bare names"] == ["sparse.scale", "over.weight", "over.bias"]
+        assert found["tables"] == []
+        assert found["fused"] == [f"sparse.tables.{name}" for name in mine]
+        assert found["state"] == sorted([*found["dense"], *found["fused"], "sparse.seen"])
+
+
+def meta_model(rank: int, world_size: int) -> tuple[bool, list[int]]:
+    with torch.device("meta"):
+        over = nn.Linear(WIDTH, 1)
+    model = Model()
+    model.over = over
+    wrapped = parallel(model, world_size)
+    return wrapped.module.get_parameter("over.weight").is_meta, list(wrapped(*data(rank, 0)).shape)
+
+
+def test_dense_parts_on_the_meta_device_are_allocated_and_drawn(ranks):
+    assert ranks(2).run(meta_model) == [(False, [])] * 2
+
+
+def test_without_a_plan_the_error_shows_one_that_works():
+    model = Model()
+    env = ShardingEnv.from_local(2, 0)
+    with pytest.raises(ValueError, match="has no planner yet, so it needs a plan; this one fits: plan=") as caught:
+        DistributedModelParallel(model, env=env)
+    remedy = str(caught.value).split("plan=", 1)[1]
+    scope = {
+        "ShardingPlan": ShardingPlan,
+        "construct_module_sharding_plan": lambda m, words: construct_module_sharding_plan(m, words, world_size=2),
+        "table_wise": table_wise,
+        "module": model,
+    }
+    plan = eval(remedy, scope)
+    assert {name: sharding.ranks for name, sharding in plan.plan["sparse.tables"].items()} == {
+        "t0": [0],
+        "t1": [1],
+        "t2": [0],
+    }
+
+
+def test_without_a_process_group_the_error_names_the_cure():
+    with pytest.raises(ValueError, match=r"tutorec\.spmd\.Ranks.*tutorec\.spmd\.init\(\)"):
+        DistributedModelParallel(Model(), plan=ShardingPlan())
+
+
+def test_plan_for_a_module_that_does_not_exist_is_refused():
+    model = Model()
+    plan = plan_of(model.sparse.tables, 1, path="sparse.tabels")
+    with pytest.raises(ValueError, match=r"module 'sparse\.tabels', which the model does not have.*'sparse\.tables'"):
+        DistributedModelParallel(model, env=ShardingEnv.from_local(1, 0), plan=plan)
+
+
+class Twice(nn.Module):
+    """One collection in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = collection()
+        self.second = self.first
+        self.over = nn.Linear(2 * WIDTH, 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        return self.over(torch.cat([self.first(features).values(), self.second(features).values()], dim=1))
+
+
+def shared(rank: int, world_size: int) -> tuple[bool, bool]:
+    model = Twice()
+    unsharded = model(batch(rank, 3)).detach()
+    wrapped = DistributedModelParallel(model, plan=plan_of(model.first, world_size, path="first"))
+    out = wrapped(batch(rank, 3))
+    out.sum().backward()
+    return model.first is model.second, torch.allclose(out, unsharded)
+
+
+def test_a_collection_in_two_places_is_sharded_once(ranks):
+    # Dense weights are drawn alike on both ranks: DDP changes nothing.
+    assert ranks(2).run(shared) == [(True, True)] * 2
+
+
+def shaken(rank: int, world_size: int, seed: int | None) -> list[Tensor]:
+    draw = random.Random(1000 * (seed or 0) + rank)
+
+    def sleep(_: comm.Issue) -> None:
+        time.sleep(draw.random() / 100)
+
+    if seed is not None:
+        comm.observers.append(sleep)
+    try:
+        return list(train(rank, world_size)[1].values())
+    finally:
+        if seed is not None:
+            comm.observers.remove(sleep)
+
+
+def test_late_ranks_do_not_mix_our_exchanges_with_those_of_ddp(ranks):
+    calm = ranks(2).run(shaken, seed=None)
+    for seed in range(2):
+        for a, b in zip(calm, ranks(2).run(shaken, seed=seed), strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def without_gradients(rank: int, world_size: int) -> list[bool]:
+    model = parallel(Model(), world_size).eval()
+    with torch.no_grad():
+        quiet = model(*data(rank, 0))
+    with torch.inference_mode():
+        quieter = model.module.sparse.tables(data(rank, 0)[0]).values()
+    return [quiet.requires_grad, quieter.requires_grad, bool(torch.isfinite(quieter).all())]
+
+
+def test_evaluation_needs_no_graph(ranks):
+    assert ranks(2).run(without_gradients) == [[False, False, True]] * 2
