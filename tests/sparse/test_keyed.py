@@ -32,7 +32,7 @@ def test_slices_are_the_columns(sizes: list[int], samples: int) -> None:
 @given(widths, widths, st.integers(0, 3), st.data())
 def test_regroup_puts_columns_side_by_side(one: list[int], two: list[int], samples: int, data: st.DataObject) -> None:
     parts = [keyed("a", one, samples), keyed("b", two, samples, start=1000)]
-    keys = [key for part in parts for key in part.keys()]  # noqa: SIM118
+    keys = [key for part in parts for key in part.keys()]
     groups = data.draw(st.lists(st.lists(st.sampled_from(keys), min_size=1, max_size=4), max_size=3))
     columns = {key: value for part in parts for key, value in part.to_dict().items()}
     for group, result in zip(groups, KeyedTensor.regroup(parts, groups), strict=True):

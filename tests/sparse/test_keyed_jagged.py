@@ -225,3 +225,12 @@ def test_variable_batch_says_that_it_is_not_supported(argument: str) -> None:
     value = {"stride_per_key_per_rank": [[1]], "stride_per_key": [1], "inverse_indices": (["a"], torch.zeros(1, 1))}
     with pytest.raises(NotImplementedError, match="variable batch is not supported yet"):
         KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1]), **{argument: value[argument]})
+
+
+def test_keys_are_copied_from_any_sequence() -> None:
+    keys = ["a", "b"]
+    batch = KeyedJaggedTensor(keys, torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+    keys.reverse()
+    assert batch.keys() == ["a", "b"]
+    names = dict.fromkeys(["a", "b"]).keys()
+    assert KeyedJaggedTensor(names, torch.tensor([1, 2]), lengths=torch.tensor([1, 1])).permute([1]).keys() == ["b"]  # type: ignore[arg-type]

@@ -1,9 +1,11 @@
+import runpy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from tutorec import _validation
 from tutorec._validation import validation, validation_enabled
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -182,6 +184,22 @@ def test_validation_can_be_switched_off_and_comes_back() -> None:
         assert not validation_enabled()
     assert validation_enabled()
     assert batch.lengths().tolist() == [9, 9, 9, 9]
+
+
+def test_a_batch_that_was_not_checked_when_built_is_checked_at_its_first_sync_point() -> None:
+    # As a batch on a GPU, where looking at the numbers at once would stop the device.
+    late = KeyedJaggedTensor._from_parts(["item", "user"], ints(7, 8), None, ints(1, 2), None, 1)
+    late._checked = False
+    assert late.lengths().tolist() == [1, 2]
+    for ask in (late.length_per_key, late.sync, late.to_dict, late.to(torch.device("cpu")).to_dict):
+        with pytest.raises(ValueError, match="add up to 3, and there are 2 values"):
+            ask()
+
+
+@pytest.mark.parametrize(("value", "on"), [("0", False), ("off", False), ("False", False), ("1", True), ("", True)])
+def test_the_environment_sets_the_first_value(monkeypatch: pytest.MonkeyPatch, value: str, on: bool) -> None:
+    monkeypatch.setenv("TUTOREC_VALIDATE", value)
+    assert runpy.run_path(_validation.__file__)["_enabled"] is on
 
 
 def test_nothing_is_checked_on_the_meta_device() -> None:

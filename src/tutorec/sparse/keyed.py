@@ -9,7 +9,7 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec.sparse.kjt_layout import positions, running_sum
 from tutorec.sparse.printing import keyed_text
 from tutorec.sparse.regroup import regroup
-from tutorec.sparse.validate import check_keys, checkable, missing_key
+from tutorec.sparse.validate import check_keys, checkable, key_list, missing_key
 
 
 class KeyedTensor:
@@ -59,6 +59,7 @@ class KeyedTensor:
         self._offset_per_key: list[int] | None = offset_per_key
         self._index_per_key: dict[str, int] | None = index_per_key
         if not is_scripting():
+            self._keys = key_list("KeyedTensor", keys)
             _check(self)
 
     @staticmethod

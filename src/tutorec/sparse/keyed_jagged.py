@@ -22,7 +22,7 @@ from tutorec.sparse.kjt_layout import (
     stride_of,
 )
 from tutorec.sparse.printing import keyed_jagged_text
-from tutorec.sparse.validate import check_batch_form, check_batch_lists, check_counts, checkable, missing_key
+from tutorec.sparse.validate import check_batch_form, check_batch_lists, check_counts, checkable, key_list, missing_key
 
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not have, and
 # TorchScript compiles them as they stand.
@@ -134,6 +134,7 @@ class KeyedJaggedTensor:
                 "stride_per_key and inverse_indices None, and give every key the same number of samples"
             )
         if not is_scripting():
+            self._keys = key_list("KeyedJaggedTensor", keys)
             _check(self)
 
     @staticmethod

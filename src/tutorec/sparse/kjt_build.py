@@ -21,7 +21,17 @@ Parts = tuple[list[str], Tensor, Tensor | None, Tensor, Tensor | None, int, list
 
 
 def one_feature(values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor | None) -> JaggedTensor:
-    """One feature of a valid batch: no check, and in eager code no constructor."""
+    """One feature of a valid batch: no check, and in eager code no constructor.
+
+    Args:
+        values: ``[N]``, of this feature.
+        weights: ``[N]`` or None.
+        lengths: ``[B]``.
+        offsets: ``[B + 1]``, starting at 0, or None to leave them to the feature.
+
+    Returns:
+        The feature's lists.
+    """
     if is_scripting():
         return JaggedTensor(values, weights, lengths, offsets)
     else:
@@ -110,7 +120,7 @@ def parts_of_batches(batches: list["KeyedJaggedTensor"]) -> Parts:
     """
     if not batches:
         raise ValueError("KeyedJaggedTensor.concat: no batches given; KeyedJaggedTensor.empty() makes an empty one")
-    keys = [key for batch in batches for key in batch.keys()]  # noqa: SIM118
+    keys = [key for batch in batches for key in batch.keys()]
     check_keys("KeyedJaggedTensor.concat", keys)
     check_same("concat", "samples", {str(batch.keys()): batch.stride() for batch in batches})
     weighted = {str(batch.keys()): batch.weights_or_none() is not None for batch in batches}

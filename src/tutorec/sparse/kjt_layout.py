@@ -100,7 +100,19 @@ def split_weights(weights: Tensor | None, sizes: list[int], count: int) -> list[
 
 
 def stride_of(keys: int, lengths: Tensor | None, offsets: Tensor | None) -> int:
-    """B from the number of lists; 0 without keys."""
+    """B from the number of lists; 0 without keys.
+
+    Args:
+        keys: F, number of keys.
+        lengths: ``[F * B]`` or None.
+        offsets: ``[F * B + 1]`` or None.
+
+    Returns:
+        B, rounded down where the lists are no multiple of F.
+
+    Raises:
+        ValueError: Neither lengths nor offsets are given.
+    """
     if lengths is not None:
         lists = lengths.numel()
     elif offsets is not None:

@@ -12,7 +12,17 @@ def _row_text(values: Tensor) -> str:
 
 
 def lists_text(values: Tensor, offsets: Tensor, start: int, end: int) -> str:
-    """Lists ``start`` to ``end`` of a jagged tensor: ``[[1, 2], [], [3]]``."""
+    """Lists ``start`` to ``end`` of a jagged tensor as text.
+
+    Args:
+        values: ``[N]`` or ``[N, D]``.
+        offsets: ``[L + 1]``.
+        start: First list.
+        end: One past the last list.
+
+    Returns:
+        The lists, such as ``[[1, 2], [], [3]]``.
+    """
     bounds: list[int] = offsets[start : end + 1].tolist()
     lists = [_row_text(values[low:high]) for low, high in pairwise(bounds)]
     return "[" + ", ".join(lists) + "]"
@@ -29,7 +39,18 @@ def jagged_text(values: Tensor, weights: Tensor | None, offsets: Tensor) -> str:
 
 
 def keyed_jagged_text(keys: list[str], values: Tensor, weights: Tensor | None, offsets: Tensor, stride: int) -> str:
-    """The printed form of a KeyedJaggedTensor."""
+    """The printed form of a KeyedJaggedTensor.
+
+    Args:
+        keys: F feature names.
+        values: ``[N]``.
+        weights: ``[N]`` or None.
+        offsets: ``[F * B + 1]``.
+        stride: B.
+
+    Returns:
+        One line per key, three with weights.
+    """
     if not keys:
         return "KeyedJaggedTensor()\n"
     entries = []

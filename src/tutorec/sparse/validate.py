@@ -5,7 +5,7 @@ checks its lengths at its first sync point (``KeyedJaggedTensor.sync``). While a
 compiled there are no numbers to look at, and no check runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -138,18 +138,34 @@ def _negative_length(owner: str, lengths: Tensor, place: Callable[[int], str]) -
     )
 
 
+def key_list(owner: str, keys: Iterable[str]) -> list[str]:
+    """The keys as a list of their own, so that a caller who changes his list does not rename features.
+
+    Args:
+        owner: Name of the class, for the message.
+        keys: The keys.
+
+    Returns:
+        The keys, copied.
+
+    Raises:
+        ValueError: ``keys`` is one string.
+    """
+    if isinstance(keys, str):
+        raise ValueError(f"{owner}: keys must be a list of names, got the string {keys!r}; write [{keys!r}]")
+    return list(keys)
+
+
 def check_keys(owner: str, keys: Sequence[str]) -> None:
-    """Check that keys are distinct strings.
+    """Check that keys are distinct.
 
     Args:
         owner: Name of the class, for the message.
         keys: The keys.
 
     Raises:
-        ValueError: A key occurs twice, or ``keys`` is one string.
+        ValueError: A key occurs twice.
     """
-    if isinstance(keys, str):
-        raise ValueError(f"{owner}: keys must be a list of names, got the string {keys!r}; write [{keys!r}]")
     if len(set(keys)) != len(keys):
         repeated = sorted({key for key in keys if list(keys).count(key) > 1})
         raise ValueError(f"{owner}: keys occur twice: {repeated} in {list(keys)}; each key names one feature")
@@ -267,6 +283,7 @@ def check_ids(
 
     Raises:
         KeyError: A feature is not in the batch.
+        TypeError: ``features`` is no KeyedJaggedTensor.
         ValueError: Ids are no integers, negative, or not below R, or weights are missing.
 
     Example:
@@ -282,9 +299,9 @@ def check_ids(
         return
     if not hasattr(features, "stride_per_key"):
         raise TypeError(f"a collection of tables takes a KeyedJaggedTensor, got {type(features).__name__}")
-    keys = features.keys()
+    keys, known = features.keys(), features.index_per_key()
     for feature, table, _ in feature_rows:
-        if feature not in keys:
+        if feature not in known:
             raise KeyError(f"table {table!r} needs feature {feature!r}, and the batch has the keys {keys}")
     if weighted and features.weights_or_none() is None:
         raise ValueError(
