@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tutorec
-from tutorec import cli
+from tutorec import _doctor, cli
 from tutorec._doctor import Report, doctor
 from tutorec._kernels import backend as backend_module
 
@@ -98,10 +98,12 @@ def test_report_says_when_checks_are_off():
         assert "input checks off" in str(doctor())
 
 
-def test_notebook_shows_the_report_once(capsys: pytest.CaptureFixture[str]):
+def test_notebook_shows_the_report_once_a_cell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(_doctor, "_notebook_cell", lambda: 1)
     report = doctor()
     capsys.readouterr()
     report._ipython_display_()  # what a notebook does with the value of a cell's last line
     assert capsys.readouterr().out == ""
-    report._ipython_display_()  # shown again later
+    monkeypatch.setattr(_doctor, "_notebook_cell", lambda: 2)
+    report._ipython_display_()
     assert capsys.readouterr().out == f"{report}\n"

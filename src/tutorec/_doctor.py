@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_format
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -58,7 +59,7 @@ class Report:
     machine: str = ""
 
     def __post_init__(self) -> None:
-        self._just_printed = False
+        self._printed_in: object = None
 
     def __repr__(self) -> str:
         return f"Report({self.verdict!r})"
@@ -81,10 +82,9 @@ class Report:
         return json_format.dumps(asdict(self), indent=2, default=dict)
 
     def _ipython_display_(self) -> None:
-        """In a notebook, show the report; nothing when ``doctor()`` has printed it in the same breath."""
-        if not self._just_printed:
+        """In a notebook, show the report; nothing in the cell in which ``doctor()`` has printed it."""
+        if self._printed_in != _notebook_cell():
             print(self)
-        self._just_printed = False
 
 
 def doctor(json: bool = False) -> Report:
@@ -106,7 +106,7 @@ def doctor(json: bool = False) -> Report:
     """
     report = _examine()
     print(report.to_json() if json else report)
-    report._just_printed = True
+    report._printed_in = _notebook_cell()
     return report
 
 
@@ -180,6 +180,13 @@ def _collectives() -> tuple[str, ...]:
         return ()
     found = (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available()))
     return tuple(name for name, available in found if available)
+
+
+def _notebook_cell() -> object:
+    """Number of the notebook cell that is running; None outside notebooks."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return getattr(shell, "execution_count", None)
 
 
 def _cores() -> int:

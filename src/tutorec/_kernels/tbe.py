@@ -20,7 +20,8 @@ What stands behind the signature, now and later, and why it fits:
 | numba kernels | one more subclass that replaces the backward of the fused op on the same flat buffers |
 
 Semantics, the same on every backend: ids that repeat in a batch are summed before *one* update per row; rows (and their
-state) that are not in the batch do not move; the learning rate in force at the forward is the one applied.
+state) that are not in the batch do not move; the learning rate in force at the forward is the one applied. Ids are
+checked before they come here, by the module that owns the tables.
 """
 
 from __future__ import annotations
@@ -36,18 +37,20 @@ from torch import Tensor, nn
 from tutorec._kernels.backend import backend
 
 __all__ = [
-    "AsOneBuffer",
+    "Cut",
     "GroupSpec",
     "OptimizerKind",
     "OptimizerSpec",
     "PoolingKind",
     "TableBatch",
     "TableSpec",
+    "as_one_buffer",
     "build_table_batch",
 ]
 
 OptimizerKind = Literal["sgd", "rowwise_adagrad"]
 PoolingKind = Literal["sum", "mean", "none"]
+Cut = tuple[int, int, int, int]  # of a table in a buffer: first element, rows, elements from row to row, columns
 _OPTIMIZERS: tuple[OptimizerKind, ...] = ("sgd", "rowwise_adagrad")
 _POOLINGS: tuple[PoolingKind, ...] = ("sum", "mean", "none")
 
@@ -386,21 +389,34 @@ def _implementation(spec: GroupSpec, optimizer: OptimizerSpec | None, device: to
     return tbe_torch.TorchTableBatchedEmbeddingBags
 
 
-class AsOneBuffer(torch.autograd.Function):
-    """Tables that are views of one buffer, seen by autograd as the buffer: the gradient comes back as views too."""
+def as_one_buffer(flat: Tensor, cuts: Sequence[Cut], tables: Sequence[Tensor]) -> Tensor:
+    """Parameters [R, D] that are views of one buffer, seen by autograd as the buffer [elements].
 
+    Args:
+        flat: The buffer.
+        cuts: Where each table lies in it: (first element, rows, elements from row to row, columns).
+        tables: The Parameters; the gradient of the buffer comes back to them as views of one tensor.
+    """
+    return cast(Tensor, _AsOneBuffer.apply(flat, cuts, *tables)) if torch.is_grad_enabled() else flat
+
+
+class _AsOneBuffer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, flat: Tensor, places: Sequence[tuple[int, int, int]], *tables: Tensor) -> Tensor:
-        """Flat buffer, (start, row, stride) of each table, the tables [R, D] -> the buffer."""
-        ctx.places = [(start, stride, *table.shape) for (start, _, stride), table in zip(places, tables, strict=True)]
+    def forward(ctx: Any, flat: Tensor, cuts: Sequence[Cut], *tables: Tensor) -> Tensor:
+        ctx.cuts = cuts
         return flat.view(-1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradient of the buffer -> gradient of each table."""
         (grad,) = grads
-        views = (grad[s : s + rows * stride].view(rows, stride)[:, :columns] for s, stride, rows, columns in ctx.places)
-        return None, None, *views
+        return (
+            None,
+            None,
+            *(
+                grad[start : start + rows * stride].view(rows, stride)[:, :columns]
+                for start, rows, stride, columns in ctx.cuts
+            ),
+        )
 
 
 class _WeightsGradient(torch.autograd.Function):

@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tutorec._kernels.tbe import AsOneBuffer, GroupSpec, TableBatch
+from tutorec._kernels.tbe import GroupSpec, TableBatch, as_one_buffer
 from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
 
 __all__ = ["DenseTableBatchedEmbeddingBagsCodegen", "SplitTableBatchedEmbeddingBagsCodegen"]
@@ -70,6 +70,10 @@ class _FbgemmTableBatch(TableBatch):
             rows = [self._table_places[table][1] for table in self.spec.feature_tables]
             self._row_base = torch.tensor(rows, device=device) if any(rows) else None
             places = [(0, 0, places[0][2])]
+        self._cuts = [
+            (start, table.rows, stride, table.columns)
+            for table, (start, _, stride) in zip(self.spec.tables, self._table_places, strict=True)
+        ]
         strides = [stride for _, _, stride in places]
         self._weights_offsets = torch.tensor([start for start, _, _ in places], device=device)
         self._row_offsets = torch.tensor([row for _, row, _ in places], device=device)
@@ -155,7 +159,7 @@ class DenseTableBatchedEmbeddingBagsCodegen(_FbgemmTableBatch):
         return "fbgemm.dense"
 
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        flat = AsOneBuffer.apply(self._flat, self._table_places, *self._tables)
+        flat = as_one_buffer(self._flat, self._cuts, self._tables)
         # The operator records its own gradient and registers no autograd kernel, which makes the dispatcher warn at
         # each backward; below the autograd keys it is called directly.
         with torch._C._AutoDispatchBelowAutograd():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tutorec._kernels.tbe import AsOneBuffer, OptimizerSpec, TableBatch
+from tutorec._kernels.tbe import Cut, OptimizerSpec, TableBatch, as_one_buffer
 from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
 from tutorec._kernels.tbe_update import apply_update, sort_rows
 
@@ -27,7 +27,7 @@ class WidthBlock:
     Attributes:
         tables: Indices of the tables, in the order of their rows.
         features: Indices of the features that read them, in input order.
-        bounds: Where the block lies in the buffer: (first element, last element + 1, first row, last row + 1).
+        cuts: Where each table lies in ``matrix``.
         columns: D.
         matrix: All rows [rows, D], a view of the buffer.
         momentum: State of these rows [rows], or empty.
@@ -36,7 +36,7 @@ class WidthBlock:
 
     tables: list[int]
     features: list[int]
-    bounds: tuple[int, int, int, int]
+    cuts: list[Cut]
     columns: int
     matrix: Tensor
     momentum: Tensor
@@ -73,12 +73,12 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
                 continue
             start, row, _ = places[tables[0]]
             rows = sum(spec.tables[table].rows for table in tables)
-            bounds = (start, start + rows * columns, row, row + rows)
+            cuts = [(places[table][0] - start, spec.tables[table].rows, columns, columns) for table in tables]
             base = [places[spec.feature_tables[feature]][1] - row for feature in features]
-            matrix = flat[start : bounds[1]].view(rows, columns)
+            matrix = flat[start : start + rows * columns].view(rows, columns)
             where = torch.tensor(base, device=flat.device) if any(base) else None
-            momentum = self._momentum[row : bounds[3]]
-            self._blocks.append(WidthBlock(tables, features, bounds, columns, matrix, momentum, where))
+            momentum = self._momentum[row : row + rows]
+            self._blocks.append(WidthBlock(tables, features, cuts, columns, matrix, momentum, where))
         order = [feature for block in self._blocks for feature in block.features]
         self._slices = column_slices(order, spec.feature_columns, spec.feature_columns)
 
@@ -117,10 +117,8 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
         return rows.view(features, batch, block.columns).transpose(0, 1).reshape(batch, features * block.columns)
 
     def _matrix_of_parameters(self, block: WidthBlock) -> Tensor:
-        start, stop, _, _ = block.bounds
-        places = [(self._table_places[table][0] - start, 0, block.columns) for table in block.tables]
-        flat = AsOneBuffer.apply(self._flat[start:stop], places, *(self._tables[table] for table in block.tables))
-        return cast(Tensor, flat).view(block.matrix.shape)
+        tables = [self._tables[table] for table in block.tables]
+        return as_one_buffer(block.matrix.view(-1), block.cuts, tables).view(block.matrix.shape)
 
 
 @dataclass(frozen=True)
