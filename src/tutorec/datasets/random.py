@@ -285,7 +285,10 @@ class Shop:
         dwell shares in percent. Categorical columns: 0 user, 1 item, 2..9 the recent clicks (item ids), 10..25 empty.
         ``CriteoDataset(path, rows, features=CRITEO_FEATURES)`` reads the ids back as the shop's three features.
         """
-        stop = self._count(split) if rows is None else start + rows
+        count = self._count(split)
+        stop = count if rows is None else start + rows
+        if not 0 <= start <= stop <= count:
+            raise ValueError(f"write_criteo: rows={rows} from row {start}, and split '{split}' has {count:,} rows")
         blocks = (self.rows(at, min(at + _BLOCK_ROWS, stop), split) for at in range(start, stop, _BLOCK_ROWS))
         return write_rows(Path(path), (_criteo_columns(block) for block in blocks))
 

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tutorec.awaitable import LazyAwaitable
+from tutorec.datasets.random import shop
+from tutorec.models.dlrm import DLRM, DenseArch, DLRMTrain, InteractionArch, OverArch, SparseArch
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.keyed import KeyedTensor
+
+
+def _collection(*widths: int, shared: bool = False) -> EmbeddingBagCollection:
+    features = [["user"], ["item", "clicked"]]
+    tables = [
+        EmbeddingBagConfig(500, width, f"t{i}", feature_names=[*features[i], *(["user"] if shared and i else [])])
+        for i, width in enumerate(widths)
+    ]
+    return EmbeddingBagCollection(tables)
+
+
+def _model(shared: bool = False) -> DLRM:
+    return DLRM(_collection(8, 8, shared=shared), 4, dense_arch_layer_sizes=[16, 8], over_arch_layer_sizes=[16, 1])
+
+
+def _brute_force_interaction(dense: Tensor, sparse: Tensor) -> Tensor:
+    vectors = torch.cat([dense[:, None], sparse], dim=1)
+    n = vectors.shape[1]
+    products = [(vectors[:, i] * vectors[:, j]).sum(dim=1) for i in range(n) for j in range(i + 1, n)]
+    return torch.cat([dense, torch.stack(products, dim=1)], dim=1)
+
+
+@pytest.mark.parametrize("features", [1, 2, 7])
+def test_interaction_is_all_inner_products_of_two_vectors_and_their_gradient(features: int) -> None:
+    dense = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    sparse = torch.randn(5, features, 4, dtype=torch.float64, requires_grad=True)
+    found = InteractionArch(features).double()(dense, sparse)
+    expected = _brute_force_interaction(dense, sparse)
+    assert found.shape == (5, 4 + features * (features + 1) // 2)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(found)
+    for one, other in zip(
+        torch.autograd.grad((found * weights).sum(), [dense, sparse]),
+        torch.autograd.grad((expected * weights).sum(), [dense, sparse]),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_interaction_without_features_is_the_dense_vector() -> None:
+    dense = torch.randn(3, 4)
+    assert torch.equal(InteractionArch(0)(dense, torch.empty(3, 0, 4)), dense)
+
+
+def test_interaction_has_no_state_and_survives_to_empty() -> None:
+    arch = InteractionArch(2)
+    assert not arch.state_dict() and not list(arch.buffers())
+    dense, sparse = torch.randn(3, 4), torch.randn(3, 2, 4)
+    expected = arch(dense, sparse)
+    revived = nn.Sequential(arch.to("meta")).to_empty(device="cpu")[0]
+    assert torch.equal(revived(dense, sparse), expected)
+
+
+def test_interaction_made_under_a_meta_device_works_on_the_cpu() -> None:
+    with torch.device("meta"):
+        arch = InteractionArch(2)
+    assert arch(torch.randn(3, 4), torch.randn(3, 2, 4)).shape == (3, 7)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_dlrm_gives_a_logit_per_sample_and_a_gradient_to_every_parameter(shared: bool) -> None:
+    model = _model(shared)
+    batch = next(shop().batches(32))
+    logits = model(batch.dense_features, batch.sparse_features)
+    assert logits.shape == (32, 1)
+    logits.sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_dlrm_equals_its_parts_in_plain_torch() -> None:
+    model = _model()
+    batch = next(shop().batches(16))
+    pooled = model.sparse_arch.embedding_bag_collection(batch.sparse_features).to_dict()
+    sparse = torch.stack([pooled[name] for name in ("user", "item", "clicked")], dim=1)
+    expected = model.over_arch(_brute_force_interaction(model.dense_arch(batch.dense_features), sparse))
+    torch.testing.assert_close(model(batch.dense_features, batch.sparse_features), expected)
+
+
+def test_dlrm_has_torchrecs_parameter_names() -> None:
+    assert set(_model().state_dict()) == {
+        "sparse_arch.embedding_bag_collection.embedding_bags.t0.weight",
+        "sparse_arch.embedding_bag_collection.embedding_bags.t1.weight",
+        "dense_arch.model._mlp.0._linear.weight",
+        "dense_arch.model._mlp.0._linear.bias",
+        "dense_arch.model._mlp.1._linear.weight",
+        "dense_arch.model._mlp.1._linear.bias",
+        "over_arch.model.0._mlp.0._linear.weight",
+        "over_arch.model.0._mlp.0._linear.bias",
+        "over_arch.model.1.weight",
+        "over_arch.model.1.bias",
+    }
+
+
+def test_dlrm_train_gives_the_mean_log_loss_and_detached_results() -> None:
+    train = DLRMTrain(_model())
+    batch = next(shop().batches(16))
+    loss, (detached, logits, labels) = train(batch)
+    p = logits.double().sigmoid()
+    expected = -(labels * p.log() + (1 - labels) * (1 - p).log()).mean()
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-5)
+    assert loss.requires_grad and not (detached.requires_grad or logits.requires_grad)
+    assert logits.shape == labels.shape == (16,)
+
+
+class _Late(LazyAwaitable[KeyedTensor]):
+    """What a sharded collection answers with."""
+
+    def __init__(self, pooled: KeyedTensor) -> None:
+        super().__init__()
+        self._pooled = pooled
+
+    def _wait_impl(self) -> KeyedTensor:
+        return self._pooled
+
+
+def test_sparse_arch_takes_an_awaitable_of_pooled_rows() -> None:
+    class Sharded(EmbeddingBagCollection):
+        def forward(self, features):
+            return _Late(super().forward(features))
+
+    local = _collection(8, 8)
+    sharded = Sharded(local.embedding_bag_configs())
+    sharded.load_state_dict(local.state_dict())
+    features = next(shop().batches(16)).sparse_features
+    assert torch.equal(SparseArch(sharded)(features), SparseArch(local)(features))
+
+
+def test_sparse_arch_names_its_vectors_in_order() -> None:
+    assert SparseArch(_collection(8, 8)).sparse_feature_names == ["user", "item", "clicked"]
+    assert SparseArch(_collection(8, 8, shared=True)).sparse_feature_names == ["user@t0", "item", "clicked", "user@t1"]
+
+
+def test_tables_of_different_widths_are_named() -> None:
+    with pytest.raises(ValueError, match="table 't1' has embedding_dim 16 and table 't0' has 8"):
+        DLRM(_collection(8, 16), 4, [8], [8, 1])
+
+
+def test_a_dense_arch_of_another_width_is_named() -> None:
+    with pytest.raises(ValueError, match=r"dense_arch_layer_sizes=\[16, 4\] must end in 8"):
+        DLRM(_collection(8, 8), 4, [16, 4], [8, 1])
+
+
+def test_no_tables_and_one_layer_raise() -> None:
+    with pytest.raises(ValueError, match="no tables"):
+        SparseArch(_collection())
+    with pytest.raises(ValueError, match=r"layer_sizes=\[1\]"):
+        OverArch(8, [1])
+
+
+def test_dense_arch_ends_in_its_last_layer() -> None:
+    assert DenseArch(13, [32, 16, 3])(torch.randn(5, 13)).shape == (5, 3)
