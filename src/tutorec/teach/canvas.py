@@ -106,6 +106,12 @@ def canvas(height: float) -> Figure:
 def finish(figure: Figure, template: str | None, default: str, facts: dict[str, Any]) -> Chart:
     """Set the title: `template`, or the default claim, filled from the facts.
 
+    Args:
+        figure: The drawn figure.
+        template: What the caller wants to claim, with facts in braces; None for the default.
+        default: The claim that a drawing function makes by itself.
+        facts: Numbers computed from the drawn data, by name.
+
     Raises:
         KeyError: The template asks for a number that the data does not give.
     """

@@ -54,6 +54,9 @@ def bars(
         ranks: The rank whose colour each bar has; without it all bars have the neutral colour.
         claim: Title; may use {largest}, {smallest} (labels), {most}, {least} (with unit), {ratio}, {total}.
         log: Whether the axis is logarithmic.
+
+    Raises:
+        ValueError: There is nothing to draw.
     """
     if not values:
         raise ValueError("bars needs at least one value, got none")

@@ -21,7 +21,7 @@ def _lists(batch: Any) -> dict[str, list[list[Any]]]:
     """Feature to one list of ids per sample, from a KJT or from plain lists."""
     if isinstance(batch, Mapping):
         return {key: [torch.as_tensor(one).tolist() for one in lists] for key, lists in batch.items()}
-    return {key: [one.tolist() for one in batch[key].to_dense()] for key in batch.keys()}  # noqa: SIM118 (a KJT)
+    return {key: [one.tolist() for one in batch[key].to_dense()] for key in batch.keys()}
 
 
 def jagged(batch: Any, *, claim: str | None = None) -> Chart:
