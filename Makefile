@@ -10,11 +10,11 @@ JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 PYTEST := $(PY) -m pytest -q
 
-UNIT  := tests src --doctest-modules -m "not html and not live"
-QUICK := tests src --doctest-modules -m "not html and not live and not slow and not world4"
+UNIT  := tests -n $(JOBS) --dist loadgroup -m "not html and not live"
+QUICK := tests -n $(JOBS) --dist loadgroup -m "not html and not live and not slow and not world4"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv book test quick lint types unit notebooks notebooks-torch nb check html bench parity wheel bare clean clean-venv format
+.PHONY: help venv book test quick lint types doctest unit notebooks notebooks-torch nb check html bench parity wheel bare clean clean-venv format
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -29,9 +29,9 @@ book: venv ## the executed book; prints the path of its first page
 test: lint types unit notebooks notebooks-torch ## every test: style, types, unit, doctests, policy, notebooks on both backends
 	@echo "== make test: all passed"
 
-quick: lint types ## at most 3 minutes: no notebooks, no slow tests, no worlds of four
-	@echo "== unit tests, doctests, policy (without the slow ones and worlds of four)"
-	@$(PYTEST) $(QUICK) -n $(JOBS)
+quick: lint types doctest ## at most 3 minutes: no notebooks, no slow tests, no worlds of four
+	@echo "== unit tests and policy, without the slow ones and worlds of four"
+	@$(PYTEST) $(QUICK)
 
 check: lint types ## style, types and policy only
 	@$(PYTEST) tests/policy
@@ -50,9 +50,13 @@ types: venv ## basedpyright on src
 	@echo "== basedpyright"
 	@$(BIN)/basedpyright --level error
 
-unit: venv
-	@echo "== unit tests, doctests, policy"
-	@$(PYTEST) $(UNIT) -n $(JOBS)
+unit: venv doctest
+	@echo "== unit tests and policy"
+	@$(PYTEST) $(UNIT)
+
+doctest: venv ## the examples in docstrings
+	@echo "== examples in docstrings"
+	@$(PYTEST) src --doctest-modules
 
 # Both backends must run every chapter. nbmake stops a cell that hangs.
 notebooks: venv ## execute every notebook

@@ -1,7 +1,7 @@
-"""The first cell where nothing is installed: a fresh environment with torch and a kernel alone, as a hosted notebook has.
+"""The first cell where tutorec is absent: an environment with torch and a kernel alone, as a hosted notebook has.
 
-Builds the wheel, makes the environment in a temporary folder, then runs the named chapters there (default: all) with the
-address in the first cell replaced by the wheel. Run it with the project's environment: `make bare`.
+Builds the wheel, makes the environment in a temporary folder, then runs the named chapters there (default: all) with
+the address in the first cell replaced by the wheel. Run it with the project's environment: `make bare`.
 """
 
 from __future__ import annotations

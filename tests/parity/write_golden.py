@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import sys
 from pathlib import Path
 
-from compare import differences, run
-
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from parity.compare import differences, run
+
 GOLDEN = HERE / "golden/cases.json"
 FOR_THE_BOOK = HERE.parents[1] / "book/data/parity.json"
 
