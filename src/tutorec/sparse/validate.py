@@ -318,14 +318,15 @@ def check_ids(
         )
     if values.numel() == 0:
         return
-    low, high = torch.aminmax(values)
-    if int(low) >= 0 and int(high) < min(rows for _, _, rows in feature_rows):
-        return
-    _check_each(features, feature_rows)
+    low, high = (int(bound) for bound in torch.aminmax(values))
+    if low < 0 or high >= min(rows for _, _, rows in feature_rows):
+        _check_each(features, feature_rows, low < 0)
 
 
-def _check_each(features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, str, int]]) -> None:
-    """Check feature by feature: smallest and largest id against the rows of the feature's table."""
+def _check_each(
+    features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, str, int]], any_negative: bool
+) -> None:
+    """Check feature by feature: the largest id, and the smallest where the batch has a negative one."""
     index = features.index_per_key()
     pieces = features.values().split_with_sizes(features.length_per_key())
     bounds: dict[str, tuple[int, int]] = {}
@@ -334,8 +335,7 @@ def _check_each(features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str,
         if ids.numel() == 0:
             continue
         if feature not in bounds:
-            low, high = torch.aminmax(ids)
-            bounds[feature] = int(low), int(high)
+            bounds[feature] = int(ids.min()) if any_negative else 0, int(ids.max())
         if bounds[feature][0] < 0 or bounds[feature][1] >= rows:
             raise ValueError(_bad_id(features, feature, table, rows))
 
