@@ -129,7 +129,7 @@ class Crew:
                 "token": self.token,
                 "address": [listener.family.name, listener.getsockname()],
                 "key": key.hex(),
-                "rendezvous": os.path.join(self._folder, "rendezvous"),
+                "folder": self._folder,
                 "backend": self.options.backend,
                 # The caller's deadline comes first, so that the rank that stalls is named, not the one that waits.
                 "timeout": 2 * max(START_SECONDS, self.options.timeout),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -17,7 +18,9 @@ from tutorec._spmd_report import failure_traceback, whereabouts
 from tutorec._spmd_side import RankSide, become_rank
 from tutorec._spmd_wire import Constants, call_arguments, dump_value, load
 
-__all__ = ["connect", "join_group", "main", "pick_backend"]
+__all__ = ["connect", "file_address", "join_group", "main", "pick_backend"]
+
+_abandoning = threading.Lock()
 
 
 def main(boot: dict[str, Any]) -> None:
@@ -25,7 +28,7 @@ def main(boot: dict[str, Any]) -> None:
 
     Args:
         boot: ``rank``, ``world_size``, ``token``; ``address`` and ``key`` of the caller's listener;
-            ``rendezvous``, a file; ``backend``; ``timeout`` of collectives in seconds; ``validate``.
+            ``folder`` for the rendezvous; ``backend``; ``timeout`` of collectives in seconds; ``validate``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Interrupts are for the caller, who then ends the ranks.
     side = RankSide(token=boot["token"], rank=boot["rank"], world_size=boot["world_size"])
@@ -35,7 +38,7 @@ def main(boot: dict[str, Any]) -> None:
         tasks = connect(boot, "tasks")
     except OSError:  # The caller has given up or ended.
         os._exit(1)
-    threading.Thread(target=_answer, args=(control, side, threading.main_thread().ident), daemon=True).start()
+    threading.Thread(target=_answer, args=(control, side, boot["folder"]), daemon=True).start()
     try:
         try:
             backend = _set_up(boot)
@@ -44,8 +47,8 @@ def main(boot: dict[str, Any]) -> None:
         else:
             _send(tasks, ("ready", 0, backend))
             _serve(tasks, side)
-    except (EOFError, OSError):  # The caller is gone.
-        pass
+    except (EOFError, OSError):
+        _abandon(boot["folder"])
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -72,9 +75,7 @@ def _set_up(boot: dict[str, Any]) -> str:
 
     torch.set_num_threads(1)
     _inherit_validation(boot["validate"])
-    return join_group(
-        boot["backend"], boot["rank"], boot["world_size"], f"file://{boot['rendezvous']}", boot["timeout"]
-    )
+    return join_group(boot["backend"], boot["rank"], boot["world_size"], file_address(boot["folder"]), boot["timeout"])
 
 
 def _inherit_validation(on: bool | None) -> None:
@@ -98,14 +99,24 @@ def pick_backend(backend: str, world_size: int) -> str:
     return ("nccl" if enough else "gloo") if backend == "auto" else backend
 
 
+def file_address(folder: str) -> str:
+    """The address of a rendezvous through a file in ``folder``."""
+    path = os.path.join(folder, "rendezvous").replace(os.sep, "/")
+    return f"file:///{path.lstrip('/')}"
+
+
 def join_group(backend: str, rank: int, world_size: int, init_method: str, timeout: float) -> str:
     """Start the default process group and return the backend's name."""
     import torch
     import torch.distributed as dist
 
-    name = pick_backend(backend, int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) if rank < 0 else world_size)
+    local_rank, local_size = (
+        int(os.environ.get("LOCAL_RANK", rank)),
+        int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+    )
+    name = pick_backend(backend, local_size)
     if name == "nccl":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(local_rank)
     dist.init_process_group(
         name, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout)
     )
@@ -157,8 +168,10 @@ def _send(tasks: Connection, message: tuple[str, int, Any]) -> None:
     tasks.send_bytes(pickle.dumps(message))
 
 
-def _answer(control: Connection, side: RankSide, main_thread: int) -> None:
+def _answer(control: Connection, side: RankSide, folder: str) -> None:
     """Answer "where are you?" while the main thread is busy; end the process when the caller is gone."""
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None, "the main thread runs"
     try:
         while True:
             control.recv_bytes()
@@ -166,6 +179,13 @@ def _answer(control: Connection, side: RankSide, main_thread: int) -> None:
             place = whereabouts(frame)
             control.send_bytes(pickle.dumps({**place, "run": side.run, "collectives": _collectives_begun()}))
     except (EOFError, OSError):
+        _abandon(folder)
+
+
+def _abandon(folder: str) -> None:
+    """End this process because the caller has gone, and remove what the caller cannot remove any more."""
+    with _abandoning:  # Both threads notice; neither may end the process under the other.
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -34,16 +35,20 @@ def serve(fd: int) -> None:
 
     gc.collect()
     gc.freeze()  # Ranks share these pages as long as no collection writes to them.
+    folders: set[str] = set()
     connection = socket.socket(fileno=fd)
     with connection, connection.makefile("rwb") as lines:
         for line in lines:
             request = json.loads(line)
             if "boot" in request:
+                folders.add(request["boot"]["folder"])
                 reply = _fork(request["boot"], connection, torch.cuda.is_initialized())
             else:
                 reply = {"code": _exit_code(request["poll"])}
             lines.write(json.dumps(reply).encode() + b"\n")
             lines.flush()
+    for folder in folders:  # A caller that was killed could not remove them.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _fork(boot: dict[str, Any], connection: socket.socket, cuda_in_use: bool) -> dict[str, Any]:

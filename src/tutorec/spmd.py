@@ -21,9 +21,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tutorec._spmd_crew import Crew, CrewOptions
-from tutorec._spmd_rank import join_group
+from tutorec._spmd_rank import file_address, join_group
 from tutorec._spmd_side import Kept, RankWorld, restore_world
 from tutorec._spmd_wire import call_arguments, dump, load
+from tutorec.errors import RankError
 
 if TYPE_CHECKING:
     import torch.distributed
@@ -40,6 +41,10 @@ class Ranks:
     to the ranks and keep their identity: a function is sent once, and an object of a class made in one call is an
     instance of that class in the next. A rank never imports the caller's script, which therefore needs no
     ``if __name__ == "__main__":``.
+
+    On Linux the first pool of a program starts a *fork server*, a fresh process that imports torch once; ranks are forks
+    of it and start in a moment. Where that would not be safe, on other systems, and with ``TUTOREC_RANKS_START=spawn``
+    every rank is a fresh interpreter that imports torch itself.
 
     When a rank raises, dies or stalls, all ranks are ended, the error names the rank and the place, and the next
     :meth:`run` starts new ones; what the old ones kept is gone.
@@ -120,6 +125,7 @@ class Ranks:
             RankTimeoutError: The ranks did not finish in time.
             TypeError: The arguments do not fit ``fn``.
         """
+        __tracebackhide__ = True  # Notebooks and pytest then show the caller's line and the rank's own traceback.
         call_arguments(fn, args, kwargs, rank=0, world_size=self.world_size)
         with self._lock:
             if self._closed:
@@ -129,6 +135,9 @@ class Ranks:
             task = self._crews[-1].prepare(fn, args, kwargs)
             try:
                 values = self._crews[-1].run(task)
+            except RankError as error:
+                _end_crews(self._crews)
+                raise error.with_traceback(None) from None
             except BaseException:
                 _end_crews(self._crews)
                 raise
@@ -228,6 +237,7 @@ def run_ranks(
         >>> run_ranks(lambda rank: rank * rank, 2)
         [0, 1]
     """
+    __tracebackhide__ = True
     if _under_torchrun():
         return _run_here(fn, args, kwargs, backend, timeout)
     with Ranks(world_size, hosts=hosts, backend=backend, timeout=timeout) as world:
@@ -275,7 +285,7 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
             join_group(backend, rank, world_size, "env://", timeout)
         else:
             folder = tempfile.TemporaryDirectory(prefix="tutorec-group-")
-            join_group(backend, 0, 1, f"file://{folder.name}/rendezvous", timeout)
+            join_group(backend, 0, 1, file_address(folder.name), timeout)
             atexit.register(folder.cleanup)
         atexit.register(_leave_group)
     group = dist.group.WORLD
