@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -294,3 +295,17 @@ def test_gz_holds_what_plain_holds(tmp_path: Path) -> None:
     rows = _random_columns(30)
     plain, packed = write_rows(tmp_path / "x", [rows]), write_rows(tmp_path / "x.gz", [rows])
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(criteo_text, "_BLOCK_BYTES", 1 << 15)
+    rows = _random_columns(500)
+    peaks = []
+    for copies in (4, 40):
+        path = write_rows(tmp_path / f"{copies}.tsv", [rows] * copies)
+        tracemalloc.start()
+        for batch in CriteoDataset(path, rows_per_table=100).batches(100):
+            assert len(batch.labels) == 100
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0] < path.stat().st_size

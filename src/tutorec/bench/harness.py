@@ -247,7 +247,18 @@ def compare(
     clock: Literal["cpu", "wall"] = "cpu",
     bar: Bar | None = None,
 ) -> Comparison:
-    """How many times as much ``numerator`` takes as ``denominator``."""
+    """How many times as much one variant takes as another.
+
+    Args:
+        samples: what :func:`interleave` measured.
+        numerator: name of the one.
+        denominator: name of the other.
+        clock: "cpu" or "wall".
+        bar: what the ratio should be.
+
+    Returns:
+        The comparison, titled "numerator / denominator".
+    """
     above, below = ([getattr(sample, clock) for sample in samples[name]] for name in (numerator, denominator))
     return Comparison(f"{numerator} / {denominator}", clock, paired_ratio(above, below), bar)
 

@@ -257,17 +257,26 @@ def write_rows(path: Path, blocks: Iterable[CriteoColumns]) -> Path:
             raw.writelines(format_rows(block) for block in blocks)
             return path
         # mtime=0 and no name: equal rows make equal bytes
-        with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=3, mtime=0) as packed:
+        with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=1, mtime=0) as packed:
             packed.writelines(format_rows(block) for block in blocks)
     return path
 
 
 def format_rows(rows: CriteoColumns) -> bytes:
     """The text of some rows, one line each."""
-    ints = np.where(rows.ints_known, rows.ints.astype(np.str_), "")
-    cats = np.where(rows.cats_known, _hex8(rows.cats), "")
-    columns = [rows.label.astype(np.str_).tolist(), *ints.T.tolist(), *cats.T.tolist()]
+    columns = [rows.label.astype(np.str_).tolist()]
+    for values, known in zip(rows.ints.T, rows.ints_known.T, strict=True):
+        columns.append(_texts(known, values[known].astype(np.str_)))
+    for values, known in zip(rows.cats.T, rows.cats_known.T, strict=True):
+        columns.append(_texts(known, _hex8(values[known])))
     return "".join("\t".join(line) + "\n" for line in zip(*columns, strict=True)).encode("ascii")
+
+
+def _texts(known: NDArray[np.bool_], texts: NDArray[np.str_]) -> list[str]:
+    """One column's fields: the texts where something is known, empty elsewhere."""
+    column = np.zeros(len(known), dtype=texts.dtype)
+    column[known] = texts
+    return column.tolist()
 
 
 def _hex8(ids: NDArray[np.int64]) -> NDArray[np.str_]:

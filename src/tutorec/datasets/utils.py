@@ -107,6 +107,19 @@ def rank_slices(
 ) -> list[tuple[int, int]]:
     """The row ranges (start, stop) that one rank takes, step by step; see :func:`step_slices`.
 
+    Args:
+        rows: rows in all.
+        batch_size: B, rows per rank in a full step.
+        rank: the rank.
+        world_size: W.
+        drop_last: leave out the rows after the last full step.
+
+    Returns:
+        One range per step.
+
+    Raises:
+        ValueError: no such rank, a size below 1, or too few rows for every rank to get one.
+
     Example:
         >>> from tutorec.datasets.utils import rank_slices
         >>> rank_slices(rows=10, batch_size=3, rank=1, world_size=2)
