@@ -10,7 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from parity.compare import differences, run
+from parity.compare import differences, run  # noqa: E402  found through the line above
 
 GOLDEN = HERE / "golden/cases.json"
 FOR_THE_BOOK = HERE.parents[1] / "book/data/parity.json"
