@@ -182,7 +182,9 @@ def test_printed_form_and_names(ranks):
         assert found["dense"] == found["bare names"] == ["sparse.scale", "over.weight", "over.bias"]
         assert found["tables"] == []
         assert found["fused"] == [f"sparse.tables.{name}" for name in mine]
-        assert found["state"] == sorted([*found["dense"], *found["fused"], "sparse.seen"])
+        assert found["state"] == sorted(
+            [*found["dense"], "sparse.seen", *(f"sparse.tables.embedding_bags.t{i}.weight" for i in range(3))]
+        )
 
 
 def meta_model(rank: int, world_size: int) -> tuple[bool, list[int]]:

@@ -26,6 +26,7 @@ from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.sharded_module import ShardedModule
 from tutorec.distributed.sharding.base import FeatureArrival, PooledEmbeddingDist, SparseFeaturesDist
 from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
+from tutorec.distributed.state_dict import local_state, sharded_state
 from tutorec.distributed.tables import PlacedTable, PlacementRules, check_plan_covers, place_table
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedding_names_by_table
@@ -111,7 +112,7 @@ class ShardedEmbeddingBagCollection(
         self._configs = module.embedding_bag_configs()
         self._is_weighted = module.is_weighted()
         self._device = _usable_device(device, table_name_to_parameter_sharding)
-        tables = self._agreed_tables(module, table_name_to_parameter_sharding, fused_params)
+        tables = self._tables = self._agreed_tables(module, table_name_to_parameter_sharding, fused_params)
         by_type: dict[ShardingType, list[PlacedTable]] = {}
         for table in tables:
             by_type.setdefault(table.sharding_type, []).append(table)
@@ -131,6 +132,9 @@ class ShardedEmbeddingBagCollection(
         self._optimizer = CombinedOptimizer(
             [("", optimizer) for lookup in self._lookups for optimizer in lookup.fused_optimizers()]
         )
+
+        self.register_state_dict_post_hook(_store_sharded)
+        self.register_load_state_dict_pre_hook(_load_sharded)
 
     # --- one batch
 
@@ -281,6 +285,30 @@ class ShardedEmbeddingBagCollection(
                 "detach them, weights.detach()"
             )
         return arranged
+
+
+def _store_sharded(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    """Name every table in the state dict, as a ShardedTensor. Without a process group the rows stay plain tensors."""
+    if module._env.process_group is None:
+        return
+    stem = f"{prefix}embedding_bags."
+    local = {t.name: state_dict[key] for t in module._tables if (key := f"{stem}{t.name}.weight") in state_dict}
+    for name, value in sharded_state(module._tables, local, module._env, module._device).items():
+        state_dict[f"{stem}{name}.weight"] = value
+
+
+def _load_sharded(
+    module: Any,
+    state_dict: dict[str, Any],
+    prefix: str,
+    *_: Any,
+) -> None:
+    """Leave in the state dict what this rank holds."""
+    stem = f"{prefix}embedding_bags."
+    keys = {table.name: f"{stem}{table.name}.weight" for table in module._tables}
+    loaded = {name: state_dict.pop(key) for name, key in keys.items() if key in state_dict}
+    for name, rows in local_state(module._tables, loaded, module._env.rank).items():
+        state_dict[keys[name]] = rows
 
 
 class _SizesOnTheWay(Awaitable[Awaitable[list[KeyedJaggedTensor]]]):
