@@ -32,6 +32,11 @@ double = Exercise(
 )
 
 
+def sentences(capsys):
+    """What was printed, with wrapped lines joined."""
+    return capsys.readouterr().out.strip().replace("\n  ", " ").split("\n")
+
+
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)
 def test_every_exercise_takes_its_solution_and_hints_at_each_mistake(one):
     assert grade(one, ...).status == "not attempted"
@@ -108,8 +113,8 @@ def test_exercise_prints_and_remembers_the_verdict(monkeypatch, capsys):
     assert check.status("99.1") == "not attempted"
     check.exercise("99.1", [0, 1, 3])
     assert check.status("99.1") == "right"
-    assert capsys.readouterr().out.splitlines() == [
-        "exercise 99.1: not attempted. Replace the `...` and run the cell again.",
+    assert sentences(capsys) == [
+        "exercise 99.1: not attempted. Fill in the `...` and run it again.",
         "exercise 99.1: right: the three offsets.",
     ]
 
@@ -129,12 +134,12 @@ def test_exercise_prints_and_remembers_the_verdict(monkeypatch, capsys):
 def test_reveal_compares_prediction_and_measurement(guess, measured, unit, said, capsys):
     check.predict("99.9", guess, unit=unit)
     check.reveal("99.9", measured)
-    assert capsys.readouterr().out.splitlines()[-1] == f"prediction 99.9: {said}."
+    assert sentences(capsys)[-1] == f"prediction 99.9: {said}."
 
 
 def test_reveal_without_a_prediction_says_so(capsys):
     check.predict("99.8", ..., unit="s")
     check.reveal("99.8", 3.0, unit="s")
-    first, second = capsys.readouterr().out.splitlines()
+    first, second = sentences(capsys)
     assert "none made yet" in first
     assert second == "prediction 99.8: no guess was recorded, measured 3 s."

@@ -126,7 +126,7 @@ def grade(exercise: Exercise, answer: Any) -> Verdict:
     """
     label = f"exercise {exercise.id}"
     if is_untouched(answer):
-        return Verdict("not attempted", f"{label}: not attempted. Replace the `...` and run the cell again.")
+        return Verdict("not attempted", f"{label}: not attempted. Fill in the `...` and run it again.")
     if exercise.cases is not None and not callable(answer):
         return Verdict("wrong", f"{label}: the answer must be a function, and this is {_short(answer)}.")
     try:
