@@ -42,9 +42,9 @@ class Ranks:
     instance of that class in the next. A rank never imports the caller's script, which therefore needs no
     ``if __name__ == "__main__":``.
 
-    On Linux the first pool of a program starts a *fork server*, a fresh process that imports torch once; ranks are forks
-    of it and start in a moment. Where that would not be safe, on other systems, and with ``TUTOREC_RANKS_START=spawn``
-    every rank is a fresh interpreter that imports torch itself.
+    On Linux the first pool of a program starts a *fork server*, a fresh process that imports torch once; ranks are
+    forks of it and start in a moment. Where that would not be safe, on other systems, and with
+    ``TUTOREC_RANKS_START=spawn``, every rank is a fresh interpreter that imports torch itself.
 
     When a rank raises, dies or stalls, all ranks are ended, the error names the rank and the place, and the next
     :meth:`run` starts new ones; what the old ones kept is gone.
