@@ -56,14 +56,14 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="asks whether any two ids collide",
                 answer=_any_collision,
-                hint="That is the probability that *some* pair collides, the birthday problem; it is nearly 1 for any real "
-                "catalogue. The question is about one id and all the others.",
+                hint="That is the probability that *some* pair collides, the birthday problem; it is nearly 1 for any "
+                "real catalogue. The question is about one id and all the others.",
             ),
             Mistake(
                 misconception="takes the filled share of the rows",
                 answer=_fraction_full,
-                hint="That treats the others as if no two of them ever met in one row; with as many ids as rows it says "
-                "that nobody is alone, and you measured otherwise.",
+                hint="That treats the others as if no two of them ever met in one row; with as many ids as rows it "
+                "says that nobody is alone, and you measured otherwise.",
             ),
         ),
         cases=((2, 2), (3, 4), (10, 10), (100, 1000), (1000, 100)),
@@ -82,7 +82,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes all there is",
                 answer=8,
-                hint="All eight together have twice the bytes, but they do not hold one table together: each has its own copy.",
+                hint="All eight together have twice the bytes, but they do not hold one table together: each has a copy.",
             ),
         ),
         shape="a number of GPUs, or 'never'",
