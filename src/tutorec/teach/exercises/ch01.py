@@ -82,7 +82,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes all there is",
                 answer=8,
-                hint="All eight together have twice the bytes, but they do not hold one table together: each has a copy.",
+                hint="Together they have twice the bytes, but they do not hold one table together: each has its own copy.",
             ),
         ),
         shape="a number of GPUs, or 'never'",
