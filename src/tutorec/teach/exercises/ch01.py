@@ -82,7 +82,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="takes all there is",
                 answer=8,
-                hint="Together they have twice the bytes, but they do not hold one table together: each has its own copy.",
+                hint="Together they have twice the bytes, but they do not share one table: each has its own copy.",
             ),
         ),
         shape="a number of GPUs, or 'never'",
