@@ -14,9 +14,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import connection as mp_connection
-from multiprocessing.connection import Connection
 from typing import Any
+
+from multiprocess import connection as mp_connection
+from multiprocess.connection import Connection
 
 from tutorec._spmd_report import death_message, is_peer_loss, scrub, stall_message
 from tutorec._spmd_side import live_tokens, name_of, take_dropped

@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
+
+from multiprocess.connection import Connection
 
 from tutorec._spmd_report import failure_traceback, whereabouts
 from tutorec._spmd_side import RankSide, become_rank

@@ -1,5 +1,8 @@
 """Start rank processes from a neutral main module, so that a rank never imports the caller's script or notebook.
 
+Messages travel through `multiprocess` connections. Its way of *starting* processes is not used: it imports the caller's
+main module once more in every child, so that a script without a guard starts children without end.
+
 Two ways, the same process afterwards: it calls :func:`tutorec._spmd_rank.main` with a small dictionary, the *boot*.
 
 * ``spawn``: a fresh interpreter for each rank; 2 to 5 seconds, nearly all of it ``import torch``.
