@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -45,12 +44,6 @@ def notebooks() -> dict[int, Path]:
     return {int(p.name[:2]): p for p in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))}
 
 
-def title(notebook: Path) -> str:
-    """The chapter's title: the first heading of its first cell."""
-    first = "".join(json.loads(notebook.read_text(encoding="utf-8"))["cells"][0]["source"])
-    return first.splitlines()[0].lstrip("# ").strip()
-
-
 def plain(text: str) -> str:
     """Text that stands in a table's cell: one line, bars escaped, angle brackets and roles inert."""
     text = " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
@@ -83,7 +76,7 @@ def page() -> str:
             number = row["chapter"]
             where = f"{number:02d}, coming" if number is not None else "none"
             if number in chapters:
-                where = f"[{number:02d} {title(chapters[number]).split(':')[0]}](../notebooks/{chapters[number].name})"
+                where = f"[{number:02d}](../notebooks/{chapters[number].name})"
             lines.append(f"| {row['id']} | {plain(row['what'])} | {where} | {agreement(row)} |")
     return "\n".join(lines) + "\n"
 

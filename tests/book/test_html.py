@@ -203,6 +203,9 @@ class TestBuiltBook:
         machine = (str(ROOT), str(Path.home()) + "/", "site-packages/")
         assert_none([f"{name}: {path}" for name, page in pages() for path in machine if path in page.text])
 
+    def test_no_page_shows_warnings_of_its_cells(self):
+        assert_none([name for name, page in pages() if 'class="output stderr' in page.text])
+
     def test_maths_is_served_by_the_book(self):
         with_maths = [name for name, page in pages() if 'class="math' in page.text]
         assert_none([name for name in with_maths if "tex-svg.js" not in parsed(BUILT / name).text])

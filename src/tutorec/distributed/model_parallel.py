@@ -6,6 +6,7 @@ small and expensive to compute with, so every rank has it whole and gradients ar
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,11 @@ from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
 
 DataParallelWrapper = Callable[[nn.Module, ShardingEnv, torch.device], nn.Module]
+
+# Buffers are not sent around at each forward. torch 2.13 says so by another name and warns at the older one.
+_SYNC_BUFFERS = "forward_sync_buffers"
+_DDP_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
+_KEEP_BUFFERS: dict[str, Any] = {_SYNC_BUFFERS if _SYNC_BUFFERS in _DDP_PARAMETERS else "broadcast_buffers": False}
 
 
 class DistributedModelParallel(nn.Module):
@@ -178,8 +184,8 @@ def wrap_in_ddp(module: nn.Module, env: ShardingEnv, device: torch.device) -> nn
         module,
         device_ids=[device] if device.type == "cuda" else None,
         process_group=env.process_group,
-        broadcast_buffers=False,
         gradient_as_bucket_view=True,
+        **_KEEP_BUFFERS,
     )
 
 
