@@ -308,4 +308,4 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.
             assert len(batch.labels) == 100
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0] < path.stat().st_size
+    assert peaks[1] < 2 * peaks[0] < path.stat().st_size  # ten times the file
