@@ -156,7 +156,10 @@ def _in_words(comparison: Comparison) -> str:
 def interleave(
     variants: Mapping[str, Callable[[int], Sample]], rounds: int, warmup: int = 1
 ) -> dict[str, list[Sample]]:
-    """Measure every variant once a round, in an order that turns from round to round.
+    """Measure every variant once a round, in an order drawn anew for every round.
+
+    A fixed order would favour whoever follows a variant that leaves its data in the caches; so would turning it,
+    because neighbours stay neighbours.
 
     Args:
         variants: name -> what measures it; it is given the number of the round, so that all variants of a round can use
@@ -174,9 +177,9 @@ def interleave(
         raise ValueError(f"rounds={rounds} and {len(variants)} variants: both must be at least 1")
     names = list(variants)
     samples: dict[str, list[Sample]] = {name: [] for name in names}
+    rng = np.random.default_rng(0)
     for number in range(-warmup, rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in rng.permutation(names).tolist():
             sample = variants[name](number)
             if number >= 0:
                 samples[name].append(sample)
