@@ -122,13 +122,13 @@ def test_exercise_prints_and_remembers_the_verdict(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("guess", "measured", "unit", "said"),
     [
-        (2.0, 0.25, "s", "you said 2 s, measured 250 ms: the guess is 8 times too large"),
-        (1024, 3072, "B", "you said 1 KiB, measured 3 KiB: the guess is 3 times too small"),
-        (100, 104, "ids", "you said 100 ids, measured 104 ids: close, within 4 %"),
-        (7, 7, "", "you said 7, measured 7: exactly"),
-        (0, 3, "rows", "you said 0 rows, measured 3 rows: the guess is off by 3"),
-        ("rank 1", "rank 0", "", "you said rank 1, measured rank 0: not as predicted"),
-        (True, True, "", "you said True, measured True: as predicted"),
+        (2.0, 0.25, "s", "guessed 2 s, measured 250 ms: the guess is 8 times too large"),
+        (1024, 3072, "B", "guessed 1 KiB, measured 3 KiB: the guess is 3 times too small"),
+        (100, 104, "ids", "guessed 100 ids, measured 104 ids: close, within 4 %"),
+        (7, 7, "", "guessed 7, measured 7: exactly"),
+        (0, 3, "rows", "guessed 0 rows, measured 3 rows: the guess is off by 3"),
+        ("rank 1", "rank 0", "", "guessed rank 1, measured rank 0: not as predicted"),
+        (True, True, "", "guessed True, measured True: as predicted"),
     ],
 )
 def test_reveal_compares_prediction_and_measurement(guess, measured, unit, said, capsys):

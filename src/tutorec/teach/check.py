@@ -9,7 +9,7 @@ Example:
     >>> check.predict("99.1", 2.0, unit="s")
     prediction 99.1: 2 s, to be compared with the measurement below.
     >>> check.reveal("99.1", 0.25)
-    prediction 99.1: you said 2 s, measured 250 ms: the guess is 8 times
+    prediction 99.1: guessed 2 s, measured 250 ms: the guess is 8 times
       too large.
 """
 
@@ -111,7 +111,7 @@ def reveal(prediction_id: str, measured: Any, *, unit: str = "") -> None:
     if prediction is None:
         _say_it(f"prediction {prediction_id}: no guess was recorded, measured {_say(measured, unit)}.")
         return
-    said = f"prediction {prediction_id}: you said {_say(prediction.guess, prediction.unit)}"
+    said = f"prediction {prediction_id}: guessed {_say(prediction.guess, prediction.unit)}"
     _say_it(f"{said}, measured {_say(measured, prediction.unit)}: {_compare(prediction.guess, measured)}.")
 
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
 
 
-def _shared(ids: int, rows: int) -> float:
-    return 1 - (1 - 1 / rows) ** (ids - 1)
+def _rows_needed(ids: int, alone: float) -> float:
+    return 1 / (1 - alone ** (1 / (ids - 1)))
 
 
-def _any_collision(ids: int, rows: int) -> float:
-    """The birthday probability: some pair collides."""
-    alone = 1.0
-    for taken in range(min(ids, rows + 1)):
-        alone *= (rows - taken) / rows
-    return 1 - alone
+def _no_collision_at_all(ids: int, alone: float) -> float:
+    """The birthday problem: rows for which no pair collides with that probability."""
+    return ids * (ids - 1) / (-2 * math.log(alone))
 
 
-def _fraction_full(ids: int, rows: int) -> float:
-    return min(1.0, (ids - 1) / rows)
+def _as_if_nobody_met(ids: int, alone: float) -> float:
+    return (ids - 1) / (1 - alone)
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -50,41 +49,46 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="01.2",
-        compared="the expected share on a few sizes, from 2 ids in 2 rows to 1,000 ids in 100 rows",
-        solution=_shared,
+        compared="the rows for a few catalogues, from 10 ids of which half are alone to a million of which 99 % are",
+        solution=_rows_needed,
         mistakes=(
             Mistake(
-                misconception="asks whether any two ids collide",
-                answer=_any_collision,
-                hint="That is the probability that *some* pair collides, the birthday problem; it is nearly 1 for any "
-                "real catalogue. The question is about one id and all the others.",
+                misconception="asks that no two ids collide",
+                answer=_no_collision_at_all,
+                hint="That makes it likely that *no* pair collides, the birthday problem, and grows with the square of "
+                "the ids. The question is about one id and all the others.",
             ),
             Mistake(
                 misconception="takes the filled share of the rows",
-                answer=_fraction_full,
-                hint="That treats the others as if no two of them ever met in one row; with as many ids as rows it "
-                "says that nobody is alone, and you measured otherwise.",
+                answer=_as_if_nobody_met,
+                hint="That treats the others as if no two of them ever met in one row. Put in as many rows as ids: "
+                "what does it say, and what did you measure?",
             ),
         ),
-        cases=((2, 2), (3, 4), (10, 10), (100, 1000), (1000, 100)),
-        tolerance=1e-6,
+        cases=((10, 0.5), (1000, 0.5), (1000, 0.9), (1_000_000, 0.99)),
+        tolerance=0.01,
     ),
     Exercise(
         id="01.3",
-        compared="what a copy on each device can and cannot do",
-        solution="never",
+        compared="what a copy needs on each device, and what pieces would need",
+        solution=[320, 4],
         mistakes=(
             Mistake(
-                misconception="adds up the memory of the copies",
-                answer=4,
-                hint="4 x 80 GB is 320 GB, if each GPU held a quarter. What does each GPU hold in data parallel?",
+                misconception="divides the table in data parallel",
+                answer=[40, 4],
+                hint="40 GB each would be a table cut into eight pieces. What does a GPU hold in data parallel?",
             ),
             Mistake(
-                misconception="takes all there is",
-                answer=8,
-                hint="Together they have twice the bytes, but they do not share one table: each has its own copy.",
+                misconception="gives each copy what the GPU has",
+                answer=[80, 4],
+                hint="80 GB is what the GPU has, not what the copy needs.",
+            ),
+            Mistake(
+                misconception="uses all GPUs",
+                answer=[320, 8],
+                hint="All eight can hold it, but the question is how few can.",
             ),
         ),
-        shape="a number of GPUs, or 'never'",
+        shape="a list of two numbers",
     ),
 )

@@ -56,22 +56,27 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="05.3",
         compared="the largest table alone against the three others, and dense layers on both ranks",
-        solution=6_002_000_000,
+        solution=8_002_000_000,
         mistakes=(
             Mistake(
                 misconception="splits the dense layers too",
-                answer=6_001_000_000,
+                answer=8_001_000_000,
                 hint="The dense layers are not divided between the ranks. What does data parallel do with them?",
             ),
             Mistake(
                 misconception="forgets the dense layers",
-                answer=6_000_000_000,
+                answer=8_000_000_000,
                 hint="Those are the tables. Something small is on every rank besides.",
             ),
             Mistake(
+                misconception="halves the tables",
+                answer=7_002_000_000,
+                hint="Half of all numbers would be a table cut in two. Table-wise keeps each table whole.",
+            ),
+            Mistake(
                 misconception="places tables alternately",
-                answer=8_002_000_000,
-                hint="Tables dealt out in turn, 1 and 3 against 2 and 6. There is a better division.",
+                answer=10_002_000_000,
+                hint="Tables dealt out in turn, 1 and 3 against 2 and 8. There is a better division.",
             ),
         ),
         shape="a number of parameters",
