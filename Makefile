@@ -8,7 +8,8 @@ JOBS ?= 2
 
 # One thread a process: tests and notebooks start processes of their own, and two cores are what is promised.
 export OMP_NUM_THREADS ?= 1
-PYTEST := $(PY) -m pytest -q
+# The command, not `python -m pytest`: that would put the current folder on the path, where ranks would then find tests/ by name.
+PYTEST := $(BIN)/pytest -q
 
 UNIT  := tests -n $(JOBS) --dist loadgroup -m "not html and not live"
 QUICK := tests -n $(JOBS) --dist loadgroup -m "not html and not live and not slow and not world4"
