@@ -113,6 +113,19 @@ def exercise_problems(chapter: Chapter) -> list[str]:
     return found
 
 
+def figure_violations(chapter: Chapter) -> list[str]:
+    """A cell shows the value of its last expression only: a figure drawn before that is never seen."""
+    found = []
+    for cell in chapter.code:
+        try:
+            body = ast.parse(re.sub(r"^( *)[%!].*$", r"\1pass", cell.text, flags=re.MULTILINE)).body
+        except SyntaxError:
+            continue
+        lost = [node for node in body[:-1] if isinstance(node, ast.Expr) and ast.unparse(node).startswith("draw.show(")]
+        found += [f"{chapter.name}: cell {cell.raw.get('id')!r} draws a figure that is not its last line" for _ in lost]
+    return found
+
+
 def definitions(text: str) -> dict[str, str]:
     """Functions and classes of a few statements or more, by what they do: dump of the body -> name."""
     try:
@@ -159,6 +172,15 @@ def test_notebooks_use_plain_markdown():
 
 def test_chapters_have_their_form():
     assert_none([v for chapter in chapters() for v in form_violations(chapter)])
+
+
+def test_figures_are_the_last_line_of_their_cells():
+    assert_none([v for chapter in chapters() for v in figure_violations(chapter)])
+
+
+def test_figure_policy_rejects_a_figure_before_the_last_line():
+    chapter = chapter_of(("code", 'draw.show(chart, alt="a")\nprint(1)', []), ("code", 'draw.show(chart, alt="a")', []))
+    assert len(figure_violations(chapter)) == 1
 
 
 def test_no_helper_is_defined_twice():
