@@ -19,11 +19,7 @@ def ours(backend: str) -> dict[str, Any]:
     return run("tutorec", TUTOREC_BACKEND=backend)
 
 
-# One worker for each backend, so that its cases run once.
-BACKENDS = [pytest.param(b, marks=pytest.mark.xdist_group(f"golden-{b}")) for b in ("auto", "torch")]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["auto", "torch"])
 @pytest.mark.parametrize("name", sorted(GOLDEN["cases"]))
 def test_result_equals_torchrec(name, backend):
     assert_none(differences(name, GOLDEN["cases"][name], ours(backend).get(name)))
