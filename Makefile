@@ -24,7 +24,7 @@ venv: ## .venv from requirements.txt, when it is missing or stale
 	@.ci/venv
 
 book: venv ## the executed book; prints the path of its first page
-	@$(PY) book/_ext/build.py
+	@$(PY) book/_ext/build_book.py
 	@test -f $(BOOK) && echo "The book: $(CURDIR)/$(BOOK)"
 
 test: lint types unit notebooks notebooks-torch ## every test: style, types, unit, doctests, policy, notebooks on both backends
@@ -87,6 +87,7 @@ parity: venv ## run against torchrec 1.8.0 in .venv-parity and write tests/parit
 wheel: venv ## dist/tutorec-*.whl
 	@rm -rf dist build
 	@$(PY) -m build --wheel --outdir dist .
+	@rm -rf build
 
 bare: venv ## run the chapters where torch is installed and tutorec is not, as a hosted notebook does
 	@$(PY) .ci/bare.py $(NB)

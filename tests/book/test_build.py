@@ -11,7 +11,7 @@ from policy.tree import ROOT
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import sources_page
 
-import build
+import build_book
 
 
 @pytest.fixture
@@ -27,39 +27,39 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.setattr(build_book, "ROOT", tmp_path)
     monkeypatch.delenv("TUTOREC_BACKEND", raising=False)
     return tmp_path
 
 
 @pytest.mark.parametrize("name", ["src/tutorec/a.py", "requirements.txt"])
 def test_notebooks_are_executed_again_when_what_they_run_on_changes(tree, name):
-    before = build.execution_key(), build.book_key()
+    before = build_book.execution_key(), build_book.book_key()
     (tree / name).write_text("changed", encoding="utf-8")
-    assert build.execution_key() != before[0]
-    assert build.book_key() != before[1]
+    assert build_book.execution_key() != before[0]
+    assert build_book.book_key() != before[1]
 
 
 def test_notebooks_are_executed_again_on_the_other_backend(tree, monkeypatch):
-    before = build.execution_key()
+    before = build_book.execution_key()
     monkeypatch.setenv("TUTOREC_BACKEND", "torch")
-    assert build.execution_key() != before
+    assert build_book.execution_key() != before
 
 
 @pytest.mark.parametrize("name", ["notebooks/00_a.ipynb", "book/intro.md", "_config.yml"])
 def test_pages_alone_are_built_again_when_a_page_changes(tree, name):
-    before = build.execution_key(), build.book_key()
+    before = build_book.execution_key(), build_book.book_key()
     (tree / name).write_text("changed", encoding="utf-8")
-    assert build.execution_key() == before[0]
-    assert build.book_key() != before[1]
+    assert build_book.execution_key() == before[0]
+    assert build_book.book_key() != before[1]
 
 
 def test_what_a_build_leaves_behind_changes_nothing(tree):
-    before = build.book_key()
+    before = build_book.book_key()
     for name in ("src/tutorec/__pycache__/a.py", "book/.ipynb_checkpoints/intro.md", "book/_build/x.md"):
         (tree / name).parent.mkdir(parents=True)
         (tree / name).write_text("x", encoding="utf-8")
-    assert build.book_key() == before
+    assert build_book.book_key() == before
 
 
 def test_text_of_a_row_cannot_break_its_table():

@@ -1,4 +1,4 @@
-"""Build the executed book: `python book/_ext/build.py` from anywhere, or `make book`.
+"""Build the executed book: `python book/_ext/build_book.py` from anywhere, or `make book`.
 
 jupyter-cache executes a notebook again when the notebook changes, and only then. A chapter's output depends as much on
 the library, on the installed versions and on the backend, so this script keys the cache on those too and removes it
