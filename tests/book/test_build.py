@@ -9,9 +9,8 @@ import pytest
 from policy.tree import ROOT
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
-import sources_page
-
 import build_book
+import sources_page
 
 
 @pytest.fixture
