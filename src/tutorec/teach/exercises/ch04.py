@@ -55,17 +55,17 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="04.3",
         compared="the rank where the trouble began",
-        solution=1,
+        solution=2,
         mistakes=(
             Mistake(
-                misconception="blames the rank with the error message",
-                answer=0,
-                hint="Rank 0 reports what it saw: the other end of its connection went away. Why did it go away?",
+                misconception="blames the rank that reported first",
+                answer=3,
+                hint="Rank 3 reports what it saw: the other end of its connection went away. Why did it go away?",
             ),
             Mistake(
-                misconception="blames both",
-                answer=[0, 1],
-                hint="One failure has followed from the other. Which could have happened by itself?",
+                misconception="blames all with an error message",
+                answer=[0, 1, 3],
+                hint="Three failures have followed from a fourth. Which could have happened by itself?",
             ),
         ),
         shape="the number of a rank",
