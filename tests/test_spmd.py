@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import importlib.util
 import os
 import sys
 import types
@@ -18,7 +19,6 @@ from tutorec.spmd import Kept, Ranks, init, run_ranks
 
 OFFSET = 10
 SEEN: list[int] = []
-LIMITS = {"rows": [1, 2, 3]}
 
 
 class Color(enum.Enum):
@@ -120,6 +120,10 @@ def test_classes_keep_their_identity_from_call_to_call(ranks):
     assert ranks(2).run(know_things, *things[1]) == [(True, True)] * 2
 
 
+CELLS = """
+LIMITS = {"rows": [1, 2, 3]}
+
+
 def remember_limits(world):
     return world.keep(LIMITS)
 
@@ -131,20 +135,29 @@ def same_limits(kept):
 def change_limits():
     LIMITS["rows"].append(4)
     return len(LIMITS["rows"])
+"""
 
 
-def test_constants_are_one_object_for_all_functions_until_the_caller_changes_them(ranks):
+def test_constants_are_one_object_for_all_functions_until_the_caller_changes_them(ranks, tmp_path):
+    # A module that no rank can import, whatever the path of this process is: it travels as cells do.
+    file = tmp_path / "cells_of_a_notebook.py"
+    file.write_text(CELLS, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None, "the file was just written"
+    assert spec.loader is not None, "a source file has a loader"
+    cells = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(cells)
     pool = ranks(2)
-    kept = pool.run(remember_limits, pool)[0]
-    assert pool.run(same_limits, kept) == [True, True]
-    assert pool.run(change_limits) == [4, 4]
-    assert pool.run(change_limits) == [5, 5]
-    LIMITS["note"] = [0]
     try:
-        assert pool.run(same_limits, kept) == [False, False]
-        assert pool.run(change_limits) == [4, 4]
+        kept = pool.run(cells.remember_limits, pool)[0]
+        assert pool.run(cells.same_limits, kept) == [True, True]
+        assert pool.run(cells.change_limits) == [4, 4]
+        assert pool.run(cells.change_limits) == [5, 5]
+        cells.LIMITS["note"] = [0]
+        assert pool.run(cells.same_limits, kept) == [False, False]
+        assert pool.run(cells.change_limits) == [4, 4]
     finally:
-        del LIMITS["note"]
+        del sys.modules[file.stem]
 
 
 def test_arguments_are_fresh_copies_in_every_call(ranks):
