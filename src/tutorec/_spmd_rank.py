@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import shutil
@@ -32,6 +33,10 @@ def main(boot: dict[str, Any]) -> None:
             ``folder`` for the rendezvous; ``backend``; ``timeout`` of collectives in seconds; ``validate``.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Interrupts are for the caller, who then ends the ranks.
+    for stream in (sys.stdout, sys.stderr):
+        # A line leaves in one piece, also where Python runs unbuffered: ranks print at the same time.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
     side = RankSide(token=boot["token"], rank=boot["rank"], world_size=boot["world_size"])
     become_rank(side)
     try:
