@@ -78,7 +78,7 @@ def test_code_is_ascii():
         "as S0-9 shows",
         "seeds/000.txt",
         "see the seed document",
-        'open("/work/main/x")',
+        'open("/home/someone/x")',
         "pip install --extra-index-url x",
     ],
 )
@@ -87,7 +87,7 @@ def test_word_policy_rejects(line):
 
 
 @pytest.mark.parametrize(
-    "line", ["torch.manual_seed(0)", "three seeds agree", "S2 is a rank", "a/work/flow", "network/root/x"]
+    "line", ["torch.manual_seed(0)", "three seeds agree", "S2 is a rank", "a/opt-in", "at/home/now"]
 )
 def test_word_policy_accepts(line):
     assert_none(word_violations("x.md", line))
