@@ -16,7 +16,7 @@ FORBIDDEN = {
     "a working copy of a document": re.compile(
         r"\bseeds/|\bseed[ _]?(document|00\d)|\bthe seed (document|notebook)s?\b"
     ),
-    "a path of one machine": re.compile(r"(?<![\w.])/(work|root|home/(?!me/)|opt|mnt)/[\w.]"),
+    "a path of one machine": re.compile(r"(?<![\w.])/(?:(?:work|root|opt|mnt)/|home/(?!me/))[\w.]"),
     "a package index": re.compile(r"(extra-)?index-url\b|--find-links\b|download\.pytorch\.org|pypi\.org|pythonhosted"),
 }
 TEXT = {".py", ".md", ".toml", ".yml", ".yaml", ".txt", ".ipynb", ".bib", ".css", ".svg", ".json", ".cfg", ""}
