@@ -54,3 +54,9 @@ def test_a_table_without_rows_is_refused(rows: int) -> None:
     for hashing in (modulo_hash, mixing_hash):
         with pytest.raises(ValueError, match=f"must be positive, got {rows}"):
             hashing(torch.tensor([1]), rows)
+
+
+@pytest.mark.parametrize("hash", [modulo_hash, mixing_hash])
+def test_ids_that_are_not_whole_numbers_are_refused(hash):
+    with pytest.raises(ValueError, match=r"torch\.float32 of shape \[2\]: convert them, ids\.long\(\)"):
+        hash(torch.tensor([1.5, 2.0]), 10)

@@ -234,3 +234,10 @@ def test_keys_are_copied_from_any_sequence() -> None:
     assert batch.keys() == ["a", "b"]
     names = dict.fromkeys(["a", "b"]).keys()
     assert KeyedJaggedTensor(names, torch.tensor([1, 2]), lengths=torch.tensor([1, 1])).permute([1]).keys() == ["b"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("positions", [[0, 7], [-1]])
+def test_permute_to_a_position_without_a_key_names_it_and_the_keys(positions):
+    kjt = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+    with pytest.raises(ValueError, match=rf"permute: positions \[{positions[-1]}\] are outside of 0 to 1; .*'a', 'b'"):
+        kjt.permute(positions)

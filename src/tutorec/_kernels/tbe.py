@@ -27,6 +27,7 @@ checked before they come here, by the module that owns the tables.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -166,7 +167,7 @@ class GroupSpec:
         return tuple(self.tables[table].columns for table in self.feature_tables)
 
 
-class TableBatch(nn.Module):
+class TableBatch(nn.Module, ABC):
     """A table-batched embedding operator: every table of a group in one flat buffer, looked up in one call.
 
     Subclasses say how the buffer is laid out (``_place``) and how it is read (``_lookup``). The fused ones hold the
@@ -194,21 +195,21 @@ class TableBatch(nn.Module):
 
     # --- what a subclass defines
 
+    @abstractmethod
     def _place(self) -> tuple[int, int]:
         """Lay out the buffer: sets ``_table_places``; returns its number of elements and of rows."""
-        raise NotImplementedError
 
     def _bind_kernel(self) -> None:
         """Prepare what ``_lookup`` needs from the buffers; called again when they move."""
 
+    @abstractmethod
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """Checked input -> pooled [B, sum of D], or [N, D] without pooling."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def kernel(self) -> str:
         """Name of the kernel really used, for example ``fbgemm.rowwise_adagrad``."""
-        raise NotImplementedError
 
     # --- what a caller uses
 

@@ -7,6 +7,7 @@ themselves need a flat buffer and a few integers for each feature, which are pre
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from itertools import accumulate
 
 import torch
@@ -105,8 +106,9 @@ class _FbgemmTableBatch(TableBatch):
         rows = self._call(values, offsets, None)
         return rows[:, : self.spec.feature_columns[0]]
 
+    @abstractmethod
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        """Features in the buffer's order -> pooled, padded columns included."""
 
 
 class SplitTableBatchedEmbeddingBagsCodegen(_FbgemmTableBatch):

@@ -18,9 +18,11 @@ _FIRST = _signed(0xBF58476D1CE4E5B9)
 _SECOND = _signed(0x94D049BB133111EB)
 
 
-def _check_rows(rows: int) -> None:
+def _check(ids: Tensor, rows: int) -> None:
     if rows <= 0:
         raise ValueError(f"ids are hashed to rows 0 to rows - 1, so rows must be positive, got {rows}")
+    if ids.is_floating_point() or ids.is_complex():
+        raise ValueError(f"ids are whole numbers, got {ids.dtype} of shape {list(ids.shape)}: convert them, ids.long()")
 
 
 def modulo_hash(ids: Tensor, rows: int) -> Tensor:
@@ -34,14 +36,14 @@ def modulo_hash(ids: Tensor, rows: int) -> Tensor:
         Rows from 0 to R - 1, int64, same shape.
 
     Raises:
-        ValueError: ``rows`` is not positive.
+        ValueError: ``rows`` is not positive, or ids are not integers.
 
     Example:
         >>> import torch
         >>> modulo_hash(torch.tensor([7, 17, 23]), 10)
         tensor([7, 7, 3])
     """
-    _check_rows(rows)
+    _check(ids, rows)
     return ids.to(torch.int64).remainder(rows)
 
 
@@ -57,7 +59,7 @@ def mixing_hash(ids: Tensor, rows: int, seed: int = 0) -> Tensor:
         Rows from 0 to R - 1, int64, same shape; the same on every machine.
 
     Raises:
-        ValueError: ``rows`` is not positive.
+        ValueError: ``rows`` is not positive, or ids are not integers.
 
     Source:
         The finalizer of splitmix64 (Steele, Lea and Flood, 2014).
@@ -67,7 +69,7 @@ def mixing_hash(ids: Tensor, rows: int, seed: int = 0) -> Tensor:
         >>> mixing_hash(torch.tensor([0, 10, 20]), 10)
         tensor([9, 6, 4])
     """
-    _check_rows(rows)
+    _check(ids, rows)
     bits = ids.to(torch.int64) + _signed(_GOLDEN * (seed + 1))
     bits = (bits ^ _shift(bits, 30)) * _FIRST
     bits = (bits ^ _shift(bits, 27)) * _SECOND

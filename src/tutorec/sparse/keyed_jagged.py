@@ -22,7 +22,15 @@ from tutorec.sparse.kjt_layout import (
     stride_of,
 )
 from tutorec.sparse.printing import keyed_jagged_text
-from tutorec.sparse.validate import check_batch_form, check_batch_lists, check_counts, checkable, key_list, missing_key
+from tutorec.sparse.validate import (
+    check_batch_form,
+    check_batch_lists,
+    check_counts,
+    check_positions,
+    checkable,
+    key_list,
+    missing_key,
+)
 
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not have, and
 # TorchScript compiles them as they stand.
@@ -381,6 +389,8 @@ class KeyedJaggedTensor:
 
     def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> "KeyedJaggedTensor":
         """The batch with key ``indices[i]`` at position i; keys may repeat or be left out."""
+        if not is_scripting():
+            check_positions("KeyedJaggedTensor.permute", indices, self._keys)
         counts = self.length_per_key()
         values = permute_pieces(self._values, counts, indices)
         lengths = permute_pieces(self.lengths(), [self._stride] * len(self._keys), indices)

@@ -263,6 +263,17 @@ def check_same(operation: str, what: str, found: Mapping[str, object]) -> None:
         )
 
 
+def check_positions(where: str, positions: Sequence[int], keys: Sequence[str]) -> None:
+    """Raise unless every position is that of a key.
+
+    Raises:
+        ValueError: A position is negative, or there is no key at it.
+    """
+    outside = [position for position in positions if not 0 <= position < len(keys)]
+    if outside:
+        raise ValueError(f"{where}: positions {outside} are outside of 0 to {len(keys) - 1}; the keys are {list(keys)}")
+
+
 def missing_key(owner: str, key: str, keys: Sequence[str]) -> KeyError:
     """The error for a key that is not there; it names the keys that are."""
     return KeyError(f"{owner} has no key {key!r}; its keys are {list(keys)}")
