@@ -32,9 +32,9 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedding_names_by_table
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
+from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.validate import check_ids
 
 _logger = logging.getLogger(__name__)
 _noticed: set[str] = set()

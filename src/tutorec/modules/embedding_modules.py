@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.validate import check_ids
 from tutorec.types import data_type_to_dtype
 
 

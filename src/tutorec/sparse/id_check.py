@@ -1,0 +1,99 @@
+"""Checks of ids against the rows of the tables that they look up: one fused pass, and a search only after it fails."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from tutorec.sparse.validate import checkable
+
+if TYPE_CHECKING:
+    from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+_INDEX_TYPES = (torch.int64, torch.int32)
+
+
+def check_ids(
+    features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, str, int]], weighted: bool = False
+) -> None:
+    """Check that each id is a row of the tables that its feature looks up, before anything is looked up.
+
+    One pass finds the smallest and the largest id of the batch; only where those do not fit the smallest table is each
+    feature looked at, and only where one does not fit is the culprit searched.
+
+    Args:
+        features: The batch.
+        feature_rows: One entry for each table of each feature: feature, table, rows R of the table.
+        weighted: Whether the tables want a weight for each id.
+
+    Raises:
+        KeyError: A feature is not in the batch.
+        TypeError: ``features`` is no KeyedJaggedTensor.
+        ValueError: Ids are no integers, negative, or not below R, or weights are missing.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1]))
+        >>> check_ids(batch, [("item", "items", 8)])
+        Traceback (most recent call last):
+        ...
+        ValueError: table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample 1, holds id 9; ...
+    """
+    if isinstance(features, torch.fx.Proxy):
+        return
+    if not hasattr(features, "stride_per_key"):
+        raise TypeError(f"a collection of tables takes a KeyedJaggedTensor, got {type(features).__name__}")
+    keys, known = features.keys(), features.index_per_key()
+    for feature, table, _ in feature_rows:
+        if feature not in known:
+            raise KeyError(f"table {table!r} needs feature {feature!r}, and the batch has the keys {keys}")
+    if weighted and features.weights_or_none() is None:
+        raise ValueError(
+            f"a weighted collection needs one weight per id, and the batch (keys {keys}) has no weights; "
+            "build it with weights=, or make the collection with is_weighted=False"
+        )
+    values = features.values()
+    if not checkable(values) or not feature_rows:
+        return
+    if values.dtype not in _INDEX_TYPES:
+        raise ValueError(
+            f"ids must be int32 or int64 to be looked up, and the batch's values are {values.dtype} "
+            f"(features {keys}); convert them: values.long()"
+        )
+    if values.numel() == 0:
+        return
+    low, high = (int(bound) for bound in torch.aminmax(values))
+    if low < 0 or high >= min(rows for _, _, rows in feature_rows):
+        _check_each(features, feature_rows, low < 0)
+
+
+def _check_each(
+    features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, str, int]], any_negative: bool
+) -> None:
+    """Check feature by feature: the largest id, and the smallest where the batch has a negative one."""
+    index = features.index_per_key()
+    pieces = features.values().split_with_sizes(features.length_per_key())
+    bounds: dict[str, tuple[int, int]] = {}
+    for feature, table, rows in feature_rows:
+        ids = pieces[index[feature]]
+        if ids.numel() == 0:
+            continue
+        if feature not in bounds:
+            bounds[feature] = int(ids.min()) if any_negative else 0, int(ids.max())
+        if bounds[feature][0] < 0 or bounds[feature][1] >= rows:
+            raise ValueError(_bad_id(features, feature, table, rows))
+
+
+def _bad_id(features: "KeyedJaggedTensor", feature: str, table: str, rows: int) -> str:
+    """Find the first id outside ``[0, rows)`` and say where it is."""
+    bag = features[feature]
+    ids = bag.values()
+    outside = ((ids < 0) | (ids >= rows)).nonzero().view(-1)
+    position = int(outside[0])
+    sample = int((bag.offsets() <= position).sum()) - 1
+    return (
+        f"table {table!r} has {rows} rows (ids 0 to {rows - 1}), and feature {feature!r}, sample {sample}, holds id "
+        f"{int(ids[position])}; {outside.numel()} of the feature's {ids.numel()} ids are outside: hash or clamp them "
+        "to rows, or give the table more rows"
+    )
