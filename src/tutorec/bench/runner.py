@@ -1,7 +1,8 @@
 """``python -m tutorec bench``: finds the benchmarks by file, runs one, prints its table and writes its JSON.
 
 A benchmark is a module beside this one that has ``NAME``, ``ROUNDS`` and ``run(options) -> Report``. Its docstring's
-first line is its help. Common options: ``--rounds``, ``--json``, ``--vs``.
+first line is its help. Common options: ``--rounds``, ``--json``, ``--vs``. One that names its parts in ``SIZES`` or
+``CASES`` takes ``--sizes`` or ``--cases``: a run of some of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-_NOT_BENCHMARKS = ("harness", "runner")
+_NOT_BENCHMARKS = ("harness", "peer", "runner")
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,14 @@ class Options:
     Attributes:
         rounds: rounds that count.
         vs: name of an installed package to compare with, found when the benchmark runs; None for no peer.
+        sizes: which sizes to run; None for all.
+        cases: which cases to run; None for all.
     """
 
     rounds: int
     vs: str | None = None
+    sizes: tuple[str, ...] | None = None
+    cases: tuple[str, ...] | None = None
 
 
 def benchmarks() -> dict[str, ModuleType]:
@@ -37,7 +42,7 @@ def benchmarks() -> dict[str, ModuleType]:
     Example:
         >>> from tutorec.bench.runner import benchmarks
         >>> sorted(benchmarks())
-        ['backends', 'import', 'validation']
+        ['backends', 'ebc', 'import', 'kjt', 'validation']
     """
     package = __name__.rpartition(".")[0]
     folder = Path(__file__).parent
@@ -56,9 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 1 when a bar was judged and missed.
     """
     known = benchmarks()
-    options = _parser(known).parse_args(argv)
+    parser = _parser(known)
+    options = parser.parse_args(argv)
     module = known[options.name]
-    report = module.run(Options(rounds=module.ROUNDS if options.rounds is None else options.rounds, vs=options.vs))
+    for part in ("sizes", "cases"):
+        if getattr(options, part) and not hasattr(module, part.upper()):
+            parser.error(f"bench {options.name} has no --{part} to choose from")
+    rounds = module.ROUNDS if options.rounds is None else options.rounds
+    report = module.run(Options(rounds, options.vs, options.sizes, options.cases))
     print(report)
     if options.json is not None:
         options.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
@@ -76,5 +86,16 @@ def _parser(known: dict[str, ModuleType]) -> argparse.ArgumentParser:
     parser.add_argument("name", choices=sorted(known), metavar="NAME", help="one of the benchmarks below")
     parser.add_argument("--vs", metavar="PEER", help="an installed package with the same names to compare with")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds that count; from 30 on a bar is judged")
+    for part in ("sizes", "cases"):
+        parts = "; ".join(
+            f"{name}: {', '.join(getattr(module, part.upper(), ())) or 'none'}"
+            for name, module in known.items()
+            if hasattr(module, part.upper())
+        )
+        parser.add_argument(f"--{part}", type=_words, metavar="A,B", help=f"only these {part} ({parts})")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write samples, ratios, versions and hardware there")
     return parser
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -1,0 +1,248 @@
+"""An unsharded EmbeddingBagCollection: forward, training step, memory of a step; with --vs beside the peer's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tutorec._validation import validation
+from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, interleave, machine
+from tutorec.bench.peer import OURS, Library, chosen, libraries, time_each
+from tutorec.bench.runner import Options
+
+NAME = "ebc"
+ROUNDS = 30
+
+_TABLES, _ROWS, _TRAIN_ROWS, _COLUMNS, _POOLING, _TRAIN_BATCH = 26, 100_000, 30_000, 64, 10, 256
+_RATE = 0.01
+
+# case -> samples B, threads, calls per measurement, clock that is judged, what peer / tutorec should be
+_FORWARD: dict[str, tuple[int, int, int, Literal["cpu", "wall"], float]] = {
+    "forward-1": (1, 1, 50, "cpu", 10.0),
+    "forward-256": (256, 1, 5, "cpu", 1.5),
+    "forward-4096": (4096, 1, 1, "cpu", 1.1),
+    "forward-4096-2threads": (4096, 2, 1, "wall", 0.95),
+}
+_STEP = {"sgd": "SGD", "rowwise_adagrad": "row-wise Adagrad"}
+# against the peer's fused collection, and against the same call on the peer's plain one
+_FUSED_BAR, _IN_BACKWARD_BAR = 1.05, 10.0
+_MEMORY_BAR, _MEMORY_RUNS = 1.10, 3
+CASES = (*_FORWARD, *(f"step-{name}" for name in _STEP))
+
+Variant = Callable[[int], Sample]
+
+
+def run(options: Options) -> Report:
+    """Measure forward and training step, checks on and off.
+
+    Args:
+        options: rounds, the peer, and which ``--cases``.
+
+    Returns:
+        CPU and wall seconds; with a peer the ratios with their bars.
+
+    Raises:
+        ValueError: the peer is not installed, an unknown case, or the libraries' results differ.
+    """
+    sides = libraries(options.vs)
+    cases = chosen(CASES, options.cases, "--cases")
+    report = Report(
+        name=NAME,
+        settings={
+            "forward": f"{_TABLES} x {_ROWS} x {_COLUMNS}",
+            "step": f"{_TABLES} x {_TRAIN_ROWS} x {_COLUMNS}, B={_TRAIN_BATCH}",
+            "ids per bag": _POOLING,
+            "batches": "fresh for every call",
+        },
+        samples={},
+        comparisons=[],
+        context=machine([options.vs] if options.vs else []),
+    )
+    threads = torch.get_num_threads()
+    try:
+        forward = [case for case in cases if case in _FORWARD]
+        if forward:
+            _run_forward(report, sides, forward, options)
+        for name in _STEP:
+            if f"step-{name}" in cases:
+                torch.set_num_threads(1)
+                _run_step(report, sides, name, options)
+    finally:
+        torch.set_num_threads(threads)
+    return report
+
+
+def _tables(library: Library, rows: int) -> list[Any]:
+    config = library.get("modules.embedding_configs.EmbeddingBagConfig")
+    return [
+        config(num_embeddings=rows, embedding_dim=_COLUMNS, name=f"t{i}", feature_names=[f"f{i}"])
+        for i in range(_TABLES)
+    ]
+
+
+def _collection(library: Library, rows: int) -> Any:
+    made = library.get("modules.embedding_modules.EmbeddingBagCollection")(tables=_tables(library, rows))
+    return _fill(made)
+
+
+@torch.no_grad()
+def _fill(collection: Any) -> Any:
+    """The same rows in every library."""
+    generator = torch.Generator().manual_seed(0)
+    for weight in _weights(collection):
+        weight.uniform_(-0.5, 0.5, generator=generator)
+    return collection
+
+
+def _weights(collection: Any) -> Iterator[Tensor]:
+    return (collection.embedding_bags[f"t{i}"].weight for i in range(_TABLES))
+
+
+Batch = tuple[list[str], Tensor, Tensor]
+
+
+def _batches(rows: int, batch_size: int, number: int, count: int) -> list[Batch]:
+    """Fresh ids of a round, ``count`` batches; the same for every variant of it."""
+    keys = [f"f{i}" for i in range(_TABLES)]
+    found = []
+    for i in range(count):
+        generator = torch.Generator().manual_seed(1_000_000 + 1000 * number + i)
+        lengths = torch.randint(0, 2 * _POOLING + 1, (_TABLES * batch_size,), generator=generator)
+        found.append((keys, torch.randint(0, rows, (int(lengths.sum()),), generator=generator), lengths))
+    return found
+
+
+def _run_forward(report: Report, sides: list[Library], cases: list[str], options: Options) -> None:
+    collections = {side.root: _collection(side, _ROWS) for side in sides}
+    makers = {side.root: side.get("sparse.jagged_tensor.KeyedJaggedTensor") for side in sides}
+
+    @torch.no_grad()
+    def look_up(root: str, batch: Batch) -> Tensor:
+        keys, values, lengths = batch
+        return collections[root](makers[root](keys, values, lengths=lengths)).values()
+
+    for case in cases:
+        size, threads, repeats, clock, bar = _FORWARD[case]
+        torch.set_num_threads(threads)
+
+        def measure(root: str, checks: bool, size: int = size, repeats: int = repeats) -> Variant:
+            def sample(number: int) -> Sample:
+                with validation(checks):
+                    return time_each(lambda batch: look_up(root, batch), _batches(_ROWS, size, number, repeats))
+
+            return sample
+
+        [one] = _batches(_ROWS, size, -1000, 1)
+        _require_close(case, {root: [look_up(root, one)] for root in collections})
+        samples = interleave(_variants(case, sides, measure), options.rounds, warmup=2)
+        report.samples |= samples
+        if options.vs:
+            report.comparisons += _judged(samples, case, options.vs, clock, bar, unchecked_only=size < 256)
+
+
+def _run_step(report: Report, sides: list[Library], name: str, options: Options) -> None:
+    case = f"step-{name}"
+    steps = {side.root: _in_backward_step(side, name) for side in sides}
+    if options.vs:
+        steps[f"{options.vs} fused"] = _fused_step(sides[-1], name)
+    batches = _batches(_TRAIN_ROWS, _TRAIN_BATCH, -1000, 2)
+    _require_close(
+        case, {title: [step(batch) for batch in batches] + list(weights()) for title, (step, weights) in steps.items()}
+    )
+
+    def measure(title: str, checks: bool) -> Variant:
+        step, _ = steps[title]
+
+        def sample(number: int) -> Sample:
+            with validation(checks):
+                return time_each(step, _batches(_TRAIN_ROWS, _TRAIN_BATCH, number, 2))
+
+        return sample
+
+    samples = interleave(_variants(case, list(steps), measure), options.rounds, warmup=2)
+    report.samples |= samples
+    if options.vs:
+        report.comparisons += _judged(samples, case, f"{options.vs} fused", "cpu", _FUSED_BAR)
+        report.comparisons += _judged(samples, case, options.vs, "cpu", _IN_BACKWARD_BAR)
+
+
+Step = tuple[Callable[[Batch], Tensor], Callable[[], Iterator[Tensor]]]
+
+
+def _optimizer(library: Library, name: str) -> tuple[Any, dict[str, float]]:
+    if name == "sgd":
+        return torch.optim.SGD, {"lr": _RATE}
+    return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": _RATE, "eps": 1e-8}
+
+
+def _in_backward_step(library: Library, name: str) -> Step:
+    """The library's collection with ``apply_optimizer_in_backward``."""
+    collection = _collection(library, _TRAIN_ROWS)
+    kind, arguments = _optimizer(library, name)
+    apply = library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        apply(kind, collection.parameters(), arguments)
+    return _step_of(library, collection)
+
+
+def _fused_step(library: Library, name: str) -> Step:
+    """The peer's collection whose optimizer is fused into its kernel: its fastest road."""
+    kind, arguments = _optimizer(library, name)
+    made = library.get("modules.fused_embedding_modules.FusedEmbeddingBagCollection")(
+        tables=_tables(library, _TRAIN_ROWS), optimizer_type=kind, optimizer_kwargs=arguments
+    )
+    return _step_of(library, _fill(made))
+
+
+def _step_of(library: Library, collection: Any) -> Step:
+    maker = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
+    gradient = torch.linspace(-1, 1, _TRAIN_BATCH * _TABLES * _COLUMNS).view(_TRAIN_BATCH, -1)
+
+    def step(batch: Batch) -> Tensor:
+        keys, values, lengths = batch
+        pooled = collection(maker(keys, values, lengths=lengths)).values()
+        pooled.backward(gradient)
+        return pooled.detach()
+
+    return step, lambda: (weight.detach() for weight in _weights(collection))
+
+
+def _variants(case: str, sides: Any, measure: Callable[[str, bool], Variant]) -> dict[str, Variant]:
+    found: dict[str, Variant] = {}
+    for side in sides:
+        root = side.root if isinstance(side, Library) else side
+        if root == OURS:
+            found |= {f"{case}: {OURS} checked": measure(root, True), f"{case}: {OURS}": measure(root, False)}
+        else:
+            found[f"{case}: {root}"] = measure(root, False)
+    return found
+
+
+def _judged(
+    samples: dict[str, list[Sample]],
+    case: str,
+    peer: str,
+    clock: Literal["cpu", "wall"],
+    bar: float,
+    unchecked_only: bool = False,
+) -> list[Comparison]:
+    found = []
+    for side, judged in ((OURS, True), (f"{OURS} checked", not unchecked_only)):
+        made = compare(samples, f"{case}: {peer}", f"{case}: {side}", clock, Bar("at least", bar) if judged else None)
+        found.append(Comparison(f"{case}: {peer} / {side}", clock, made.ratio, made.bar))
+    return found
+
+
+def _require_close(case: str, results: dict[str, list[Tensor]]) -> None:
+    """Pooled rows, and tables after steps, agree within float32 sums of another order."""
+    (first, ours), *others = results.items()
+    for title, theirs in others:
+        for a, b in zip(ours, theirs, strict=True):
+            distance = float((a - b).abs().max())
+            if distance > 1e-4:
+                raise ValueError(f"{case}: {first} and {title} differ by up to {distance:.2g}; nothing was timed")

@@ -1,0 +1,264 @@
+"""Operations on jagged types, tiny to large, on fresh objects; with --vs beside the peer's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutorec._validation import validation
+from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, interleave, machine, paired_ratio
+from tutorec.bench.peer import OURS, Library, chosen, libraries, time_each
+from tutorec.bench.runner import Options
+
+NAME = "kjt"
+ROUNDS = 30
+
+
+@dataclass(frozen=True)
+class Size:
+    """Features F, samples B, ids per bag L on average; calls per measurement; columns D of a keyed tensor's key."""
+
+    features: int
+    batch: int
+    pooling: int
+    repeats: int
+    columns: int = 64
+
+
+@dataclass(frozen=True)
+class Input:
+    """The tensors of a batch, the same for both libraries; objects are made of them for every call."""
+
+    size: Size
+    keys: list[str]
+    values: Tensor
+    lengths: Tensor
+    offsets: Tensor
+    pooled: Tensor
+
+
+_SIZES = {"tiny": Size(2, 2, 3, 200), "mid": Size(26, 1024, 10, 10), "large": Size(100, 4096, 20, 1)}
+SIZES = tuple(_SIZES)
+
+# what the ratio peer / tutorec should be, where it is not 1.0 (2.0 for tiny inputs)
+_BARS = {
+    "mid": {"permute": 2.0, "to_dict": 2.5, "split": 4.0, "regroup": 1.7},
+    "large": {"to_dict": 8.0, "split": 4.0, "regroup": 1.6, "from_jt_dict": 0.97, "permute": 0.97, "concat": 0.97}
+    | {"td_to_kjt": 0.97},
+}
+_TINY_BAR, _TINY_MEAN_BAR = 2.0, 3.5
+
+Case = tuple[Callable[[Any], Any], Callable[[Any], object]]
+
+
+def run(options: Options) -> Report:
+    """Measure every operation at every size, one thread, checks on and off.
+
+    Args:
+        options: rounds, the peer, and which ``--sizes`` and ``--cases``.
+
+    Returns:
+        CPU seconds of one call; with a peer the ratios with their bars.
+
+    Raises:
+        ValueError: the peer is not installed, an unknown size or case, or the libraries' results differ.
+    """
+    sides = libraries(options.vs)
+    sizes = chosen(SIZES, options.sizes, "--sizes")
+    cases = chosen(CASES, options.cases, "--cases")
+    samples: dict[str, list[Sample]] = {}
+    comparisons: list[Comparison] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for size in sizes:
+            batch = _input(_SIZES[size])
+            for case in cases:
+                made = {side.root: _CASES[case](side, batch) for side in sides}
+                _require_equal(f"{size} {case}", made)
+                # one case at a time: what is compared runs moments apart
+                variants = _variants(f"{size} {case}", made, _SIZES[size].repeats)
+                samples |= interleave(variants, options.rounds, warmup=2)
+                comparisons += _comparisons(samples, size, case, options.vs)
+            if size == "tiny" and options.vs and len(cases) > 1:
+                comparisons.append(_geometric_mean(samples, cases, options.vs))
+    finally:
+        torch.set_num_threads(threads)
+    shapes = {size: f"F={s.features} B={s.batch} L={s.pooling}" for size, s in _SIZES.items() if size in sizes}
+    return Report(
+        name=NAME,
+        settings={**shapes, "threads": 1, "objects": "fresh for every call"},
+        samples=samples,
+        comparisons=comparisons,
+        context=machine([options.vs] if options.vs else []),
+        notes=["every call ends with reading the values, lengths and offsets of its result"],
+    )
+
+
+def _input(size: Size) -> Input:
+    generator = torch.Generator().manual_seed(size.features)
+    lengths = torch.randint(0, 2 * size.pooling + 1, (size.features * size.batch,), generator=generator)
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    values = torch.randint(0, 1_000_000, (int(offsets[-1]),), generator=generator)
+    pooled = torch.rand(size.batch, size.features * size.columns, generator=generator)
+    return Input(size, [f"f{i}" for i in range(size.features)], values, lengths, offsets, pooled)
+
+
+def _construct(library: Library, batch: Input) -> Case:
+    kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
+    return lambda _: _read(kjt(batch.keys, batch.values, lengths=batch.lengths)), lambda _: None
+
+
+def _construct_synced(library: Library, batch: Input) -> Case:
+    kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
+
+    def call(_: object) -> Any:
+        made = kjt.from_lengths_sync(batch.keys, batch.values, batch.lengths)
+        made.length_per_key(), made.offset_per_key()
+        return _read(made)
+
+    return call, lambda _: None
+
+
+def _construct_with_offsets(library: Library, batch: Input) -> Case:
+    kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
+    return lambda _: _read(kjt(batch.keys, batch.values, lengths=batch.lengths, offsets=batch.offsets)), lambda _: None
+
+
+def _from_jt_dict(library: Library, batch: Input) -> Case:
+    kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
+    jagged = library.get("sparse.jagged_tensor.JaggedTensor")
+    counts = batch.lengths.view(len(batch.keys), -1).sum(1).tolist()
+    parts = list(zip(batch.keys, batch.values.split(counts), batch.lengths.split(batch.size.batch), strict=True))
+    return lambda d: _read(kjt.from_jt_dict(d)), lambda _: {key: jagged(v, lengths=n) for key, v, n in parts}
+
+
+def _on_batch(call: Callable[[Any, Input], Any], objects: int = 1) -> Callable[[Library, Input], Case]:
+    """A case whose argument is one fresh KJT that knows its lengths, or a list of several with keys of their own."""
+
+    def case(library: Library, batch: Input) -> Case:
+        kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
+        keys = [[f"{'abc'[i]}_{key}" for key in batch.keys] if i else batch.keys for i in range(objects)]
+
+        def fresh(_: int) -> Any:
+            made = [kjt(list(names), batch.values, lengths=batch.lengths) for names in keys]
+            return made[0] if objects == 1 else made
+
+        return lambda one: call(one, batch), fresh
+
+    return case
+
+
+def _permute(one: Any, batch: Input) -> Any:
+    count = len(batch.keys)
+    return _read(one.permute([*range(1, count, 2), *range(0, count, 2)]))
+
+
+def _halves(one: Any, batch: Input) -> Any:
+    half = len(batch.keys) // 2
+    return _read_each(one.split([half, len(batch.keys) - half]))
+
+
+def _regroup(library: Library, batch: Input) -> Case:
+    """Two keyed tensors of half the keys each, into two groups that mix them; one key is in both."""
+    keyed = library.get("sparse.jagged_tensor.KeyedTensor")
+    half = len(batch.keys) // 2
+    keys, columns = [batch.keys[:half], batch.keys[half:]], batch.size.columns
+    values = [
+        part.contiguous() for part in batch.pooled.split([half * columns, batch.pooled.shape[1] - half * columns], 1)
+    ]
+    groups = [batch.keys[1::2] + batch.keys[:1], batch.keys[::2]]
+
+    def fresh(_: int) -> Any:
+        return [keyed(list(k), [columns] * len(k), v) for k, v in zip(keys, values, strict=True)]
+
+    return lambda both: keyed.regroup(both, groups), fresh
+
+
+_CASES: dict[str, Callable[[Library, Input], Case]] = {
+    "construct": _construct,
+    "construct+sync": _construct_synced,
+    "construct+offsets": _construct_with_offsets,
+    "from_jt_dict": _from_jt_dict,
+    "to_dict": _on_batch(lambda one, _: _read_each(one.to_dict().values())),
+    "getitem": _on_batch(lambda one, batch: _read(one[batch.keys[len(batch.keys) // 2]])),
+    "split": _on_batch(lambda one, batch: _read_each(one.split([1] * len(batch.keys)))),
+    "split halves": _on_batch(_halves),
+    "permute": _on_batch(_permute),
+    "concat": _on_batch(lambda two, _: _read(type(two[0]).concat(two)), objects=2),
+    "regroup": _regroup,
+}
+CASES = tuple(_CASES)
+
+
+def _read(jagged: Any) -> Any:
+    """Values, lengths and offsets, so that nothing is left for later."""
+    return jagged.values(), jagged.lengths(), jagged.offsets()
+
+
+def _read_each(many: Any) -> Any:
+    return [(one.values(), one.lengths(), one.offsets()) for one in many]
+
+
+def _require_equal(title: str, made: dict[str, Case]) -> None:
+    results = [call(fresh(0)) for call, fresh in made.values()]
+    flat = [_flatten(result) for result in results]
+    for other in flat[1:]:
+        same = len(other) == len(flat[0]) and all(torch.equal(a, b) for a, b in zip(flat[0], other, strict=True))
+        if not same:
+            raise ValueError(f"{title}: {' and '.join(made)} give different tensors; nothing was timed")
+
+
+def _flatten(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else [tensor for part in result for tensor in _flatten(part)]
+
+
+def _variants(title: str, made: dict[str, Case], repeats: int) -> dict[str, Callable[[int], Sample]]:
+    def measure(case: Case, checks: bool) -> Callable[[int], Sample]:
+        call, fresh = case
+
+        def sample(_: int) -> Sample:
+            with validation(checks):
+                return time_each(call, [fresh(i) for i in range(repeats)])
+
+        return sample
+
+    found: dict[str, Callable[[int], Sample]] = {}
+    for root, case in made.items():
+        if root == OURS:
+            found |= {f"{title}: {OURS} checked": measure(case, True), f"{title}: {OURS}": measure(case, False)}
+        else:
+            found[f"{title}: {root}"] = measure(case, False)
+    return found
+
+
+def _comparisons(samples: dict[str, list[Sample]], size: str, case: str, peer: str | None) -> list[Comparison]:
+    if peer is None:
+        return []
+    bar = _BARS.get(size, {}).get(case, _TINY_BAR if size == "tiny" else 1.0)
+    found = []
+    for side, judged in ((OURS, True), (f"{OURS} checked", size != "tiny")):
+        made = compare(
+            samples, f"{size} {case}: {peer}", f"{size} {case}: {side}", bar=Bar("at least", bar) if judged else None
+        )
+        found.append(Comparison(f"{size} {case}: {peer} / {side}", made.clock, made.ratio, made.bar))
+    return found
+
+
+def _geometric_mean(samples: dict[str, list[Sample]], cases: list[str], peer: str) -> Comparison:
+    """The geometric mean over the cases, one for each round."""
+
+    def logarithms(side: str) -> list[list[float]]:
+        return [[math.log(sample.cpu) for sample in samples[f"tiny {case}: {side}"]] for case in cases]
+
+    theirs, ours = logarithms(peer), logarithms(OURS)
+    rounds = range(len(theirs[0]))
+    means = [math.exp(sum(a[i] - b[i] for a, b in zip(theirs, ours, strict=True)) / len(cases)) for i in rounds]
+    ratio = paired_ratio(means, [1.0] * len(means))
+    return Comparison(f"tiny, geometric mean: {peer} / {OURS}", "cpu", ratio, Bar("at least", _TINY_MEAN_BAR))
