@@ -47,7 +47,7 @@ class Drawn:
 
 @st.composite
 def groups(draw: st.DrawFn) -> Drawn:
-    pooling = draw(st.sampled_from(["sum", "mean", "none"]))
+    pooling = draw(st.sampled_from(["sum", "mean", "sqrtn", "none"]))
     widths = draw(st.lists(st.sampled_from([1, 3, 4, 6, 64]), min_size=1, max_size=4))
     if pooling == "none":
         widths = widths[:1] * len(widths)

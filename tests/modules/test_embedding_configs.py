@@ -1,19 +1,25 @@
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
 
-from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType, pooling_type_to_str
 from tutorec.types import DataType
 
 
-def test_poolings_have_torchrecs_values() -> None:
-    assert [(pooling.name, pooling.value) for pooling in PoolingType] == [
-        ("SUM", "SUM"),
-        ("MEAN", "MEAN"),
-        ("NONE", "NONE"),
-    ]
+def test_poolings_have_torchrecs_values_and_sqrtn() -> None:
+    names = ["SUM", "MEAN", "SQRTN", "NONE"]
+    assert [pooling.name for pooling in PoolingType] == [pooling.value for pooling in PoolingType] == names
+
+
+def test_poolings_are_spelled_as_kernels_spell_them() -> None:
+    kinds = (PoolingType.SUM, PoolingType.MEAN, PoolingType.SQRTN)
+    assert [pooling_type_to_str(kind) for kind in kinds] == ["sum", "mean", "sqrtn"]
+    for wrong in (PoolingType.NONE, "SUM"):
+        with pytest.raises(ValueError, match="pools nothing: a bag is pooled by SUM, MEAN or SQRTN"):
+            pooling_type_to_str(wrong)  # type: ignore[arg-type]
 
 
 def test_a_config_has_torchrecs_defaults() -> None:
@@ -45,6 +51,10 @@ def test_initial_values_are_uniform_by_default() -> None:
     [
         ({"embedding_dim": 0}, "table 'users': embedding_dim must be positive, got 0"),
         ({"num_embeddings": -2}, "table 'users': num_embeddings must be positive, got -2"),
+        ({"embedding_dim": 4.0}, "table 'users': embedding_dim must be a whole number, got 4.0"),
+        ({"num_embeddings": True}, "table 'users': num_embeddings must be a whole number, got True"),
+        ({"feature_names": "item"}, r"feature_names must be a list of names, got the string 'item'; write \['item'\]"),
+        ({"weight_init_min": 0.5, "weight_init_max": 0.25}, "from weight_init_min=0.5 to weight_init_max=0.25"),
         ({"feature_names": ["a", "a"]}, r"feature_names \['a', 'a'\] name a feature twice"),
     ],
 )
@@ -53,6 +63,34 @@ def test_a_table_that_cannot_be_is_refused(parts: dict[str, Any], message: str) 
         EmbeddingBagConfig(**{"name": "users", "num_embeddings": 10, "embedding_dim": 4, **parts})
 
 
-def test_position_weighted_tables_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="table 'users': need_pos is not supported"):
-        EmbeddingConfig(10, 4, "users", need_pos=True)
+def test_an_init_fn_may_return_what_it_means() -> None:
+    weight = torch.zeros(3, 2)
+    EmbeddingConfig(3, 2, "t", init_fn=lambda tensor: torch.full_like(tensor, 5.0)).init_weight(weight)
+    assert bool((weight == 5.0).all())
+    with pytest.raises(ValueError, match=r"table 't': init_fn returned shape \[2\] for a weight of shape \[3, 2\]"):
+        EmbeddingConfig(3, 2, "t", init_fn=lambda tensor: torch.zeros(2)).init_weight(weight)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "remedy"),
+    [
+        ("need_pos", True, "pass weights with the batch"),
+        ("input_dim", 5, "leave it out"),
+        ("total_num_buckets", 4, "hash ids"),
+        ("use_virtual_table", True, "hash ids"),
+        ("virtual_table_eviction_policy", "lfu", "hash ids"),
+        ("enable_embedding_update", True, "write rows through the table's weight"),
+        ("stash_weights", True, "leave it out"),
+    ],
+)
+def test_a_field_that_would_have_no_effect_is_refused(field: str, value: object, remedy: str) -> None:
+    with pytest.raises(NotImplementedError, match=rf"table 'users': {field}={value!r} is not supported; .*{remedy}"):
+        EmbeddingConfig(10, 4, "users", **{field: value})  # type: ignore[arg-type]
+
+
+def test_fields_stand_in_torchrecs_order() -> None:
+    assert [field.name for field in fields(EmbeddingBagConfig)] == (
+        "num_embeddings embedding_dim name data_type feature_names weight_init_max weight_init_min "
+        "num_embeddings_post_pruning init_fn need_pos input_dim total_num_buckets use_virtual_table "
+        "virtual_table_eviction_policy enable_embedding_update stash_weights pooling"
+    ).split()

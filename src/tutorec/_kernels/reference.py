@@ -58,7 +58,8 @@ def embedding_bag_forward(
 ) -> Tensor:
     """Pool the rows of each bag: weight [R, D], ids [N], offsets [B+1], weights [N] or None -> [B, D].
 
-    The mean divides by the number of ids, weighted or not; an empty bag is 0. ``"none"`` returns the rows [N, D].
+    The mean divides by the number of ids, weighted or not; ``"sqrtn"`` by the root of the sum of squared weights, which
+    is the root of that number where there are none; an empty bag is 0. ``"none"`` returns the rows [N, D].
 
     Example:
         >>> import torch
@@ -75,7 +76,13 @@ def embedding_bag_forward(
     lengths = offsets.diff()
     bags = torch.arange(lengths.numel(), device=ids.device).repeat_interleave(lengths)
     pooled = rows.new_zeros(lengths.numel(), weight.shape[1]).index_add(0, bags, rows)
-    return pooled / lengths.clamp(min=1).unsqueeze(1) if pooling == "mean" else pooled
+    if pooling == "mean":
+        pooled = pooled / lengths.clamp(min=1).unsqueeze(1)
+    if pooling == "sqrtn":
+        squares = torch.ones_like(ids, dtype=rows.dtype) if weights is None else weights.square()
+        norms = rows.new_zeros(lengths.numel()).index_add(0, bags, squares).sqrt()
+        pooled = torch.where(norms.unsqueeze(1) > 0, pooled / norms.unsqueeze(1), 0.0)
+    return pooled
 
 
 def embedding_bag_gradient(weight: Tensor, ids: Tensor, row_grads: Tensor) -> Tensor:

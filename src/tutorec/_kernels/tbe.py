@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.backend import backend
+from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_pooling
 
 __all__ = [
     "Cut",
@@ -50,10 +51,8 @@ __all__ = [
 ]
 
 OptimizerKind = Literal["sgd", "rowwise_adagrad"]
-PoolingKind = Literal["sum", "mean", "none"]
 Cut = tuple[int, int, int, int]  # of a table in a buffer: first element, rows, elements from row to row, columns
 _OPTIMIZERS: tuple[OptimizerKind, ...] = ("sgd", "rowwise_adagrad")
-_POOLINGS: tuple[PoolingKind, ...] = ("sum", "mean", "none")
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,8 @@ class GroupSpec:
     Args:
         tables: The tables of the group.
         feature_tables: For each input feature, in input order, the index of its table; a table may serve several.
-        pooling: ``"sum"`` or ``"mean"`` of a bag's rows, or ``"none"``: one row for each id.
+        pooling: ``"sum"``, ``"mean"`` or ``"sqrtn"`` (see ``pooling.py``) of a bag's rows, or ``"none"``: one row for
+            each id.
         weighted: Whether each id carries a weight.
 
     Raises:
@@ -146,8 +146,8 @@ class GroupSpec:
     weighted: bool = False
 
     def __post_init__(self) -> None:
-        if self.pooling not in _POOLINGS:
-            raise ValueError(f"pooling {self.pooling!r} is unknown: use one of {', '.join(_POOLINGS)}")
+        if self.pooling not in POOLINGS:
+            raise ValueError(f"pooling {self.pooling!r} is unknown: use one of {', '.join(POOLINGS)}")
         if not self.feature_tables:
             raise ValueError(f"the group of {len(self.tables)} tables reads no feature: leave such a group out")
         for feature, table in enumerate(self.feature_tables):
@@ -222,11 +222,9 @@ class TableBatch(nn.Module, ABC):
             raise ValueError(f"the group of tables {_names(self.spec.tables)} takes {wanted}, and the batch has {got}")
         if values.dtype != offsets.dtype:  # kernels take both as int32 or both as int64
             values, offsets = values.long(), offsets.long()
-        if weights is not None and self.spec.pooling == "mean":
-            # The mean of weighted rows divides by the bag's length, not by the sum of the weights. fbgemm's backward
-            # forgets this divisor, so it goes into the weights and the kernels see a weighted sum.
-            lengths = offsets.diff()
-            weights = weights / lengths.repeat_interleave(lengths, output_size=values.numel())
+        # What a kernel's sum or mean is not, enters the weights: sqrtn, and the divisor of a weighted mean. That is the
+        # bag's length, not the sum of the weights, and fbgemm's backward forgets it.
+        weights = bag_weights(self.spec.pooling, offsets, weights, values.numel())
         if weights is None or not (weights.requires_grad and torch.is_grad_enabled()):
             return self._lookup(values, offsets, weights)
         pooled = self._lookup(values, offsets, weights.detach())
@@ -278,8 +276,8 @@ class TableBatch(nn.Module, ABC):
 
     @property
     def _pooling(self) -> PoolingKind:
-        """What the kernels are asked for: the mean of weighted rows reaches them as a sum."""
-        return "sum" if self.spec.weighted else self.spec.pooling
+        """What the kernels are asked for: sqrtn and the mean of weighted rows reach them as a sum."""
+        return kernel_pooling(self.spec.pooling, self.spec.weighted)
 
     @property
     def _has_momentum(self) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from tutorec._kernels.pooling import PoolingKind
 from tutorec._kernels.tbe import OptimizerSpec
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
@@ -19,10 +20,10 @@ from tutorec.distributed.shard_geometry import ShardPiece, exact_cover, pieces_o
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from tutorec.types import data_type_to_dtype
 
-Pooling = Literal["sum", "mean", "none"]
-_POOLINGS: dict[PoolingType, Pooling] = {
+_POOLINGS: dict[PoolingType, PoolingKind] = {
     PoolingType.SUM: "sum",
     PoolingType.MEAN: "mean",
+    PoolingType.SQRTN: "sqrtn",
     PoolingType.NONE: "none",
 }
 _E = TypeVar("_E", bound=Enum)
@@ -52,7 +53,7 @@ class PlacedTable:
     rows: int
     columns: int
     dtype: torch.dtype
-    pooling: Pooling
+    pooling: PoolingKind
     weighted: bool
     features: tuple[str, ...]
     output_keys: tuple[str, ...]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, unique
 from math import sqrt
+from numbers import Integral
 
 from torch import Tensor
 
@@ -12,7 +13,10 @@ from tutorec.types import DataType
 
 @unique
 class PoolingType(Enum):
-    """How the rows of a bag become one row; TorchRec's ``PoolingType``.
+    """How the rows of a bag become one row; TorchRec's ``PoolingType``, and SQRTN, which TorchRec has not.
+
+    SUM adds the n rows (times their weights), MEAN divides the sum by n, SQRTN divides it by the root of n, or by the
+    root of the sum of squared weights; NONE keeps the rows apart. A bag without ids gives zeros.
 
     Example:
         >>> PoolingType.MEAN.value
@@ -21,7 +25,46 @@ class PoolingType(Enum):
 
     SUM = "SUM"
     MEAN = "MEAN"
+    SQRTN = "SQRTN"
     NONE = "NONE"
+
+
+def pooling_type_to_str(pooling_type: PoolingType) -> str:
+    """The pooling as kernels spell it.
+
+    Args:
+        pooling_type: SUM, MEAN or SQRTN.
+
+    Returns:
+        ``"sum"``, ``"mean"`` or ``"sqrtn"``; the first two are modes of ``torch.nn.EmbeddingBag``.
+
+    Raises:
+        ValueError: NONE, which pools nothing.
+
+    Example:
+        >>> pooling_type_to_str(PoolingType.MEAN)
+        'mean'
+
+    See Also:
+        TorchRec's ``torchrec.modules.embedding_configs.pooling_type_to_str``.
+    """
+    if not isinstance(pooling_type, PoolingType) or pooling_type is PoolingType.NONE:
+        raise ValueError(
+            f"{pooling_type} pools nothing: a bag is pooled by SUM, MEAN or SQRTN; EmbeddingCollection returns rows"
+        )
+    return pooling_type.value.lower()
+
+
+_FIXED_ROWS = "a table has num_embeddings rows from the first batch on: hash ids to them"
+_UNSUPPORTED = {
+    "need_pos": "pass weights with the batch",
+    "input_dim": "leave it out",
+    "total_num_buckets": _FIXED_ROWS,
+    "use_virtual_table": _FIXED_ROWS,
+    "virtual_table_eviction_policy": _FIXED_ROWS,
+    "enable_embedding_update": "write rows through the table's weight",
+    "stash_weights": "leave it out",
+}
 
 
 @dataclass
@@ -37,11 +80,19 @@ class BaseEmbeddingConfig:
         weight_init_max: Upper end of the uniform initial values, by default ``1 / sqrt(R)``.
         weight_init_min: Lower end, by default ``-1 / sqrt(R)``.
         num_embeddings_post_pruning: Rows left after pruning, for a quantized table.
-        init_fn: Fills the weight in place of the uniform draw.
+        init_fn: Fills the weight [R, D], or returns what it is to be filled with, instead of the uniform draw.
         need_pos: Position-weighted tables are not supported: leave it False.
+        input_dim: TorchRec's, and like the next five without a meaning here: leave them at their defaults.
+        total_num_buckets: Buckets of a table that grows.
+        use_virtual_table: Rows that are made when their id is first trained.
+        virtual_table_eviction_policy: Which of those rows are given up.
+        enable_embedding_update: Rows that are written while they are served.
+        stash_weights: Rows that leave the device between steps.
 
     Raises:
-        ValueError: Rows or columns are not positive, or a feature is named twice.
+        NotImplementedError: A field asks for something that is not supported; it would have no effect.
+        ValueError: Rows or columns are no positive whole numbers, a feature is named twice, or the initial values' ends
+            are the wrong way round.
     """
 
     num_embeddings: int
@@ -54,15 +105,37 @@ class BaseEmbeddingConfig:
     num_embeddings_post_pruning: int | None = None
     init_fn: Callable[[Tensor], Tensor | None] | None = None
     need_pos: bool = False
+    input_dim: int | None = None
+    total_num_buckets: int | None = None
+    use_virtual_table: bool = False
+    virtual_table_eviction_policy: object | None = None
+    enable_embedding_update: bool = False
+    stash_weights: bool = False
 
     def __post_init__(self) -> None:
         for what, number in (("num_embeddings", self.num_embeddings), ("embedding_dim", self.embedding_dim)):
+            if isinstance(number, bool) or not isinstance(number, Integral):
+                raise ValueError(f"table {self.name!r}: {what} must be a whole number, got {number!r}")
             if number <= 0:
                 raise ValueError(f"table {self.name!r}: {what} must be positive, got {number}")
+        if isinstance(self.feature_names, str):
+            raise ValueError(
+                f"table {self.name!r}: feature_names must be a list of names, got the string {self.feature_names!r}; "
+                f"write [{self.feature_names!r}]"
+            )
         if len(set(self.feature_names)) != len(self.feature_names):
             raise ValueError(f"table {self.name!r}: feature_names {self.feature_names} name a feature twice")
-        if self.need_pos:
-            raise NotImplementedError(f"table {self.name!r}: need_pos is not supported; pass weights with the batch")
+        low, high = self.get_weight_init_min(), self.get_weight_init_max()
+        if not low <= high:
+            raise ValueError(
+                f"table {self.name!r}: initial values from weight_init_min={low} to weight_init_max={high} are none; "
+                "give both, the smaller one as weight_init_min"
+            )
+        for field_name, remedy in _UNSUPPORTED.items():
+            if getattr(self, field_name):
+                raise NotImplementedError(
+                    f"table {self.name!r}: {field_name}={getattr(self, field_name)!r} is not supported; {remedy}"
+                )
 
     def get_weight_init_max(self) -> float:
         """Upper end of the initial values."""
@@ -77,11 +150,19 @@ class BaseEmbeddingConfig:
         return len(self.feature_names)
 
     def init_weight(self, weight: Tensor) -> None:
-        """Fill a weight [R, D], or rows of one, with initial values."""
+        """Fill a weight [R, D], or rows of one, with initial values: ``init_fn``'s, or uniform ones."""
         if self.init_fn is None:
             weight.uniform_(self.get_weight_init_min(), self.get_weight_init_max())
-        else:
-            self.init_fn(weight)
+            return
+        made = self.init_fn(weight)
+        if isinstance(made, Tensor) and made is not weight:
+            # A function that returns new values instead of filling the weight means them.
+            if made.shape != weight.shape:
+                raise ValueError(
+                    f"table {self.name!r}: init_fn returned shape {list(made.shape)} for a weight of shape "
+                    f"{list(weight.shape)}; return that shape, or fill the weight in place"
+                )
+            weight.copy_(made)
 
 
 @dataclass
@@ -89,7 +170,7 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
     """A table whose rows are pooled per bag; TorchRec's ``EmbeddingBagConfig``.
 
     Args:
-        pooling: SUM or MEAN; a bag without ids gives zeros for both.
+        pooling: SUM, MEAN or SQRTN; a bag without ids gives zeros.
 
     Example:
         >>> EmbeddingBagConfig(num_embeddings=4096, embedding_dim=64, name="user").get_weight_init_max()

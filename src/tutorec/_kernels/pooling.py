@@ -1,0 +1,78 @@
+"""Poolings that are a weighted sum: what each id's row is multiplied by, so that a sum of the bag is the pooling.
+
+Kernels sum and average. ``sqrtn`` divides a bag's sum by the root of its number of ids, which keeps the variance of
+the result independent of that number; it and the weighted mean reach the kernels as weights of a sum.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["POOLINGS", "PoolingKind", "bag_weights", "kernel_pooling"]
+
+PoolingKind = Literal["sum", "mean", "sqrtn", "none"]
+POOLINGS: tuple[PoolingKind, ...] = ("sum", "mean", "sqrtn", "none")
+
+
+def kernel_pooling(pooling: PoolingKind, weighted: bool) -> PoolingKind:
+    """The pooling that a kernel is asked for when it gets the weights of ``bag_weights``.
+
+    Example:
+        >>> from tutorec._kernels.pooling import kernel_pooling
+        >>> kernel_pooling("sqrtn", weighted=False), kernel_pooling("mean", False), kernel_pooling("mean", True)
+        ('sum', 'mean', 'sum')
+    """
+    return "sum" if pooling == "sqrtn" or (pooling == "mean" and weighted) else pooling
+
+
+def bag_weights(
+    pooling: PoolingKind, offsets: Tensor, weights: Tensor | None, count: int | None = None
+) -> Tensor | None:
+    r"""Weight of each id with which a kernel's plain sum (or unweighted mean) gives the pooling.
+
+    A bag of n ids, with weights $w_i$ where there are any:
+
+    | pooling | weight of id i |
+    |---|---|
+    | ``sum``, ``none`` | $w_i$ |
+    | ``mean`` | $w_i / n$; None without weights, where the kernel divides |
+    | ``sqrtn`` | $1 / \sqrt n$, or $w_i / \sqrt{\sum_j w_j^2}$; 0 where all weights of the bag are 0 |
+
+    Args:
+        pooling: ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"none"``.
+        offsets: Where each bag begins and the last one ends [L+1].
+        weights: Weight of each id [N], or None; gradients flow through to them.
+        count: N, where the caller has it: saves a sync point on a device.
+
+    Returns:
+        Weights [N], or None where the kernel needs none; float32 where they are not the caller's own.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.pooling import bag_weights
+        >>> bag_weights("sqrtn", torch.tensor([0, 4, 4, 5]), None)
+        tensor([0.5000, 0.5000, 0.5000, 0.5000, 1.0000])
+        >>> bag_weights("sqrtn", torch.tensor([0, 2]), torch.tensor([3.0, 4.0]))
+        tensor([0.6000, 0.8000])
+
+    See Also:
+        ``sqrtn`` of TensorFlow's ``tf.nn.safe_embedding_lookup_sparse``; TorchRec has none.
+    """
+    if pooling not in ("mean", "sqrtn") or (pooling == "mean" and weights is None):
+        return weights
+    lengths = offsets.diff()
+    count = count if weights is None else weights.shape[0]
+    if pooling == "mean":
+        assert weights is not None, "an unweighted mean is the kernel's own"
+        return weights / lengths.repeat_interleave(lengths, output_size=count)
+    if weights is None:
+        return lengths.float().rsqrt().repeat_interleave(lengths, output_size=count)
+    weights = weights.float()
+    bags = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths, output_size=count)
+    squares = weights.new_zeros(lengths.shape[0]).index_add(0, bags, weights.square())
+    empty = squares == 0
+    # A root of 0 has no gradient: bags without weight are given a 1 to divide by, and their weights are 0 already.
+    return weights * squares.masked_fill(empty, 1.0).rsqrt().index_select(0, bags)

@@ -1,0 +1,98 @@
+"""What every collection asks of its tables: names that can be paths, formats that can be trained, names of results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from torch import nn
+
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig
+from tutorec.types import data_type_to_dtype
+
+_Config = TypeVar("_Config", bound=BaseEmbeddingConfig)
+
+
+def checked_tables(owner: str, tables: Sequence[_Config], kind: type[_Config]) -> list[_Config]:
+    """The tables of a collection, each with at least one feature, after what one config alone cannot know is checked.
+
+    A table without ``feature_names`` is looked up by the feature of its own name, as TorchRec does; the caller's config
+    is left as it is.
+
+    Args:
+        owner: The collection's class, for messages.
+        tables: What each table is.
+        kind: The config that this collection takes.
+
+    Returns:
+        The tables, in order.
+
+    Raises:
+        TypeError: A table is described by another kind of config.
+        ValueError: Two tables have one name, a name cannot be part of a path, or a number format cannot be trained.
+
+    Example:
+        >>> from tutorec.modules.embedding_configs import EmbeddingConfig
+        >>> checked_tables("EmbeddingCollection", [EmbeddingConfig(10, 4, "item")], EmbeddingConfig)[0].feature_names
+        ['item']
+    """
+    names = []
+    for table in tables:
+        if not isinstance(table, kind):
+            raise TypeError(
+                f"{owner} takes tables of {kind.__name__}, got {type(table).__name__} {getattr(table, 'name', '')!r}; "
+                "EmbeddingBagConfig goes with EmbeddingBagCollection, EmbeddingConfig with EmbeddingCollection"
+            )
+        names.append(table.name)
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(
+            f"tables {repeated} are named more than once in {names}; a name is a table's key in state_dict"
+        )
+    for table in tables:
+        _check_table(table)
+    return [table if table.feature_names else replace(table, feature_names=[table.name]) for table in tables]
+
+
+def _check_table(table: BaseEmbeddingConfig) -> None:
+    """Check one table's name and number format."""
+    if not table.name or "." in table.name:
+        raise ValueError(f"table name {table.name!r} must not be empty or contain a dot; it becomes part of a path")
+    if hasattr(nn.ModuleDict, table.name) or table.name == "training":
+        raise ValueError(
+            f"table name {table.name!r} is taken by an attribute of torch.nn.ModuleDict, which holds the tables; "
+            f"call it {table.name + '_table'!r}"
+        )
+    if not data_type_to_dtype(table.data_type).is_floating_point:
+        raise ValueError(
+            f"table {table.name!r}: data_type {table.data_type} cannot be trained; use FP32, FP16 or BF16 here, "
+            "and quantize the finished collection"
+        )
+
+
+def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
+    """The names of the results, table by table: the feature, or ``feature@table`` where several tables share it.
+
+    Args:
+        tables: The tables, in order.
+
+    Returns:
+        For each table the name of each feature's result.
+
+    Example:
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> one = EmbeddingBagConfig(10, 4, "t1", feature_names=["item", "user"])
+        >>> two = EmbeddingBagConfig(10, 4, "t2", feature_names=["item"])
+        >>> get_embedding_names_by_table([one, two])
+        [['item@t1', 'user'], ['item@t2']]
+
+    See Also:
+        TorchRec's ``torchrec.modules.embedding_modules.get_embedding_names_by_table``.
+    """
+    features = [feature for table in tables for feature in table.feature_names]
+    shared = {feature for feature in features if features.count(feature) > 1}
+    return [
+        [f"{feature}@{table.name}" if feature in shared else feature for feature in table.feature_names]
+        for table in tables
+    ]
