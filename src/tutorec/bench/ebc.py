@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tutorec._validation import validation
-from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, interleave, machine
+from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, interleave, machine, paired_ratio
+from tutorec.bench.memory import bytes_of, measurable, peak_during, resident
 from tutorec.bench.peer import OURS, Library, chosen, libraries, time_each
 from tutorec.bench.runner import Options
 
@@ -31,7 +33,7 @@ _STEP = {"sgd": "SGD", "rowwise_adagrad": "row-wise Adagrad"}
 # against the peer's fused collection, and against the same call on the peer's plain one
 _FUSED_BAR, _IN_BACKWARD_BAR = 1.05, 10.0
 _MEMORY_BAR, _MEMORY_RUNS = 1.10, 3
-CASES = (*_FORWARD, *(f"step-{name}" for name in _STEP))
+CASES = (*_FORWARD, *(f"step-{name}" for name in _STEP), "memory")
 
 Variant = Callable[[int], Sample]
 
@@ -73,6 +75,8 @@ def run(options: Options) -> Report:
                 _run_step(report, sides, name, options)
     finally:
         torch.set_num_threads(threads)
+    if "memory" in cases:
+        _run_memory(report, sides)
     return report
 
 
@@ -85,8 +89,7 @@ def _tables(library: Library, rows: int) -> list[Any]:
 
 
 def _collection(library: Library, rows: int) -> Any:
-    made = library.get("modules.embedding_modules.EmbeddingBagCollection")(tables=_tables(library, rows))
-    return _fill(made)
+    return _fill(library.get("modules.embedding_modules.EmbeddingBagCollection")(tables=_tables(library, rows)))
 
 
 @torch.no_grad()
@@ -146,9 +149,9 @@ def _run_forward(report: Report, sides: list[Library], cases: list[str], options
 
 def _run_step(report: Report, sides: list[Library], name: str, options: Options) -> None:
     case = f"step-{name}"
-    steps = {side.root: _in_backward_step(side, name) for side in sides}
+    steps = {side.root: _in_backward_step(side, name, _TRAIN_ROWS) for side in sides}
     if options.vs:
-        steps[f"{options.vs} fused"] = _fused_step(sides[-1], name)
+        steps[f"{options.vs} fused"] = _fused_step(sides[-1], name, _TRAIN_ROWS)
     batches = _batches(_TRAIN_ROWS, _TRAIN_BATCH, -1000, 2)
     _require_close(
         case, {title: [step(batch) for batch in batches] + list(weights()) for title, (step, weights) in steps.items()}
@@ -179,9 +182,9 @@ def _optimizer(library: Library, name: str) -> tuple[Any, dict[str, float]]:
     return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": _RATE, "eps": 1e-8}
 
 
-def _in_backward_step(library: Library, name: str) -> Step:
+def _in_backward_step(library: Library, name: str, rows: int) -> Step:
     """The library's collection with ``apply_optimizer_in_backward``."""
-    collection = _collection(library, _TRAIN_ROWS)
+    collection = _collection(library, rows)
     kind, arguments = _optimizer(library, name)
     apply = library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")
     with warnings.catch_warnings():
@@ -190,11 +193,11 @@ def _in_backward_step(library: Library, name: str) -> Step:
     return _step_of(library, collection)
 
 
-def _fused_step(library: Library, name: str) -> Step:
+def _fused_step(library: Library, name: str, rows: int) -> Step:
     """The peer's collection whose optimizer is fused into its kernel: its fastest road."""
     kind, arguments = _optimizer(library, name)
     made = library.get("modules.fused_embedding_modules.FusedEmbeddingBagCollection")(
-        tables=_tables(library, _TRAIN_ROWS), optimizer_type=kind, optimizer_kwargs=arguments
+        tables=_tables(library, rows), optimizer_type=kind, optimizer_kwargs=arguments
     )
     return _step_of(library, _fill(made))
 
@@ -210,6 +213,57 @@ def _step_of(library: Library, collection: Any) -> Step:
         return pooled.detach()
 
     return step, lambda: (weight.detach() for weight in _weights(collection))
+
+
+def _run_memory(report: Report, sides: list[Library]) -> None:
+    """Peak of row-wise Adagrad steps against the weights, each measured in a new process."""
+    if not measurable():
+        report.notes.append("memory is measured on Linux only")
+        return
+    weights = float(_TABLES * _TRAIN_ROWS * _COLUMNS * 4)
+    roads = [(side.root, False) for side in sides] + [(side.root, True) for side in sides if side.root != OURS]
+    for root, fused in roads:
+        peaks = [
+            float(bytes_of(f"{__name__}:step_memory({root!r}, {fused!r}, {_TRAIN_ROWS})")) for _ in range(_MEMORY_RUNS)
+        ]
+        report.comparisons.append(
+            Comparison(
+                title=f"memory: peak of a row-wise Adagrad step, {root}{' fused' * fused} / weights",
+                clock="memory",
+                ratio=paired_ratio(peaks, [weights] * len(peaks)),
+                bar=Bar("at most", _MEMORY_BAR, rounds=_MEMORY_RUNS) if root == OURS else None,
+                medians=(sorted(peaks)[len(peaks) // 2], weights),
+            )
+        )
+
+
+def step_memory(root: str, fused: bool, rows: int) -> int:
+    """Bytes at the highest point of three row-wise Adagrad steps, above this process after import and warm-up.
+
+    Args:
+        root: the library.
+        fused: the peer's fused collection instead of ``apply_optimizer_in_backward``.
+        rows: rows of each table.
+
+    Returns:
+        Bytes of anonymous memory, weights and optimizer state included.
+    """
+    torch.set_num_threads(1)
+    library, make = Library(root), _fused_step if fused else _in_backward_step
+
+    def steps(rows: int, count: int) -> Callable[[], None]:
+        step, _ = make(library, "rowwise_adagrad", rows)
+        batches = _batches(rows, _TRAIN_BATCH, 0, count)
+
+        def run_them() -> None:
+            for batch in batches:
+                step(batch)
+
+        return run_them
+
+    steps(100, 2)()
+    before = resident()
+    return peak_during(steps(rows, 3)) - before
 
 
 def _variants(case: str, sides: Any, measure: Callable[[str, bool], Variant]) -> dict[str, Variant]:
@@ -234,7 +288,7 @@ def _judged(
     found = []
     for side, judged in ((OURS, True), (f"{OURS} checked", not unchecked_only)):
         made = compare(samples, f"{case}: {peer}", f"{case}: {side}", clock, Bar("at least", bar) if judged else None)
-        found.append(Comparison(f"{case}: {peer} / {side}", clock, made.ratio, made.bar))
+        found.append(replace(made, title=f"{case}: {peer} / {side}"))
     return found
 
 

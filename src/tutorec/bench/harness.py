@@ -53,13 +53,20 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Bar:
-    """What a ratio should be: ``Bar("at least", 1.9)`` or ``Bar("at most", 1.15)``."""
+    """What a ratio should be: ``Bar("at least", 1.9)`` or ``Bar("at most", 1.15)``.
+
+    Attributes:
+        kind: which side of the value is good.
+        value: the ratio.
+        rounds: how many rounds decide: 30 for a time, fewer for what hardly varies, as memory.
+    """
 
     kind: Literal["at least", "at most"]
     value: float
+    rounds: int = ROUNDS_THAT_DECIDE
 
     def judge(self, ratio: Ratio) -> Verdict:
-        """Whether a ratio meets the bar; undecided with fewer than 30 rounds.
+        """Whether a ratio meets the bar; undecided with fewer rounds than decide.
 
         Example:
             >>> from tutorec.bench.harness import Bar, Ratio
@@ -68,7 +75,7 @@ class Bar:
             >>> Bar("at most", 1.5).judge(Ratio(median=1.6, low=1.48, high=1.7, rounds=30))
             'missed'
         """
-        if ratio.rounds < ROUNDS_THAT_DECIDE:
+        if ratio.rounds < self.rounds:
             return "undecided"
         if self.kind == "at least":
             met = ratio.median >= self.value and ratio.low > self.value - _SLACK
@@ -79,12 +86,23 @@ class Bar:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How many times as much one variant takes as another."""
+    """How many times as much one variant takes as another.
+
+    Attributes:
+        title: what is divided by what.
+        clock: what was measured: CPU seconds, wall seconds, or bytes of memory.
+        ratio: the median and its interval.
+        bar: what the ratio should be.
+        medians: of both sides, in the clock's unit; its ratio is not the median ratio.
+        variants: names of both sides among a report's samples.
+    """
 
     title: str
-    clock: Literal["cpu", "wall"]
+    clock: Literal["cpu", "wall", "memory"]
     ratio: Ratio
     bar: Bar | None = None
+    medians: tuple[float, float] | None = None
+    variants: tuple[str, str] | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -137,19 +155,35 @@ class Report:
             f"bench {self.name}: {versions}; {hardware['cpu']}, {hardware['cores']} cores, load {hardware['load']}"
         ]
         lines.append("  " + ", ".join(f"{name}={value}" for name, value in self.settings.items()))
-        width = max(map(len, [*self.samples, *(comparison.title for comparison in self.comparisons)]))
-        for name, samples in self.samples.items():
-            cpu, wall = (1e3 * float(np.median([getattr(s, clock) for s in samples])) for clock in ("cpu", "wall"))
-            lines.append(f"  {name:<{width}}  cpu {cpu:10.3f} ms   wall {wall:10.3f} ms   median of {len(samples)}")
+        shown = {name for c in self.comparisons for name in c.variants or ()}
+        alone = {name: samples for name, samples in self.samples.items() if name not in shown}
+        width = max(map(len, [*alone, *(c.title for c in self.comparisons)]))
+        for name, samples in alone.items():
+            cpu, wall = (float(np.median([getattr(s, clock) for s in samples])) for clock in ("cpu", "wall"))
+            lines.append(f"  {name:<{width}}  cpu {_seconds(cpu)}   wall {_seconds(wall)}   median of {len(samples)}")
         for c in self.comparisons:
             bar = "" if c.bar is None else f"   {c.bar.kind} {c.bar.value}: {_in_words(c)}"
-            lines.append(f"  {c.title:<{width}}  {c.clock:<4} {c.ratio!s:>20}{bar}")
+            unit = _mebibytes if c.clock == "memory" else _seconds
+            sides = "" if c.medians is None else " / ".join(map(unit, c.medians))
+            lines.append(f"  {c.title:<{width}}  {c.clock:<6} {sides:<25} {c.ratio!s:>20}{bar}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
+def _seconds(value: float) -> str:
+    """Eleven characters: microseconds below a millisecond, milliseconds below a second."""
+    scale, unit = next(
+        found for found in ((1e6, "us"), (1e3, "ms"), (1.0, "s ")) if value * found[0] < 1e3 or found[0] == 1
+    )
+    return f"{value * scale:8.2f} {unit}"
+
+
+def _mebibytes(value: float) -> str:
+    return f"{value / 2**20:7.1f} MiB"
+
+
 def _in_words(comparison: Comparison) -> str:
-    if comparison.verdict == "undecided":
-        return f"undecided, {comparison.ratio.rounds} of {ROUNDS_THAT_DECIDE} rounds"
+    if comparison.bar is not None and comparison.verdict == "undecided":
+        return f"undecided, {comparison.ratio.rounds} of {comparison.bar.rounds} rounds"
     return comparison.verdict
 
 
@@ -263,7 +297,14 @@ def compare(
         The comparison, titled "numerator / denominator".
     """
     above, below = ([getattr(sample, clock) for sample in samples[name]] for name in (numerator, denominator))
-    return Comparison(f"{numerator} / {denominator}", clock, paired_ratio(above, below), bar)
+    return Comparison(
+        title=f"{numerator} / {denominator}",
+        clock=clock,
+        ratio=paired_ratio(above, below),
+        bar=bar,
+        medians=(float(np.median(above)), float(np.median(below))),
+        variants=(numerator, denominator),
+    )
 
 
 def machine(packages: Sequence[str] = ()) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -247,7 +247,7 @@ def _comparisons(samples: dict[str, list[Sample]], size: str, case: str, peer: s
         made = compare(
             samples, f"{size} {case}: {peer}", f"{size} {case}: {side}", bar=Bar("at least", bar) if judged else None
         )
-        found.append(Comparison(f"{size} {case}: {peer} / {side}", made.clock, made.ratio, made.bar))
+        found.append(replace(made, title=f"{size} {case}: {peer} / {side}"))
     return found
 
 

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-_NOT_BENCHMARKS = ("harness", "peer", "runner")
+_NOT_BENCHMARKS = ("harness", "memory", "peer", "runner")
 
 
 @dataclass(frozen=True)
