@@ -1,0 +1,123 @@
+"""Ids from a seeded generator whose law is known: all alike, or few that come often and many that come seldom."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_EXACT = 2**53  # float64 tells whole numbers apart up to here
+
+
+def uniform_ids(count: int, rows: int, generator: torch.Generator | None = None) -> Tensor:
+    """Ids of which each of the R is as likely as the others: ``P(id) = 1 / R``.
+
+    Args:
+        count: N, how many are drawn, independently of one another.
+        rows: R; ids are 0 to R - 1.
+        generator: Where the randomness comes from, and the device of the ids; by default torch's global one.
+
+    Returns:
+        Ids [N], int64; the same for the same state of the generator.
+
+    Raises:
+        ValueError: ``count`` is negative, or ``rows`` is not positive.
+
+    Example:
+        >>> import torch
+        >>> ids = uniform_ids(1000, 4, torch.Generator().manual_seed(0))
+        >>> ids.unique().tolist(), ids.shape
+        ([0, 1, 2, 3], torch.Size([1000]))
+    """
+    _check("uniform_ids", count, rows)
+    return torch.randint(rows, (count,), generator=generator, device=_device(generator))
+
+
+def power_law_ids(count: int, rows: int, exponent: float, generator: torch.Generator | None = None) -> Tensor:
+    r"""Ids that follow a power law, as users and products do: id 0 comes most often, id R - 1 least often.
+
+    $$P(k) = \frac{(k + 1)^{-s}}{\sum_{j=1}^{R} j^{-s}}, \qquad k = 0, \ldots, R - 1$$
+
+    The law is exact, for every exponent; nothing of size R is made, so R may be a billion. Where an id must not tell
+    how popular it is, deal new ones out: ``torch.randperm(rows)[ids]``.
+
+    Args:
+        count: N, how many are drawn, independently of one another.
+        rows: R; ids are 0 to R - 1.
+        exponent: s; 0 makes all ids alike, about 1 is usual for users and products.
+        generator: Where the randomness comes from, and the device of the ids; by default torch's global one.
+
+    Returns:
+        Ids [N], int64; the same for the same state of the generator.
+
+    Raises:
+        ValueError: ``count`` or ``exponent`` is negative, ``rows`` is not positive or above 2**53.
+
+    Example:
+        >>> import torch
+        >>> ids = power_law_ids(10_000, 3, 1.0, torch.Generator().manual_seed(0))
+        >>> [round(count / 10_000, 1) for count in ids.bincount().tolist()]  # 6/11, 3/11, 2/11
+        [0.5, 0.3, 0.2]
+
+    Source:
+        Rejection-inversion (Hormann and Derflinger, *Rejection-inversion to generate variates from monotone discrete
+        distributions*, 1996): an area under the smooth curve ``x ** -s`` is drawn and turned into a whole number; the
+        few that fall between the curve and the steps of the law are drawn again.
+    """
+    _check("power_law_ids", count, rows)
+    if not (math.isfinite(exponent) and exponent >= 0):
+        raise ValueError(f"power_law_ids: exponent={exponent} must be a finite number of at least 0")
+    if rows > _EXACT:
+        raise ValueError(f"power_law_ids: rows={rows} is above 2**53 = {_EXACT}, where float64 skips whole numbers")
+    device = _device(generator)
+    law = _Curve(exponent)
+    first, last, two, half = (torch.tensor(x, dtype=torch.float64, device=device) for x in (1.5, rows + 0.5, 2.0, 2.5))
+    # The step of 1 is as wide as the area to its right allows, so that it is never rejected.
+    low, high = law.area(first) - 1.0, law.area(last)
+    sure = 2.0 - law.at_area(law.area(half) - law.height(two))
+    drawn = torch.empty(count, dtype=torch.float64, device=device)
+    missing = torch.arange(count, device=device)
+    while missing.numel():
+        share = torch.rand(missing.numel(), dtype=torch.float64, device=device, generator=generator)
+        area = high + share * (low - high)
+        place = law.at_area(area)
+        step = place.round().clamp(1, rows)
+        kept = (step - place <= sure) | (area >= law.area(step + 0.5) - law.height(step))
+        drawn[missing[kept]] = step[kept]
+        missing = missing[~kept]
+    return drawn.long() - 1
+
+
+class _Curve:
+    """The curve ``x ** -s`` for x >= 0.5: its height, the area below it from 1 to x, and where an area is reached."""
+
+    def __init__(self, exponent: float) -> None:
+        self._exponent = exponent
+
+    def height(self, x: Tensor) -> Tensor:
+        return torch.exp(-self._exponent * x.log())
+
+    def area(self, x: Tensor) -> Tensor:
+        # (x ** (1 - s) - 1) / (1 - s), written so that s = 1 is no special place: there it is log x
+        log = x.log()
+        return _ratio(torch.expm1, (1.0 - self._exponent) * log) * log
+
+    def at_area(self, area: Tensor) -> Tensor:
+        scaled = ((1.0 - self._exponent) * area).clamp(min=-1.0)
+        return torch.exp(_ratio(torch.log1p, scaled) * area)
+
+
+def _ratio(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """``function(t) / t`` of a function that is t near 0; there, 1 and half of its curvature."""
+    small = t.abs() < 1e-8
+    curvature = 0.5 if function is torch.expm1 else -0.5
+    return torch.where(small, 1.0 + curvature * t, function(t) / torch.where(small, torch.ones_like(t), t))
+
+
+def _device(generator: torch.Generator | None) -> torch.device | None:
+    return None if generator is None else generator.device
+
+
+def _check(function: str, count: int, rows: int) -> None:
+    if count < 0 or rows < 1:
+        raise ValueError(f"{function}: count={count} and rows={rows}: draw 0 or more ids, from 1 or more rows")
