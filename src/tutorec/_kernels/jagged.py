@@ -18,7 +18,7 @@ _DENSE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torc
 
 
 def lengths_to_offsets(lengths: Tensor) -> Tensor:
-    """Where each bag begins, and where the last one ends: [L] -> [L+1], of the lengths' dtype.
+    """Where each bag begins, and where the last one ends: [L] -> [L+1], of the lengths' dtype; row by row [F, L] -> [F, L+1].
 
     Example:
         >>> import torch
@@ -49,4 +49,4 @@ def jagged_to_padded_dense(values: Tensor, offsets: Tensor, max_length: int, pad
 
 def _fbgemm_runs(tensor: Tensor) -> bool:
     """Whether fbgemm's operators are loaded and take this tensor: they are the CPU ones."""
-    return tensor.device.type == "cpu" and backend().name == "fbgemm"
+    return tensor.is_cpu and backend().name == "fbgemm"

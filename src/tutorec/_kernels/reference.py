@@ -20,7 +20,7 @@ __all__ = [
 
 
 def lengths_to_offsets(lengths: Tensor) -> Tensor:
-    """Where each bag begins, and where the last one ends: [L] -> [L+1].
+    """Where each bag begins, and where the last one ends: [L] -> [L+1], or row by row [F, L] -> [F, L+1].
 
     Example:
         >>> import torch
@@ -28,8 +28,8 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
         >>> lengths_to_offsets(torch.tensor([2, 0, 3])).tolist()
         [0, 2, 2, 5]
     """
-    offsets = lengths.new_zeros(lengths.numel() + 1)
-    torch.cumsum(lengths, 0, out=offsets[1:])
+    offsets = lengths.new_zeros([*lengths.shape[:-1], lengths.shape[-1] + 1])
+    torch.cumsum(lengths, -1, out=offsets[..., 1:])
     return offsets
 
 

@@ -1,6 +1,5 @@
 """KeyedJaggedTensor: a batch of id lists, one list per feature and sample."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,39 +7,44 @@ from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.jagged import JaggedTensor
-from tutorec.sparse.kjt_build import all_features, one_feature, parts_of_batches, parts_of_features
+from tutorec.sparse.kjt_build import all_features, offsets_of_features, one_feature, parts_of_batches, parts_of_features
+from tutorec.sparse.kjt_checks import check_batch, check_numbers
 from tutorec.sparse.kjt_layout import (
     differences,
     lengths_of_offsets,
     offset_per_key_of,
+    offsets_at,
     offsets_of_lengths,
     permute_pieces,
     positions,
     running_sum,
     segment_sums,
-    split_weights,
-    stride_of,
+    split_optional,
 )
+from tutorec.sparse.kjt_move import (
+    bytes_of,
+    copy_parts,
+    each_on_device,
+    each_part,
+    each_pinned,
+    free_storage,
+    tensors_of,
+    uninitialised_like,
+    without_keys,
+)
+from tutorec.sparse.kjt_read import counts_of_lists, normalise
+from tutorec.sparse.kjt_share import SharedOffsets, offsets_found_together, share_offsets
+from tutorec.sparse.kjt_variable import stride_of, strides_as_lists, strides_of, strides_of_ranks, take_rows
 from tutorec.sparse.printing import keyed_jagged_text
-from tutorec.sparse.validate import (
-    check_batch_form,
-    check_batch_lists,
-    check_counts,
-    check_positions,
-    checkable,
-    key_list,
-    missing_key,
-)
+from tutorec.sparse.validate import check_positions, missing_key
 
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not have, and
 # TorchScript compiles them as they stand.
-torch.fx.wrap("differences")
-torch.fx.wrap("lengths_of_offsets")
-torch.fx.wrap("offset_per_key_of")
-torch.fx.wrap("offsets_of_lengths")
-torch.fx.wrap("permute_pieces")
-torch.fx.wrap("running_sum")
-torch.fx.wrap("segment_sums")
+for _name in (
+    "differences lengths_of_offsets offset_per_key_of offsets_at offsets_of_features offsets_of_lengths permute_pieces "
+    "running_sum segment_sums stride_of strides_as_lists strides_of take_rows"
+).split():
+    torch.fx.wrap(_name)
 
 
 class KeyedJaggedTensor:
@@ -57,23 +61,26 @@ class KeyedJaggedTensor:
     ``weights()``   ``[N]``          optional, one per id
     ==============  ===============  ==========================================
 
-    F is ``len(keys())``, B is ``stride()``. An empty list is a length of zero, never a padding id.
+    F is ``len(keys())``, B is ``stride()``. An empty list is a length of zero, never a padding id. Features may have
+    different numbers of samples (*variable batch*): ``stride_per_key()`` then takes the place of B, see
+    ``sparse/kjt_variable.py``.
 
     Args:
         keys: Feature names, distinct, in storage order.
         values: Ids of all lists, end to end.
         weights: One weight per id, or None for unweighted features.
-        lengths: Ids per list. Give this or ``offsets``; the other is derived on first use and kept.
+        lengths: Ids per list ``[F * B]``, or ``[F, B]``. Give this or ``offsets``; the other is derived on first use.
         offsets: Running sum of lengths, starting at 0.
         stride: B, samples in the batch; by default the number of lists over F.
-        stride_per_key_per_rank: Variable batch is not supported yet: leave it None.
-        stride_per_key: As above.
+        stride_per_key_per_rank: Variable batch: samples of each key (rows) and rank (columns), ``[[2], [3]]``.
+        stride_per_key: Samples of each key, where the caller knows them.
         length_per_key: Ids of each key, where the caller knows them: saves a sync point.
-        lengths_offset_per_key: Part of variable batch; leave it None.
+        lengths_offset_per_key: Where each key's lists start, where the caller knows them.
         offset_per_key: Where each key's ids start, where the caller knows them.
         index_per_key: Position of each key, where the caller knows them.
         jt_dict: What ``to_dict`` is to return, where the caller has it.
-        inverse_indices: Part of variable batch; leave it None.
+        inverse_indices: Variable batch: keys, and which list of its feature each sample of the whole batch means
+            ``[F, B]``.
 
     Raises:
         ValueError: Lengths or offsets are missing or do not describe ``values``, or a key occurs twice.
@@ -94,19 +101,13 @@ class KeyedJaggedTensor:
         ``sparse/kjt_layout.py`` for the arithmetic; TorchRec's ``torchrec.sparse.jagged_tensor.KeyedJaggedTensor``.
     """
 
+    # fmt: off
     __slots__ = (
-        "_checked",
-        "_index_per_key",
-        "_jt_dict",
-        "_keys",
-        "_length_per_key",
-        "_lengths",
-        "_offset_per_key",
-        "_offsets",
-        "_stride",
-        "_values",
-        "_weights",
+        "_checked", "_index_per_key", "_inverse_indices", "_jt_dict", "_keys", "_length_per_key", "_lengths",
+        "_lengths_offset_per_key", "_offset_per_key", "_offsets", "_shared_offsets", "_stride", "_stride_per_key",
+        "_stride_per_key_per_rank", "_values", "_weights",
     )
+    # fmt: on
 
     def __init__(
         self,
@@ -130,20 +131,23 @@ class KeyedJaggedTensor:
         self._weights: Tensor | None = weights
         self._lengths: Tensor | None = lengths
         self._offsets: Tensor | None = offsets
-        self._stride: int = stride_of(len(keys), lengths, offsets) if stride is None else stride
+        self._stride: int | None = stride
+        strides: Tensor | None = None
+        if stride_per_key_per_rank is not None:
+            strides = strides_of_ranks(stride_per_key_per_rank)
+        self._stride_per_key_per_rank: Tensor | None = strides
+        self._stride_per_key: list[int] | None = stride_per_key
         self._length_per_key: list[int] | None = length_per_key
+        self._lengths_offset_per_key: list[int] | None = lengths_offset_per_key
         self._offset_per_key: list[int] | None = offset_per_key
         self._index_per_key: dict[str, int] | None = index_per_key
         self._jt_dict: dict[str, JaggedTensor] | None = jt_dict
+        self._inverse_indices: tuple[list[str], Tensor] | None = inverse_indices
         self._checked: bool = True
-        if stride_per_key_per_rank is not None or stride_per_key is not None or inverse_indices is not None:
-            raise NotImplementedError(
-                "KeyedJaggedTensor: variable batch is not supported yet: leave stride_per_key_per_rank, "
-                "stride_per_key and inverse_indices None, and give every key the same number of samples"
-            )
         if not is_scripting():
-            self._keys = key_list("KeyedJaggedTensor", keys)
-            _check(self)
+            self._shared_offsets: tuple[SharedOffsets, int] | None = None
+            normalise(self)
+            check_batch(self)
 
     @staticmethod
     @torch.jit.unused
@@ -153,8 +157,9 @@ class KeyedJaggedTensor:
         weights: Tensor | None,
         lengths: Tensor | None,
         offsets: Tensor | None,
-        stride: int,
+        stride: int | None,
         length_per_key: list[int] | None = None,
+        stride_per_key_per_rank: Tensor | None = None,
     ) -> "KeyedJaggedTensor":
         """A batch from parts that are known to fit, unchecked."""
         batch = object.__new__(KeyedJaggedTensor)
@@ -164,10 +169,10 @@ class KeyedJaggedTensor:
         batch._lengths = lengths
         batch._offsets = offsets
         batch._stride = stride
+        batch._stride_per_key_per_rank = stride_per_key_per_rank
         batch._length_per_key = length_per_key
-        batch._offset_per_key = None
-        batch._index_per_key = None
-        batch._jt_dict = None
+        batch._stride_per_key = batch._lengths_offset_per_key = batch._offset_per_key = batch._index_per_key = None
+        batch._jt_dict = batch._inverse_indices = batch._shared_offsets = None
         batch._checked = True
         return batch
 
@@ -206,14 +211,17 @@ class KeyedJaggedTensor:
     @staticmethod
     @torch.jit.unused
     def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> "KeyedJaggedTensor":
-        """One batch from one jagged tensor per feature, all with the same samples."""
+        """One batch from one jagged tensor per feature; features may have different numbers of samples."""
         return KeyedJaggedTensor._from_parts(*parts_of_features(jt_dict))
 
     @staticmethod
     @torch.jit.unused
     def concat(kjt_list: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
-        """One batch with the keys of all, which must be distinct and hold the same samples."""
-        return KeyedJaggedTensor._from_parts(*parts_of_batches(kjt_list))
+        """One batch with the keys of all, which must be distinct and hold the same samples (or all variable batch)."""
+        parts, inverse_indices = parts_of_batches(kjt_list)
+        batch = KeyedJaggedTensor._from_parts(*parts)
+        batch._inverse_indices = inverse_indices
+        return batch
 
     @staticmethod
     @torch.jit.unused
@@ -233,27 +241,23 @@ class KeyedJaggedTensor:
     @staticmethod
     @torch.jit.unused
     def empty_like(kjt: "KeyedJaggedTensor", device: torch.device | None = None) -> "KeyedJaggedTensor":
-        """Uninitialised tensors of the same shapes and dtypes, to be filled by ``copy_``."""
-        return _map(kjt, lambda part: torch.empty_like(part, device=device))
+        """A batch to fill: on ``device`` uninitialised tensors of the same shapes; without one, no keys and no ids.
+
+        The first is what ``copy_`` fills, the second a rank's share when it gets none of the features: dtypes and
+        ``stride()`` are kept.
+        """
+        return without_keys(kjt) if device is None else uninitialised_like(kjt, device)
 
     @torch.jit.unused
     def copy_(self, kjt: "KeyedJaggedTensor", non_blocking: bool = False) -> "KeyedJaggedTensor":
         """Copy the other's parts, of equal keys and shapes, into this one's memory."""
-        self._values.copy_(kjt._values, non_blocking=non_blocking)
-        if self._weights is not None:
-            self._weights.copy_(kjt.weights(), non_blocking=non_blocking)
-        if self._lengths is not None:
-            self._lengths.copy_(kjt.lengths(), non_blocking=non_blocking)
-        if self._offsets is not None:
-            self._offsets.copy_(kjt.offsets(), non_blocking=non_blocking)
-        self._length_per_key, self._offset_per_key = kjt._length_per_key, kjt._offset_per_key
-        self._jt_dict = None
+        copy_parts(self, kjt, non_blocking)
         return self
 
     def sync(self) -> "KeyedJaggedTensor":
         """Read the ids per key from the device, once: what later calls need then costs no sync point."""
-        self.offset_per_key()
         self.length_per_key()
+        self.offset_per_key()
         return self
 
     @torch.jit.unused
@@ -306,6 +310,10 @@ class KeyedJaggedTensor:
         """Where each list starts [F * B + 1]."""
         offsets = self._offsets
         if offsets is None:
+            if not is_scripting():
+                shared = self._shared_offsets
+                if shared is not None:
+                    return offsets_found_together(self, shared)
             lengths = self._lengths
             assert lengths is not None, "lengths or offsets are always there"
             offsets = offsets_of_lengths(lengths)
@@ -317,22 +325,53 @@ class KeyedJaggedTensor:
         return self._offsets
 
     def stride(self) -> int:
-        """B, samples in the batch."""
-        return self._stride
+        """B, samples in the batch; with variable batch those of the whole batch, or the most that a key has."""
+        stride = self._stride
+        if stride is None:
+            stride = stride_of(
+                self._keys, self._lengths, self._offsets, self._stride_per_key_per_rank, self._inverse_indices
+            )
+            self._stride = stride
+        return stride
 
     def stride_per_key(self) -> list[int]:
-        """Samples of each key: B for all of them."""
-        return [self._stride] * len(self._keys)
+        """Samples of each key: B for all of them, or with variable batch each its own."""
+        strides = self._stride_per_key
+        if strides is None:
+            strides = strides_of(self._keys, self.stride(), self._stride_per_key_per_rank)
+            self._stride_per_key = strides
+        return strides
+
+    def stride_per_key_per_rank(self) -> list[list[int]]:
+        """Samples of each key from each rank with variable batch; an empty list without."""
+        return strides_as_lists(self._stride_per_key_per_rank)
 
     def variable_stride_per_key(self) -> bool:
-        """Whether keys have different numbers of samples: never, until variable batch is supported."""
-        return False
+        """Whether keys may have different numbers of samples."""
+        return self._stride_per_key_per_rank is not None
+
+    def inverse_indices(self) -> tuple[list[str], Tensor]:
+        """Keys, and which list of its feature each sample of the whole batch means [F, B]; an error without."""
+        inverse_indices = self._inverse_indices
+        if inverse_indices is None:
+            raise ValueError(
+                "KeyedJaggedTensor has no inverse indices; pass inverse_indices= when the batch is built, or ask "
+                "inverse_indices_or_none()"
+            )
+        return inverse_indices
+
+    def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
+        """Keys, and which list of its feature each sample of the whole batch means [F, B], or None."""
+        return self._inverse_indices
 
     def length_per_key(self) -> list[int]:
-        """Ids of each key. Reads the device unless known."""
+        """Ids of each key. Reads the device unless known: a sync point."""
         counts = self._length_per_key
         if counts is None:
-            counts = differences(self.offset_per_key())
+            if not is_scripting():
+                counts = counts_of_lists(self)
+            if counts is None:
+                counts = differences(self.offset_per_key())
             self._length_per_key = counts
         return counts
 
@@ -349,14 +388,25 @@ class KeyedJaggedTensor:
                 starts = running_sum(counts)
             else:
                 if not is_scripting():
-                    _check_once(self)
-                starts = offset_per_key_of(self.offsets(), len(self._keys), self._stride)
+                    check_numbers(self)
+                if self._stride_per_key_per_rank is None:
+                    starts = offset_per_key_of(self.offsets(), len(self._keys), self.stride())
+                else:
+                    starts = offsets_at(self.offsets(), self.lengths_offset_per_key())
             self._offset_per_key = starts
         return starts
 
     def offset_per_key_or_none(self) -> list[int] | None:
         """Where each key's ids start if known already."""
         return self._offset_per_key
+
+    def lengths_offset_per_key(self) -> list[int]:
+        """Where each key's lists start among the lists, and the end of the last."""
+        bounds = self._lengths_offset_per_key
+        if bounds is None:
+            bounds = running_sum(self.stride_per_key())
+            self._lengths_offset_per_key = bounds
+        return bounds
 
     def index_per_key(self) -> dict[str, int]:
         """Position of each key."""
@@ -367,38 +417,41 @@ class KeyedJaggedTensor:
         return index
 
     def split(self, segments: list[int]) -> list["KeyedJaggedTensor"]:
-        """Batches of the next ``segments[i]`` keys each: views, no id is copied."""
+        """Batches of the next ``segments[i]`` keys each: views, no id is copied. Inverse indices are left behind."""
         if sum(segments) != len(self._keys):
             raise ValueError(
                 f"KeyedJaggedTensor.split: segments {segments} hold {sum(segments)} keys, and the batch has "
                 f"{len(self._keys)}: {self._keys}"
             )
-        stride, counts = self._stride, self.length_per_key()
+        counts, count = self.length_per_key(), len(segments)
         sizes = segment_sums(counts, segments)
         values = self._values.split_with_sizes(sizes)
-        weights = split_weights(self._weights, sizes, len(segments))
-        lengths = self.lengths().split_with_sizes([segment * stride for segment in segments])
+        weights = split_optional(self._weights, sizes, count)
+        lengths = self.lengths().split_with_sizes(segment_sums(self.stride_per_key(), segments))
+        strides = split_optional(self._stride_per_key_per_rank, segments, count)
         out: list[KeyedJaggedTensor] = []
         start = 0
-        for position, segment in enumerate(segments):
+        for part, segment in enumerate(segments):
             end = start + segment
-            keys = self._keys[start:end]
-            out.append(self._derive(keys, values[position], weights[position], lengths[position], counts[start:end]))
+            keys, known = self._keys[start:end], counts[start:end]
+            out.append(self._derive(keys, values[part], weights[part], lengths[part], known, strides[part]))
             start = end
+        if not is_scripting():
+            share_offsets(self, out)
         return out
 
     def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> "KeyedJaggedTensor":
-        """The batch with key ``indices[i]`` at position i; keys may repeat or be left out."""
+        """The batch with key ``indices[i]`` at position i; keys may repeat or be left out. No inverse indices."""
         if not is_scripting():
             check_positions("KeyedJaggedTensor.permute", indices, self._keys)
         counts = self.length_per_key()
         values = permute_pieces(self._values, counts, indices)
-        lengths = permute_pieces(self.lengths(), [self._stride] * len(self._keys), indices)
+        lengths = permute_pieces(self.lengths(), self.stride_per_key(), indices)
         weights = self._weights
         if weights is not None:
             weights = permute_pieces(weights, counts, indices)
-        keys = [self._keys[index] for index in indices]
-        return self._derive(keys, values, weights, lengths, [counts[index] for index in indices])
+        keys, known = [self._keys[index] for index in indices], [counts[index] for index in indices]
+        return self._derive(keys, values, weights, lengths, known, take_rows(self._stride_per_key_per_rank, indices))
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """One feature's lists: views."""
@@ -408,22 +461,26 @@ class KeyedJaggedTensor:
                 raise KeyError(key)
             raise missing_key("KeyedJaggedTensor", key, self._keys)
         position = index[key]
-        starts, stride = self.offset_per_key(), self._stride
+        starts, bounds = self.offset_per_key(), self.lengths_offset_per_key()
         start, end = starts[position], starts[position + 1]
         weights = self._weights
         if weights is not None:
             weights = weights[start:end]
-        lengths = self.lengths()[position * stride : (position + 1) * stride]
+        lengths = self.lengths()[bounds[position] : bounds[position + 1]]
         return one_feature(self._values[start:end], weights, lengths, None)
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
-        """Every feature's lists by name: views, with all offsets from one subtraction."""
+        """Every feature's lists by name: views. Kept: a second call returns the same."""
         known = self._jt_dict
         if known is not None:
             return known
-        counts, lengths = self.length_per_key(), self.lengths()
-        offsets = self.offsets() if compute_offsets else None
-        bags = all_features(self._keys, self._values, self._weights, lengths, offsets, counts, self._stride)
+        counts, strides = self.length_per_key(), self.stride_per_key()
+        lengths = self.lengths()
+        offsets: list[Tensor] | None = None
+        if compute_offsets:
+            variable = self._stride_per_key_per_rank is not None
+            offsets = offsets_of_features(lengths, self._offsets, strides, variable)
+        bags = all_features(self._keys, self._values, self._weights, lengths, offsets, counts, strides)
         self._jt_dict = bags
         return bags
 
@@ -434,114 +491,60 @@ class KeyedJaggedTensor:
         weights: Tensor | None,
         lengths: Tensor,
         length_per_key: list[int],
+        strides: Tensor | None,
     ) -> "KeyedJaggedTensor":
         """A batch of the same samples made of parts of this one: no check, and in eager code no constructor."""
+        stride = self.stride()
         if is_scripting():
+            # fmt: off
             return KeyedJaggedTensor(
-                keys,
-                values,
-                weights,
-                lengths,
-                None,
-                self._stride,
-                None,
-                None,
-                length_per_key,
-                None,
-                None,
-                None,
-                None,
-                None,
+                keys, values, weights, lengths, None, stride, strides, None,
+                length_per_key, None, None, None, None, None,
             )
+            # fmt: on
         else:
-            return KeyedJaggedTensor._from_parts(keys, values, weights, lengths, None, self._stride, length_per_key)
+            return KeyedJaggedTensor._from_parts(keys, values, weights, lengths, None, stride, length_per_key, strides)
 
     @torch.jit.unused
     def flatten_lengths(self) -> "KeyedJaggedTensor":
-        """The batch with lengths as one dimension [F * B]."""
-        return KeyedJaggedTensor._from_parts(
-            self._keys, self._values, self._weights, self.lengths().view(-1), None, self._stride, self._length_per_key
-        )
+        """The batch with lengths as one dimension [F * B]: as they are here anyhow."""
+        return each_part(self, lambda part: part)
 
     @torch.jit.unused
     def to(
         self, device: torch.device, non_blocking: bool = False, dtype: torch.dtype | None = None
     ) -> "KeyedJaggedTensor":
         """A copy on ``device``; ``dtype`` is for the weights."""
-        moved = _map(self, lambda part: part.to(device, non_blocking=non_blocking))
-        if dtype is not None and moved._weights is not None:
-            moved._weights = moved._weights.to(dtype)
-        return moved
+        return each_on_device(self, device, non_blocking, dtype)
 
     @torch.jit.unused
     def pin_memory(self) -> "KeyedJaggedTensor":
         """A copy in page-locked memory, from which a copy to a GPU can overlap with computation."""
-        return _map(self, lambda part: part.pin_memory())
+        return each_pinned(self)
 
     @torch.jit.unused
     def record_stream(self, stream: Any) -> None:
         """Tell the allocator that ``stream`` reads the parts."""
-        for part in self._tensors():
+        for part in tensors_of(self):
             part.record_stream(stream)
-
-    @torch.jit.unused
-    def _tensors(self) -> list[Tensor]:
-        return [part for part in (self._values, self._weights, self._lengths, self._offsets) if part is not None]
 
     @torch.jit.unused
     def size_in_bytes(self) -> int:
         """Bytes of all parts."""
-        return sum(part.numel() * part.element_size() for part in self._tensors())
+        return bytes_of(self)
+
+    @torch.jit.unused
+    def clear_storage(self) -> int:
+        """Give the parts' memory back at once, whoever else holds them; the bytes that were freed."""
+        return free_storage(self)
 
     @torch.jit.unused
     def __str__(self) -> str:
-        return keyed_jagged_text(self._keys, self._values, self._weights, self.offsets(), self._stride)
+        return keyed_jagged_text(self._keys, self._values, self._weights, self.offsets(), self.lengths_offset_per_key())
 
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:
         """In a traced graph, a batch that leaves the graph is a call of its constructor."""
-        names = ("keys", "values", "weights", "lengths", "offsets", "stride")
-        parts = {name: getattr(self, f"_{name}") for name in names}
+        names = ("keys", "values", "weights", "lengths", "offsets", "stride", "stride_per_key_per_rank")
+        parts = {name: getattr(self, f"_{name}") for name in (*names, "inverse_indices")}
         return tracer.create_node("call_function", KeyedJaggedTensor, (), tracer.create_arg(parts))
-
-
-def _check(batch: KeyedJaggedTensor) -> None:
-    """Check what a caller gave: its form now, its numbers now on the CPU and at the first sync point elsewhere."""
-    if not checkable(batch._values):
-        return
-    check_batch_form(batch._keys, batch._values, batch._weights, batch._lengths, batch._offsets, batch._stride)
-    batch._checked = False
-    if batch._values.device.type == "cpu":
-        _check_once(batch)
-
-
-def _check_once(batch: KeyedJaggedTensor) -> None:
-    """Check the numbers that a caller gave, if that is still to be done; keeps the offsets found on the way."""
-    if batch._checked:
-        return
-    batch._offsets = check_batch_lists(batch._keys, batch._values, batch._lengths, batch._offsets, batch._stride)
-    batch._checked = True
-    for name, given in (
-        ("length_per_key", batch._length_per_key),
-        ("offset_per_key", None if batch._offset_per_key is None else differences(batch._offset_per_key)),
-    ):
-        if given is not None:
-            check_counts(name, given, batch._keys, batch._offsets, batch._stride)
-
-
-def _map(batch: KeyedJaggedTensor, change: Callable[[Tensor], Tensor]) -> KeyedJaggedTensor:
-    """The batch with every tensor changed the same way."""
-    weights, lengths, offsets = batch._weights, batch._lengths, batch._offsets
-    changed = KeyedJaggedTensor._from_parts(
-        batch._keys,
-        change(batch._values),
-        None if weights is None else change(weights),
-        None if lengths is None else change(lengths),
-        None if offsets is None else change(offsets),
-        batch._stride,
-        batch._length_per_key,
-    )
-    changed._offset_per_key = batch._offset_per_key
-    changed._index_per_key = batch._index_per_key
-    changed._checked = batch._checked
-    return changed

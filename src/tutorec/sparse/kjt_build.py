@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.jagged import JaggedTensor
-from tutorec.sparse.kjt_layout import offsets_by_key, split_weights
+from tutorec.sparse.kjt_layout import offsets_by_key, offsets_of_lengths, split_optional
+from tutorec.sparse.kjt_variable import strides_of_ranks
 from tutorec.sparse.validate import check_keys, check_same
 
 if TYPE_CHECKING:
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
 
 # While a graph is traced, this stays whole as a call in it, and TorchScript compiles it as it stands.
 torch.fx.wrap("offsets_by_key")
+torch.fx.wrap("offsets_of_lengths")
 
-# Keys, values, weights, lengths, offsets, stride, ids per key.
-Parts = tuple[list[str], Tensor, Tensor | None, Tensor, Tensor | None, int, list[int] | None]
+# Keys, values, weights, lengths, offsets, stride, ids per key, strides of ranks.
+Parts = tuple[list[str], Tensor, Tensor | None, Tensor, Tensor | None, int, list[int] | None, Tensor | None]
+InverseIndices = tuple[list[str], Tensor] | None
 
 
 def one_feature(values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor | None) -> JaggedTensor:
@@ -43,20 +46,20 @@ def all_features(
     values: Tensor,
     weights: Tensor | None,
     lengths: Tensor,
-    offsets: Tensor | None,
+    offsets: list[Tensor] | None,
     length_per_key: list[int],
-    stride: int,
+    stride_per_key: list[int],
 ) -> dict[str, JaggedTensor]:
-    """Every feature of a valid batch by name: views, with all offsets (where given) from one subtraction.
+    """Every feature of a valid batch by name: views.
 
     Args:
         keys: F feature names.
         values: ``[N]``.
         weights: ``[N]`` or None.
         lengths: ``[F * B]``.
-        offsets: ``[F * B + 1]``, or None to leave them to the features.
+        offsets: Each key's own ``[B + 1]``, or None to leave them to the features.
         length_per_key: Ids of each key.
-        stride: B.
+        stride_per_key: Samples of each key.
 
     Returns:
         Each feature's lists, in the order of the keys.
@@ -66,75 +69,115 @@ def all_features(
     if count == 0:
         return features
     value_pieces = values.split_with_sizes(length_per_key)
-    weight_pieces = split_weights(weights, length_per_key, count)
-    length_pieces = lengths.split_with_sizes([stride] * count)
-    starts: list[Tensor] = []
-    if offsets is not None:
-        starts = offsets_by_key(offsets, count, stride)
+    weight_pieces = split_optional(weights, length_per_key, count)
+    length_pieces = lengths.split_with_sizes(stride_per_key)
     for position, key in enumerate(keys):
         mine: Tensor | None = None
         if offsets is not None:
-            mine = starts[position]
+            mine = offsets[position]
         features[key] = one_feature(value_pieces[position], weight_pieces[position], length_pieces[position], mine)
     return features
+
+
+def offsets_of_features(
+    lengths: Tensor, offsets: Tensor | None, stride_per_key: list[int], variable: bool
+) -> list[Tensor]:
+    """Each key's own offsets [B + 1]: together for keys of equal strides, one by one with variable batch."""
+    if not variable:
+        stride = 0
+        if len(stride_per_key) > 0:
+            stride = stride_per_key[0]
+        return offsets_by_key(lengths, offsets, len(stride_per_key), stride)
+    return [offsets_of_lengths(part) for part in lengths.split_with_sizes(stride_per_key)]
 
 
 def parts_of_features(features: dict[str, JaggedTensor]) -> Parts:
     """One batch from one jagged tensor per feature; ids per key are known on the host already.
 
     Args:
-        features: Each feature's lists, all with the same samples, all or none with weights.
+        features: Each feature's lists, all or none with weights. Features with different numbers of samples make a
+            batch of variable batch size.
 
     Returns:
         The parts of the batch.
 
     Raises:
-        ValueError: Numbers of samples differ, or only some have weights.
+        ValueError: Only some features have weights.
     """
-    parts = list(features.values())
-    if not parts:
+    if not features:
         empty = JaggedTensor.empty()
-        return [], empty.values(), None, empty.lengths(), empty.offsets(), 0, []
-    lengths = [part.lengths() for part in parts]
-    weighted = parts[0].weights_or_none() is not None
-    strides = [length.numel() for length in lengths]
-    check_same("from_jt_dict", "samples", dict(zip(features, strides, strict=True)))
-    check_same("from_jt_dict", "weights", {key: part.weights_or_none() is not None for key, part in features.items()})
-    values = [part.values() for part in parts]
-    weights = torch.cat([part.weights() for part in parts]) if weighted else None
+        return [], empty.values(), None, empty.lengths(), empty.offsets(), 0, [], None
+    keys, values, weights, lengths = [], [], [], []
+    for key, part in features.items():
+        keys.append(key)
+        values.append(part.values())
+        lengths.append(part.lengths())
+        weight = part.weights_or_none()
+        if weight is not None:
+            weights.append(weight)
+    if weights and len(weights) < len(keys):
+        found = {key: part.weights_or_none() is not None for key, part in features.items()}
+        check_same("from_jt_dict", "weights", found)
     counts = [value.shape[0] for value in values]
-    return list(features), torch.cat(values), weights, torch.cat(lengths), None, strides[0], counts
+    samples = [length.shape[0] for length in lengths]
+    variable = samples.count(samples[0]) < len(samples)
+    strides = strides_of_ranks([[one] for one in samples]) if variable else None
+    joined = torch.cat(weights) if weights else None
+    return keys, torch.cat(values), joined, torch.cat(lengths), None, max(samples), counts, strides
 
 
-def parts_of_batches(batches: list["KeyedJaggedTensor"]) -> Parts:
+def parts_of_batches(batches: list["KeyedJaggedTensor"]) -> tuple[Parts, InverseIndices]:
     """One batch with the keys of all.
 
     Args:
-        batches: At least one; keys distinct, all with the same samples, all or none with weights.
+        batches: At least one; keys distinct, all with the same samples or all of variable batch size with the same
+            ranks, all or none with weights, all or none with inverse indices.
 
     Returns:
-        The parts of the batch. Ids per key are known if they are known for each.
+        The parts of the batch, and its inverse indices. Ids per key are known if they are known for each.
 
     Raises:
-        ValueError: No batch is given, a key occurs twice, numbers of samples differ, or only some have weights.
+        ValueError: No batch is given, a key occurs twice, or the batches do not agree.
     """
     if not batches:
         raise ValueError("KeyedJaggedTensor.concat: no batches given; KeyedJaggedTensor.empty() makes an empty one")
-    keys = [key for batch in batches for key in batch.keys()]
+    keys = [key for batch in batches for key in batch._keys]
     check_keys("KeyedJaggedTensor.concat", keys)
-    check_same("concat", "samples", {str(batch.keys()): batch.stride() for batch in batches})
-    weighted = {str(batch.keys()): batch.weights_or_none() is not None for batch in batches}
-    check_same("concat", "weights", weighted)
+    weights = [batch._weights for batch in batches if batch._weights is not None]
+    strides = [batch._stride_per_key_per_rank for batch in batches if batch._stride_per_key_per_rank is not None]
+    inverse = [batch._inverse_indices for batch in batches if batch._inverse_indices is not None]
+    for what, some in (("weights", weights), ("variable batch", strides), ("inverse indices", inverse)):
+        if some and len(some) < len(batches):
+            _refuse_mixture(what, batches)
+    stride = max(batch.stride() for batch in batches)
+    if strides:
+        check_same("concat", "ranks", {str(batch.keys()): len(batch.stride_per_key_per_rank()[0]) for batch in batches})
+    elif min(batch.stride() for batch in batches) < stride:
+        check_same("concat", "samples", {str(batch.keys()): batch.stride() for batch in batches})
     known: list[int] | None = []
     for batch in batches:
-        counts = batch.length_per_key_or_none()
+        counts = batch._length_per_key
         known = None if known is None or counts is None else known + counts
-    return (
+    parts = (
         keys,
-        torch.cat([batch.values() for batch in batches]),
-        torch.cat([batch.weights() for batch in batches]) if all(weighted.values()) else None,
+        torch.cat([batch._values for batch in batches]),
+        torch.cat(weights) if weights else None,
         torch.cat([batch.lengths() for batch in batches]),
         None,
-        batches[0].stride(),
+        stride,
         known,
+        torch.cat(strides) if strides else None,
     )
+    if not inverse:
+        return parts, None
+    return parts, ([key for names, _ in inverse for key in names], torch.cat([rows for _, rows in inverse]))
+
+
+def _refuse_mixture(what: str, batches: list["KeyedJaggedTensor"]) -> None:
+    """Say which batches have weights, strides or inverse indices, and which have none."""
+    found = {
+        "weights": lambda batch: batch._weights is not None,
+        "variable batch": lambda batch: batch._stride_per_key_per_rank is not None,
+        "inverse indices": lambda batch: batch._inverse_indices is not None,
+    }[what]
+    check_same("concat", what, {str(batch.keys()): found(batch) for batch in batches})

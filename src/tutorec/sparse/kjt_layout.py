@@ -6,6 +6,9 @@ A batch of F features and B samples is F * B lists of ids, laid end to end, feat
     offsets  [F * B + 1]  where list i starts: the running sum of lengths
     list i = f * B + b    feature f, sample b
 
+Where features have different numbers of samples (``kjt_variable.py``), feature f has ``stride_per_key[f]`` lists, and
+the lists of the features before it come first.
+
 Nothing here knows a class, so that TorchScript compiles these functions as they stand.
 """
 
@@ -37,6 +40,12 @@ def offset_per_key_of(offsets: Tensor, keys: int, stride: int) -> list[int]:
     return starts
 
 
+def offsets_at(offsets: Tensor, bounds: list[int]) -> list[int]:
+    """Where each key's ids start, and the end of the last, if key f's lists start at ``bounds[f]``. A sync point."""
+    found: list[int] = offsets[torch.tensor(bounds, dtype=torch.int64, device=offsets.device)].tolist()
+    return found
+
+
 def differences(offset_per_key: list[int]) -> list[int]:
     """Ids per key from the keys' starts: the inverse of ``running_sum``."""
     out: list[int] = []
@@ -57,6 +66,8 @@ def running_sum(counts: list[int]) -> list[int]:
 
 def segment_sums(counts: list[int], segments: list[int]) -> list[int]:
     """Sums over consecutive runs of ``counts``; segment i holds the next ``segments[i]`` of them."""
+    if segments.count(1) == len(segments):
+        return counts[: len(segments)]
     starts = running_sum(counts)
     out: list[int] = []
     position = 0
@@ -74,54 +85,35 @@ def positions(keys: list[str]) -> dict[str, int]:
     return out
 
 
-def offsets_by_key(offsets: Tensor, keys: int, stride: int) -> list[Tensor]:
-    """Each key's own offsets, F times [B + 1], starting at 0, from the batch's offsets [F * B + 1].
+def offsets_by_key(lengths: Tensor, offsets: Tensor | None, keys: int, stride: int) -> list[Tensor]:
+    """Each key's own offsets, F times [B + 1], starting at 0: in one operation for all keys.
 
-    Neighbouring keys share one entry of the batch's offsets, so these are overlapping windows, each less its first
-    entry: one subtraction for all keys.
+    From lengths [F * B] they are running sums along the rows of a matrix. Where the batch's offsets [F * B + 1] are
+    known, neighbouring keys share one entry of them, so these are overlapping windows, each less its first entry.
     """
-    if stride == 0:
-        return list(offsets.new_zeros([keys, 1]).unbind(0))
-    windows = offsets.unfold(0, stride + 1, stride)
-    return list((windows - windows[:, :1]).unbind(0))
+    if stride == 0 or keys == 0:
+        return list(lengths.new_zeros([keys, 1]).unbind(0))
+    if offsets is not None:
+        windows = offsets.unfold(0, stride + 1, stride)
+        return list((windows - windows[:, :1]).unbind(0))
+    rows = lengths.view(keys, stride)
+    if is_scripting():
+        return list(torch.nn.functional.pad(rows.cumsum(1, dtype=lengths.dtype), [1, 0]).unbind(0))
+    else:
+        return list(lengths_to_offsets(rows).unbind(0))
 
 
-def split_weights(weights: Tensor | None, sizes: list[int], count: int) -> list[Tensor | None]:
-    """The next ``sizes[i]`` weights for each of ``count`` parts: views, or None for each where there are no weights."""
+def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[Tensor | None]:
+    """The next ``sizes[i]`` rows for each of ``count`` parts: views, or None for each part where there is no tensor."""
     out: list[Tensor | None] = []
-    if weights is None:
+    if tensor is None:
         for _ in range(count):
             out.append(None)
     else:
-        pieces = weights.split_with_sizes(sizes)
+        pieces = tensor.split_with_sizes(sizes)
         for position in range(count):
             out.append(pieces[position])
     return out
-
-
-def stride_of(keys: int, lengths: Tensor | None, offsets: Tensor | None) -> int:
-    """B from the number of lists; 0 without keys.
-
-    Args:
-        keys: F, number of keys.
-        lengths: ``[F * B]`` or None.
-        offsets: ``[F * B + 1]`` or None.
-
-    Returns:
-        B, rounded down where the lists are no multiple of F.
-
-    Raises:
-        ValueError: Neither lengths nor offsets are given.
-    """
-    if lengths is not None:
-        lists = lengths.numel()
-    elif offsets is not None:
-        lists = offsets.numel() - 1
-    else:
-        raise ValueError(
-            "KeyedJaggedTensor: neither lengths nor offsets given; one of them says where the lists of ids end"
-        )
-    return lists // keys if keys > 0 else 0
 
 
 def permute_pieces(tensor: Tensor, sizes: list[int], indices: list[int]) -> Tensor:

@@ -38,7 +38,9 @@ def jagged_text(values: Tensor, weights: Tensor | None, offsets: Tensor) -> str:
     return f'JaggedTensor({{\n    "values": {text},\n    "weights": {weights_text}\n}})\n'
 
 
-def keyed_jagged_text(keys: list[str], values: Tensor, weights: Tensor | None, offsets: Tensor, stride: int) -> str:
+def keyed_jagged_text(
+    keys: list[str], values: Tensor, weights: Tensor | None, offsets: Tensor, bounds: list[int]
+) -> str:
     """The printed form of a KeyedJaggedTensor.
 
     Args:
@@ -46,7 +48,7 @@ def keyed_jagged_text(keys: list[str], values: Tensor, weights: Tensor | None, o
         values: ``[N]``.
         weights: ``[N]`` or None.
         offsets: ``[F * B + 1]``.
-        stride: B.
+        bounds: Where each key's lists start, and the end of the last.
 
     Returns:
         One line per key, three with weights.
@@ -54,8 +56,7 @@ def keyed_jagged_text(keys: list[str], values: Tensor, weights: Tensor | None, o
     if not keys:
         return "KeyedJaggedTensor()\n"
     entries = []
-    for index, key in enumerate(keys):
-        start, end = index * stride, (index + 1) * stride
+    for key, (start, end) in zip(keys, pairwise(bounds), strict=True):
         text = lists_text(values, offsets, start, end)
         if weights is not None:
             weights_text = lists_text(weights, offsets, start, end)

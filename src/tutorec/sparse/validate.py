@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._validation import validation_enabled
-from tutorec.sparse.kjt_layout import differences, lengths_of_offsets, offset_per_key_of, offsets_of_lengths
+from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
 
 _BATCH = "KeyedJaggedTensor"
 _INDEX_TYPES = (torch.int64, torch.int32)
@@ -167,80 +167,6 @@ def check_keys(owner: str, keys: Sequence[str]) -> None:
         raise ValueError(f"{owner}: keys occur twice: {repeated} in {list(keys)}; each key names one feature")
 
 
-def check_batch_form(
-    keys: list[str], values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None, stride: int
-) -> None:
-    """Check the form of a batch's parts: what ``check_form`` checks, the keys, and one list per key and sample.
-
-    Args:
-        keys: F feature names.
-        values: ``[N]``.
-        weights: ``[N]`` or None.
-        lengths: ``[F * B]`` or None.
-        offsets: ``[F * B + 1]`` or None.
-        stride: B.
-
-    Raises:
-        ValueError: A part has the wrong shape, dtype or device, or a key occurs twice.
-    """
-    check_keys(_BATCH, keys)
-    check_form(_BATCH, values, weights, lengths, offsets)
-    lists = lengths.numel() if lengths is not None else offsets.numel() - 1 if offsets is not None else 0
-    if lists == len(keys) * stride:
-        return
-    odd = bool(keys) and lists % len(keys) != 0
-    reason = f"{lists} is no multiple of {len(keys)}" if odd else f"stride says {stride} samples"
-    raise ValueError(
-        f"{_BATCH}: {lists} lists of ids for {len(keys)} keys {keys}: {reason}; "
-        "there is one length per key and sample, key after key"
-    )
-
-
-def check_batch_lists(
-    keys: list[str], values: Tensor, lengths: Tensor | None, offsets: Tensor | None, stride: int
-) -> Tensor:
-    """``check_lists`` for a batch, whose list ``i = f * B + b`` belongs to feature f and sample b.
-
-    Args:
-        keys: F feature names.
-        values: ``[N]``.
-        lengths: ``[F * B]`` or None.
-        offsets: ``[F * B + 1]`` or None.
-        stride: B.
-
-    Returns:
-        The offsets.
-
-    Raises:
-        ValueError: As ``check_lists``.
-    """
-
-    def place(index: int) -> str:
-        return f"feature {keys[index // stride]!r}, sample {index % stride}"
-
-    return check_lists(_BATCH, values, lengths, offsets, place)
-
-
-def check_counts(name: str, given: list[int], keys: list[str], offsets: Tensor, stride: int) -> None:
-    """Check the ids per key that a caller says he knows against the offsets.
-
-    Args:
-        name: The argument that said so.
-        given: Ids per key.
-        keys: F feature names.
-        offsets: ``[F * B + 1]``, checked.
-        stride: B.
-
-    Raises:
-        ValueError: They are not those of the offsets.
-    """
-    found = differences(offset_per_key_of(offsets, len(keys), stride))
-    if list(given) != found:
-        raise ValueError(
-            f"{_BATCH}: {name} says that the keys {keys} have {given} ids, and the lengths say {found}; leave it out"
-        )
-
-
 def check_same(operation: str, what: str, found: Mapping[str, object]) -> None:
     """Check that the parts of one batch agree, such as in their number of samples.
 
@@ -253,10 +179,7 @@ def check_same(operation: str, what: str, found: Mapping[str, object]) -> None:
         ValueError: Two parts differ.
     """
     if len(set(found.values())) > 1:
-        raise ValueError(
-            f"{_BATCH}.{operation}: {what} differ: {dict(found)}; "
-            "all must be the same (variable batch is not supported yet)"
-        )
+        raise ValueError(f"{_BATCH}.{operation}: {what} differ: {dict(found)}; all must be the same")
 
 
 def check_positions(where: str, positions: Sequence[int], keys: Sequence[str]) -> None:

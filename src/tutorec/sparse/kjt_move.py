@@ -1,0 +1,128 @@
+"""A batch elsewhere: copied, moved, pinned, freed; every part goes the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+def each_part(batch: KeyedJaggedTensor, change: Callable[[Tensor], Tensor]) -> KeyedJaggedTensor:
+    """The batch with every tensor changed the same way; strides stay on the host.
+
+    Args:
+        batch: The batch.
+        change: Makes a tensor of the same shape.
+
+    Returns:
+        A batch that knows what the first one knew.
+    """
+    weights, lengths, offsets = batch._weights, batch._lengths, batch._offsets
+    changed = batch._from_parts(
+        batch._keys,
+        change(batch._values),
+        None if weights is None else change(weights),
+        None if lengths is None else change(lengths),
+        None if offsets is None else change(offsets),
+        batch._stride,
+    )
+    _copy_facts(changed, batch)
+    inverse = batch._inverse_indices
+    changed._inverse_indices = None if inverse is None else (inverse[0], change(inverse[1]))
+    changed._checked = batch._checked
+    return changed
+
+
+def each_on_device(
+    batch: KeyedJaggedTensor, device: torch.device, non_blocking: bool, weights_dtype: torch.dtype | None
+) -> KeyedJaggedTensor:
+    """The batch on a device, with its weights in a dtype."""
+    moved = each_part(batch, lambda part: part.to(device, non_blocking=non_blocking))
+    if weights_dtype is not None and moved._weights is not None:
+        moved._weights = moved._weights.to(weights_dtype)
+    return moved
+
+
+def each_pinned(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The batch in page-locked memory."""
+    return each_part(batch, lambda part: part.pin_memory())
+
+
+def uninitialised_like(batch: KeyedJaggedTensor, device: torch.device) -> KeyedJaggedTensor:
+    """A batch of the same keys, strides and shapes, with numbers still to come."""
+    made = each_part(batch, lambda part: torch.empty_like(part, device=device))
+    made._checked = True
+    return made
+
+
+def without_keys(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """A batch of no keys with the same stride, dtypes and device: the share of one who gets no feature."""
+    weights, strides = batch._weights, batch._stride_per_key_per_rank
+    return batch._from_parts(
+        [],
+        batch._values.new_empty(0),
+        None if weights is None else weights.new_empty(0),
+        batch.lengths().new_empty(0),
+        None,
+        batch.stride(),
+        [],
+        strides,
+    )
+
+
+def copy_parts(target: KeyedJaggedTensor, source: KeyedJaggedTensor, non_blocking: bool) -> None:
+    """Copy numbers into the memory of another batch of equal keys and shapes, and take over what is known of them."""
+    target._values.copy_(source._values, non_blocking=non_blocking)
+    if target._weights is not None:
+        target._weights.copy_(source.weights(), non_blocking=non_blocking)
+    if target._lengths is not None:
+        target._lengths.copy_(source.lengths(), non_blocking=non_blocking)
+    if target._offsets is not None:
+        target._offsets.copy_(source.offsets(), non_blocking=non_blocking)
+    mine, theirs = target._inverse_indices, source._inverse_indices
+    if mine is not None and theirs is not None:
+        target._inverse_indices = (theirs[0], mine[1].copy_(theirs[1], non_blocking=non_blocking))
+    _copy_facts(target, source)
+    # What was derived from the numbers that were here.
+    target._jt_dict = target._shared_offsets = None
+    target._checked = source._checked
+
+
+def _copy_facts(target: KeyedJaggedTensor, source: KeyedJaggedTensor) -> None:
+    """Take over what is known on the host."""
+    target._stride = source._stride
+    target._stride_per_key_per_rank = source._stride_per_key_per_rank
+    target._stride_per_key = source._stride_per_key
+    target._length_per_key = source._length_per_key
+    target._lengths_offset_per_key = source._lengths_offset_per_key
+    target._offset_per_key = source._offset_per_key
+    target._index_per_key = source._index_per_key
+
+
+def tensors_of(batch: KeyedJaggedTensor) -> list[Tensor]:
+    """Every tensor on the batch's device."""
+    inverse = batch._inverse_indices
+    parts = (batch._values, batch._weights, batch._lengths, batch._offsets, None if inverse is None else inverse[1])
+    return [part for part in parts if part is not None]
+
+
+def bytes_of(batch: KeyedJaggedTensor) -> int:
+    """Bytes of all tensors, those of strides and inverse indices among them."""
+    strides = batch._stride_per_key_per_rank
+    parts = tensors_of(batch) + ([] if strides is None else [strides])
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
+def free_storage(batch: KeyedJaggedTensor) -> int:
+    """Give back the memory of the batch's tensors on its device; the bytes that they held."""
+    freed = 0
+    for part in (batch._values, batch._weights, batch._lengths, batch._offsets):
+        if part is not None:
+            freed += part.numel() * part.element_size()
+            part.untyped_storage().resize_(0)
+    return freed

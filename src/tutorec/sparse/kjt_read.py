@@ -1,0 +1,87 @@
+"""What a batch in eager code makes of its parts at once: one form for them, and their ids per key read cheaply."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
+
+from tutorec.sparse.kjt_checks import FEW_LISTS, check_numbers, sums_per_key
+from tutorec.sparse.kjt_variable import strides_of_ranks
+
+if TYPE_CHECKING:
+    from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+def normalise(batch: KeyedJaggedTensor) -> None:
+    """Bring what a caller gave into one form, without a look at the numbers.
+
+    Keys become a list of their own, so that a caller who changes his does not rename features; lengths [F, B] become
+    [F * B]; a batch without lists needs neither lengths nor offsets; strides that differ make a variable batch.
+
+    Args:
+        batch: The batch, whose parts are as the caller gave them.
+
+    Raises:
+        ValueError: ``keys`` is one string, or there are neither lengths nor offsets.
+    """
+    keys, lengths, offsets = batch._keys, batch._lengths, batch._offsets
+    if isinstance(keys, list):
+        batch._keys = keys.copy()
+    elif isinstance(keys, str):
+        raise ValueError(f"KeyedJaggedTensor: keys must be a list of names, got the string {keys!r}; write [{keys!r}]")
+    elif not isinstance(keys, torch.fx.Proxy):
+        batch._keys = list(keys)
+    if lengths is not None:
+        if isinstance(lengths, Tensor) and lengths.dim() == 2:
+            batch._lengths = lengths.reshape(-1)
+    elif offsets is None:
+        if batch._keys:
+            raise ValueError(
+                "KeyedJaggedTensor: neither lengths nor offsets given; one of them says where the lists of ids end"
+            )
+        batch._lengths = torch.empty(0, dtype=torch.int64, device=batch._values.device)
+    elif isinstance(offsets, Tensor) and offsets.dim() == 1 and offsets.shape[0] == 0:
+        batch._lengths, batch._offsets = offsets, None
+    strides = batch._stride_per_key
+    if strides is not None and batch._stride_per_key_per_rank is None and len(set(strides)) > 1:
+        batch._stride_per_key_per_rank = strides_of_ranks([[stride] for stride in strides])
+
+
+def counts_of_lists(batch: KeyedJaggedTensor) -> list[int] | None:
+    """Ids per key straight from the lengths, where that is cheaper than by the offsets; None where it is not.
+
+    Args:
+        batch: The batch, whose ids per key are not known.
+
+    Returns:
+        Ids of each key, or None: read them from the offsets.
+    """
+    values, lengths = batch._values, batch._lengths
+    if batch._offset_per_key is not None or not isinstance(values, Tensor):
+        return None
+    if values.is_meta:
+        return _spread(values.shape[0], len(batch._keys))
+    if type(values) is not Tensor or torch.compiler.is_compiling() or is_tracing():
+        return None
+    check_numbers(batch)
+    if batch._length_per_key is not None:
+        return batch._length_per_key
+    if lengths is None or batch._offsets is not None or not values.is_cpu:
+        return None
+    if lengths.shape[0] <= FEW_LISTS:
+        return sums_per_key(lengths.tolist(), batch.lengths_offset_per_key())
+    # The sum of int32 is taken in int64, which is slower than the running sum.
+    if batch._stride_per_key_per_rank is not None or lengths.dtype is not torch.int64:
+        return None
+    counts: list[int] = lengths.view(len(batch._keys), -1).sum(1).tolist()
+    return counts
+
+
+def _spread(total: int, keys: int) -> list[int]:
+    """A stand-in for ids per key where there are no numbers (meta tensors): as even as can be, more to the first."""
+    if keys == 0:
+        return []
+    return [total // keys + total % keys] + [total // keys] * (keys - 1)
