@@ -1,12 +1,13 @@
 """Drawn inputs for property tests. Empty bags, empty batches and repeated ids are drawn often, on purpose."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 # A shared and slow machine is no failure of the property.
@@ -134,7 +135,20 @@ def table_sets(
     return tables
 
 
-def rows_of(tables: list[EmbeddingBagConfig]) -> dict[str, int]:
+@st.composite
+def sequence_tables(draw: st.DrawFn, *, max_tables: int = 4, max_rows: int = 12) -> list[EmbeddingConfig]:
+    """Tables as ``table_sets`` draws them, without a pooling; in half of the cases all have one width."""
+    drawn = draw(table_sets(max_tables=max_tables, max_rows=max_rows))
+    width = draw(st.one_of(st.none(), st.sampled_from([1, 4, 6, 8])))
+    return [
+        EmbeddingConfig(
+            table.num_embeddings, width or table.embedding_dim, table.name, feature_names=table.feature_names
+        )
+        for table in drawn
+    ]
+
+
+def rows_of(tables: Sequence[BaseEmbeddingConfig]) -> dict[str, int]:
     """For each feature the fewest rows of the tables that it looks up: ids below that fit all of them."""
     rows: dict[str, int] = {}
     for table in tables:
