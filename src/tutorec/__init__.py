@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from tutorec.sparse.jagged import JaggedTensor as JaggedTensor
     from tutorec.sparse.keyed import KeyedTensor as KeyedTensor
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor as KeyedJaggedTensor
+    from tutorec.sparse.lists import kjt_from_lists as kjt_from_lists
+    from tutorec.sparse.lists import kjt_to_lists as kjt_to_lists
+    from tutorec.sparse.lists import kjt_weights_to_lists as kjt_weights_to_lists
     from tutorec.spmd import Ranks as Ranks
     from tutorec.spmd import run_ranks as run_ranks
     from tutorec.streamable import Multistreamable as Multistreamable
@@ -53,6 +56,9 @@ _DEFINED_IN = {
     "PoolingType": "modules.embedding_configs",
     "Ranks": "spmd",
     "doctor": "_doctor",
+    "kjt_from_lists": "sparse.lists",
+    "kjt_to_lists": "sparse.lists",
+    "kjt_weights_to_lists": "sparse.lists",
     "run_ranks": "spmd",
     "validation": "_validation",
     "validation_enabled": "_validation",
@@ -76,6 +82,9 @@ __all__ = [
     "PoolingType",
     "Ranks",
     "doctor",
+    "kjt_from_lists",
+    "kjt_to_lists",
+    "kjt_weights_to_lists",
     "run_ranks",
     "validation",
     "validation_enabled",

@@ -89,7 +89,7 @@ def test_weights_of_an_unweighted_tensor_are_an_error() -> None:
 
 def test_copy_fills_what_empty_like_made() -> None:
     source = JaggedTensor(torch.tensor([5, 7, 1]), torch.tensor([0.5, 1.0, 2.0]), lengths=torch.tensor([1, 2]))
-    target = JaggedTensor.empty_like(source).copy_(source)
+    target = JaggedTensor.empty_like(source, torch.device("cpu")).copy_(source)
     assert str(target) == str(source)
     assert target.values().data_ptr() != source.values().data_ptr()
     assert target.size_in_bytes() == 3 * 8 + 3 * 4 + 2 * 8 + 3 * 8

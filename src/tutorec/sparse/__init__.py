@@ -12,3 +12,7 @@ R       rows of a table
 D       columns of a table, or of a result
 ======  =========================================================
 """
+
+from tutorec.sparse import copying, jagged_tensor, pytree
+
+__all__ = ["copying", "jagged_tensor", "pytree"]

@@ -6,14 +6,19 @@ import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec._kernels.jagged import jagged_to_padded_dense
+from tutorec.sparse.jagged_layout import first_entries, longest, masked, padded_rows, pieces_of
 from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
 from tutorec.sparse.printing import jagged_text
 from tutorec.sparse.validate import check_form, check_lists, checkable
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
+torch.fx.wrap("first_entries")
 torch.fx.wrap("lengths_of_offsets")
+torch.fx.wrap("longest")
+torch.fx.wrap("masked")
 torch.fx.wrap("offsets_of_lengths")
+torch.fx.wrap("padded_rows")
+torch.fx.wrap("pieces_of")
 
 
 class JaggedTensor:
@@ -80,7 +85,6 @@ class JaggedTensor:
         return jagged
 
     @staticmethod
-    @torch.jit.unused
     def empty(
         is_weighted: bool = False,
         device: torch.device | None = None,
@@ -88,23 +92,36 @@ class JaggedTensor:
         weights_dtype: torch.dtype | None = None,
         lengths_dtype: torch.dtype = torch.int32,
     ) -> "JaggedTensor":
-        """A jagged tensor without samples."""
-        return JaggedTensor._from_parts(
-            torch.empty(0, dtype=values_dtype, device=device),
-            torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
-            torch.empty(0, dtype=lengths_dtype, device=device),
-            torch.zeros(1, dtype=lengths_dtype, device=device),
-        )
+        """A jagged tensor without samples; its offsets hold the 0 that offsets start with."""
+        weights: Tensor | None = None
+        if is_weighted:
+            weights = torch.empty([0], dtype=weights_dtype, device=device)
+        values = torch.empty([0], dtype=values_dtype, device=device)
+        lengths = torch.empty([0], dtype=lengths_dtype, device=device)
+        return JaggedTensor(values, weights, lengths, torch.zeros([1], dtype=lengths_dtype, device=device))
 
     @staticmethod
     @torch.jit.unused
     def empty_like(jt: "JaggedTensor", device: torch.device | None = None) -> "JaggedTensor":
-        """Uninitialised tensors of the same shapes and dtypes, to be filled by ``copy_``."""
+        """Without a device, one of the same dtypes without samples; with one, uninitialised tensors of the same shapes.
+
+        The second is what ``copy_`` fills; ``device=jt.device()`` makes it beside the first.
+        """
+        if device is None:
+            weights = jt._weights
+            weights_dtype = None if weights is None else weights.dtype
+            lengths_dtype = jt.lengths().dtype
+            return JaggedTensor.empty(weights is not None, jt.device(), jt._values.dtype, weights_dtype, lengths_dtype)
         return _map(jt, lambda part: torch.empty_like(part, device=device))
 
     @torch.jit.unused
     def copy_(self, jt: "JaggedTensor", non_blocking: bool = False) -> "JaggedTensor":
         """Copy the other's parts, of equal shapes, into this one's memory."""
+        if (self._weights is None) != (jt._weights is None):
+            raise ValueError(
+                f"JaggedTensor.copy_: {'the source has weights' if self._weights is None else 'the target has weights'}"
+                " and the other has not; make the target with JaggedTensor.empty_like(source, device)"
+            )
         self._values.copy_(jt._values, non_blocking=non_blocking)
         if self._weights is not None:
             self._weights.copy_(jt.weights(), non_blocking=non_blocking)
@@ -115,43 +132,50 @@ class JaggedTensor:
         return self
 
     @staticmethod
-    @torch.jit.unused
     def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> "JaggedTensor":
-        """The first ``lengths[b]`` entries of each row of ``values`` [B, longest]."""
-        mask = torch.arange(values.shape[1], device=values.device) < lengths.unsqueeze(1)
-        kept = None if weights is None else weights[mask]
-        return JaggedTensor(values[mask], kept, lengths=lengths)
+        """The first ``lengths[b]`` entries of row b of ``values`` [B, longest], and of ``weights``."""
+        mask = first_entries(values, lengths)
+        return JaggedTensor(values[mask], masked(weights, mask), lengths, None)
 
     @staticmethod
-    @torch.jit.unused
     def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> "JaggedTensor":
-        """One list of values for each sample, the inverse of ``to_dense``."""
-        if not values:
+        """One list of values for each sample, the inverse of ``to_dense``. Lengths are int32, as TorchRec's."""
+        if len(values) == 0:
             raise ValueError("JaggedTensor.from_dense: no samples given; JaggedTensor.empty() makes an empty one")
-        lengths = torch.tensor([value.shape[0] for value in values], device=values[0].device)
-        return JaggedTensor(torch.cat(values), None if weights is None else torch.cat(weights), lengths=lengths)
+        together = torch.cat(values)
+        lengths = torch.tensor([value.size(0) for value in values], dtype=torch.int32, device=together.device)
+        if weights is None:
+            return JaggedTensor(together, None, lengths, None)
+        if not is_scripting():
+            _check_dense_weights(values, weights)
+        return JaggedTensor(together, torch.cat(weights), lengths, None)
 
-    @torch.jit.unused
     def to_dense(self) -> list[Tensor]:
-        """One tensor of values for each sample: views."""
-        return list(self._values.split_with_sizes(self.lengths().tolist()))
+        """One tensor of values for each sample: views. A sync point."""
+        return pieces_of(self._values, self.lengths())
 
-    @torch.jit.unused
     def to_dense_weights(self) -> list[Tensor] | None:
-        """One tensor of weights for each sample, None without weights."""
-        if self._weights is None:
+        """One tensor of weights for each sample, None without weights. A sync point."""
+        weights = self._weights
+        if weights is None:
             return None
-        return list(self._weights.split_with_sizes(self.lengths().tolist()))
+        return pieces_of(weights, self.lengths())
 
-    @torch.jit.unused
     def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
-        """Rows of equal length [B, desired_length]: longer samples are cut, shorter ones padded."""
-        return _padded(self, self._values, desired_length, padding_value)
+        """Rows of equal length [B, desired_length]: longer samples are cut, shorter ones padded.
 
-    @torch.jit.unused
+        Without ``desired_length`` rows are as long as the longest sample, and asking for that is a sync point.
+        """
+        width = longest(self.lengths()) if desired_length is None else desired_length
+        return padded_rows(self._values, self.offsets(), width, padding_value)
+
     def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor | None:
         """The weights as rows of equal length, None without weights."""
-        return None if self._weights is None else _padded(self, self._weights, desired_length, padding_value)
+        weights = self._weights
+        if weights is None:
+            return None
+        width = longest(self.lengths()) if desired_length is None else desired_length
+        return padded_rows(weights, self.offsets(), width, padding_value)
 
     def device(self) -> torch.device:
         """Where the values are."""
@@ -200,10 +224,20 @@ class JaggedTensor:
         """One weight per value [N], or None."""
         return self._weights
 
-    @torch.jit.unused
     def to(self, device: torch.device, non_blocking: bool = False) -> "JaggedTensor":
-        """A copy on ``device``."""
-        return _map(self, lambda part: part.to(device, non_blocking=non_blocking))
+        """A copy on ``device``; the parts themselves where they are there already."""
+        weights, lengths, offsets = self._weights, self._lengths, self._offsets
+        if weights is not None:
+            weights = weights.to(device, non_blocking=non_blocking)
+        if lengths is not None:
+            lengths = lengths.to(device, non_blocking=non_blocking)
+        if offsets is not None:
+            offsets = offsets.to(device, non_blocking=non_blocking)
+        values = self._values.to(device, non_blocking=non_blocking)
+        if is_scripting():
+            return JaggedTensor(values, weights, lengths, offsets)
+        else:
+            return JaggedTensor._from_parts(values, weights, lengths, offsets)
 
     @torch.jit.unused
     def record_stream(self, stream: Any) -> None:
@@ -250,9 +284,13 @@ def _map(jagged: JaggedTensor, change: Any) -> JaggedTensor:
     )
 
 
-def _padded(jagged: JaggedTensor, values: Tensor, desired_length: int | None, padding_value: float) -> Tensor:
-    """Rows of equal length; by default as long as the longest sample."""
-    if desired_length is None:
-        lengths = jagged.lengths()
-        desired_length = int(lengths.max()) if lengths.numel() else 0
-    return jagged_to_padded_dense(values, jagged.offsets(), desired_length, padding_value)
+def _check_dense_weights(values: list[Tensor], weights: list[Tensor]) -> None:
+    """Raise unless there is one weight for each value of each sample."""
+    if len(values) != len(weights):
+        raise ValueError(f"JaggedTensor.from_dense: values of {len(values)} samples and weights of {len(weights)}")
+    for sample, (value, weight) in enumerate(zip(values, weights, strict=True)):
+        if value.shape[0] != weight.shape[0]:
+            raise ValueError(
+                f"JaggedTensor.from_dense: sample {sample} has {value.shape[0]} values and {weight.shape[0]} weights; "
+                "give one weight for each value"
+            )

@@ -1,7 +1,20 @@
 """Facade: the jagged types under TorchRec's path."""
 
+from tutorec.sparse.dict_modules import ComputeJTDictToKJT, ComputeKJTToJTDict
+from tutorec.sparse.equality import jt_is_equal, kjt_is_equal, kt_is_equal
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.kjt_layout import offsets_of_lengths as _to_offsets
 
-__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"]
+__all__ = [
+    "ComputeJTDictToKJT",
+    "ComputeKJTToJTDict",
+    "JaggedTensor",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "_to_offsets",
+    "jt_is_equal",
+    "kjt_is_equal",
+    "kt_is_equal",
+]

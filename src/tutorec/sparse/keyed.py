@@ -8,8 +8,8 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.kjt_layout import positions, running_sum
 from tutorec.sparse.printing import keyed_text
-from tutorec.sparse.regroup import regroup
-from tutorec.sparse.validate import check_keys, checkable, key_list, missing_key
+from tutorec.sparse.regroup import check_tensor_list, regroup
+from tutorec.sparse.validate import check_keys, check_positions, checkable, key_list, missing_key
 
 
 class KeyedTensor:
@@ -64,13 +64,31 @@ class KeyedTensor:
 
     @staticmethod
     @torch.jit.unused
+    def _from_parts(
+        keys: list[str],
+        length_per_key: list[int],
+        values: Tensor,
+        key_dim: int = 1,
+        offset_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
+    ) -> "KeyedTensor":
+        """A keyed tensor from parts that are known to fit, unchecked; the lists are kept, not copied."""
+        keyed = object.__new__(KeyedTensor)
+        keyed._keys = keys
+        keyed._length_per_key = length_per_key
+        keyed._values = values
+        keyed._key_dim = key_dim
+        keyed._offset_per_key = offset_per_key
+        keyed._index_per_key = index_per_key
+        return keyed
+
+    @staticmethod
     def from_tensor_list(keys: list[str], tensors: list[Tensor], key_dim: int = 1, cat_dim: int = 1) -> "KeyedTensor":
         """One keyed tensor from one tensor per key, joined along ``cat_dim``."""
-        if len(keys) != len(tensors):
-            raise ValueError(f"KeyedTensor.from_tensor_list: {len(keys)} keys {keys} for {len(tensors)} tensors")
-        return KeyedTensor(
-            keys, [tensor.shape[key_dim] for tensor in tensors], torch.cat(tensors, dim=cat_dim), key_dim
-        )
+        if not is_scripting():
+            check_tensor_list(keys, tensors, key_dim)
+        sizes = [tensor.size(key_dim) for tensor in tensors]
+        return KeyedTensor(keys, sizes, torch.cat(tensors, dim=cat_dim), key_dim, None, None)
 
     def keys(self) -> list[str]:
         """Names, in storage order."""
@@ -126,29 +144,45 @@ class KeyedTensor:
             out[key] = pieces[position]
         return out
 
-    @staticmethod
-    @torch.jit.unused
-    def regroup(keyed_tensors: list["KeyedTensor"], groups: list[list[str]]) -> list[Tensor]:
-        """One tensor for each group of names, the names' slices side by side, from whichever tensor holds them."""
-        return regroup(keyed_tensors, groups)
+    def permute(self, indices: list[int]) -> "KeyedTensor":
+        """The keyed tensor with key ``indices[i]`` at position i; keys may be left out, and none may repeat."""
+        if not is_scripting():
+            check_positions("KeyedTensor.permute", indices, self._keys)
+        pieces = self._values.split_with_sizes(self._length_per_key, self._key_dim)
+        keys = [self._keys[index] for index in indices]
+        sizes = [self._length_per_key[index] for index in indices]
+        if len(indices) == 0:
+            return KeyedTensor(keys, sizes, self._values.narrow(self._key_dim, 0, 0), self._key_dim, None, None)
+        values = torch.cat([pieces[index] for index in indices], dim=self._key_dim)
+        return KeyedTensor(keys, sizes, values, self._key_dim, None, None)
 
     @staticmethod
-    @torch.jit.unused
+    def regroup(keyed_tensors: list["KeyedTensor"], groups: list[list[str]]) -> list[Tensor]:
+        """One tensor for each group of names, the names' slices side by side, from whichever tensor holds them."""
+        return regroup_keyed(keyed_tensors, groups)
+
+    @staticmethod
     def regroup_as_dict(
         keyed_tensors: list["KeyedTensor"], groups: list[list[str]], keys: list[str]
     ) -> dict[str, Tensor]:
         """The groups of ``regroup`` by name."""
         if len(groups) != len(keys):
             raise ValueError(f"KeyedTensor.regroup_as_dict: {len(groups)} groups for {len(keys)} keys {keys}")
-        return dict(zip(keys, regroup(keyed_tensors, groups), strict=True))
+        found = regroup_keyed(keyed_tensors, groups)
+        named: dict[str, Tensor] = {}
+        for position, key in enumerate(keys):
+            named[key] = found[position]
+        return named
 
-    @torch.jit.unused
     def to(self, device: torch.device, non_blocking: bool = False) -> "KeyedTensor":
-        """A copy on ``device``."""
-        moved = self._values.to(device, non_blocking=non_blocking)
-        return KeyedTensor(
-            self._keys, self._length_per_key, moved, self._key_dim, self._offset_per_key, self._index_per_key
-        )
+        """A copy on ``device``; the values themselves where they are there already."""
+        values = self._values.to(device, non_blocking=non_blocking)
+        if is_scripting():
+            return KeyedTensor(self._keys, self._length_per_key, values, self._key_dim, None, None)
+        else:
+            return KeyedTensor._from_parts(
+                self._keys, self._length_per_key, values, self._key_dim, self._offset_per_key, self._index_per_key
+            )
 
     @torch.jit.unused
     def record_stream(self, stream: Any) -> None:
@@ -176,17 +210,57 @@ class KeyedTensor:
         return tracer.create_node("call_function", KeyedTensor, (), tracer.create_arg(parts))
 
 
+def regroup_keyed(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+    """``KeyedTensor.regroup`` as a function of its own: one call in a traced graph, and compiled as it stands.
+
+    Args:
+        keyed_tensors: Where the keys are looked up.
+        groups: The keys of each result, in order.
+
+    Returns:
+        One tensor per group, as ``sparse.regroup.regroup``.
+
+    Raises:
+        KeyError: No keyed tensor has a key of a group.
+        ValueError: Two of them have it, a group is empty, or they cut different dimensions.
+
+    Example:
+        >>> import torch
+        >>> regroup_keyed([KeyedTensor(["a", "b"], [1, 1], torch.tensor([[1, 2]]))], [["b", "a"]])
+        [tensor([[2, 1]])]
+    """
+    keys: list[list[str]] = []
+    sizes: list[list[int]] = []
+    values: list[Tensor] = []
+    dims: list[int] = []
+    for keyed in keyed_tensors:
+        keys.append(keyed.keys())
+        sizes.append(keyed.length_per_key())
+        values.append(keyed.values())
+        dims.append(keyed.key_dim())
+    return regroup(keys, sizes, values, dims, groups)
+
+
+torch.fx.wrap("regroup_keyed")
+
+
 def _check(keyed: KeyedTensor) -> None:
     """Check that keys and lengths describe the values."""
     if not checkable(keyed._values):
         return
-    keys, lengths, dim = keyed._keys, keyed._length_per_key, keyed._key_dim
+    keys, lengths, dim, shape = keyed._keys, keyed._length_per_key, keyed._key_dim, keyed._values.shape
+    if not keys and not lengths:
+        return
     check_keys("KeyedTensor", keys)
     if len(lengths) != len(keys):
         raise ValueError(f"KeyedTensor: {len(lengths)} lengths {lengths} for {len(keys)} keys {keys}")
-    size = keyed._values.shape[dim]
-    if sum(lengths) != size:
+    if not -len(shape) <= dim < len(shape):
         raise ValueError(
-            f"KeyedTensor: length_per_key {lengths} adds up to {sum(lengths)}, and values has {size} columns "
-            f"(shape {list(keyed._values.shape)}, key_dim {dim}) for keys {keys}"
+            f"KeyedTensor: keys {keys} cut dimension {dim}, and values have shape {list(shape)}; key_dim= names the "
+            f"dimension, 0 to {len(shape) - 1}"
+        )
+    if sum(lengths) != shape[dim]:
+        raise ValueError(
+            f"KeyedTensor: length_per_key {lengths} adds up to {sum(lengths)}, and values has {shape[dim]} columns "
+            f"(shape {list(shape)}, key_dim {dim}) for keys {keys}"
         )

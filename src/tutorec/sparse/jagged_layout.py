@@ -1,0 +1,59 @@
+"""Lists of one feature as pieces, as rows of equal length, and back: pure functions, which TorchScript compiles."""
+
+import torch
+from torch import Tensor
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
+
+from tutorec._kernels.jagged import jagged_to_padded_dense
+
+
+def pieces_of(values: Tensor, lengths: Tensor) -> list[Tensor]:
+    """The next ``lengths[b]`` values for each sample b: views. A sync point."""
+    if is_scripting():
+        lengths = lengths.long()  # TorchScript's tolist() makes integers of int64 only.
+    sizes: list[int] = lengths.tolist()
+    return list(values.split_with_sizes(sizes))
+
+
+def longest(lengths: Tensor) -> int:
+    """The largest length, 0 without samples. A sync point."""
+    if lengths.numel() == 0:
+        return 0
+    if is_scripting():
+        return int(lengths.max().item())
+    else:
+        # Without int(): while a program is exported this is a symbol, and int() would ask for its value.
+        return lengths.max().item()  # pyright: ignore[reportReturnType]
+
+
+def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> Tensor:
+    """Rows of equal length: values [N, ...], offsets [B + 1] -> [B, width, ...], cut or padded at their ends."""
+    if is_scripting():
+        return gathered_rows(values, offsets, width, padding)
+    else:
+        if torch.compiler.is_compiling():
+            return gathered_rows(values, offsets, width, padding)
+        return jagged_to_padded_dense(values, offsets, width, padding)
+
+
+def gathered_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> Tensor:
+    """``padded_rows`` in operators whose shapes depend on no number: a gather from the values and one padding row."""
+    count = values.size(0)
+    place = torch.arange(width, device=values.device)
+    source = offsets[:-1].unsqueeze(1) + place
+    source = torch.where(source < offsets[1:].unsqueeze(1), source, torch.full_like(source, count))
+    rest = list(values.shape[1:])
+    padded = torch.cat([values, torch.full([1] + rest, padding, dtype=values.dtype, device=values.device)])  # noqa: RUF005
+    return padded.index_select(0, source.reshape(-1)).view([source.size(0), width] + rest)  # noqa: RUF005
+
+
+def first_entries(values: Tensor, lengths: Tensor) -> Tensor:
+    """A mask [B, longest] of the first ``lengths[b]`` entries of each row of ``values`` [B, longest, ...]."""
+    return torch.arange(values.size(1), device=values.device) < lengths.unsqueeze(1)
+
+
+def masked(values: Tensor | None, mask: Tensor) -> Tensor | None:
+    """The entries that a mask keeps, or None."""
+    if values is None:
+        return None
+    return values[mask]
