@@ -127,3 +127,25 @@ def test_the_library_holds_no_import_of_the_peer() -> None:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not any(name.split(".")[0] == "torchrec" for name in names), path
+
+
+@pytest.mark.parametrize(
+    "words", [["import", "--sizes", "tiny"], ["ebc", "--sizes", "tiny"], ["validation", "--cases", "a"]]
+)
+def test_main_refuses_parts_that_a_benchmark_does_not_have(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert f"bench {words[0]} has no {words[1]} to choose from" in capsys.readouterr().err
+
+
+def test_main_hands_on_the_parts_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Options] = []
+    monkeypatch.setattr(
+        runner.benchmarks()["kjt"],
+        "run",
+        lambda options: seen.append(options) or Report("kjt", {}, {"a": [Sample(1, 1)]}, [], machine()),
+    )
+    assert main(["kjt", "--sizes", "tiny,mid", "--cases", "split halves,permute", "--rounds", "1"]) == 0
+    assert seen == [Options(1, None, ("tiny", "mid"), ("split halves", "permute"))]
