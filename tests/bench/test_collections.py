@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,8 @@ def _ratios(report: Report) -> dict[str, Bar | None]:
 @pytest.mark.usefixtures("small")
 def test_kjt_compares_every_operation_at_every_size(twin: str) -> None:
     bars = _ratios(kjt.run(Options(rounds=2, vs=twin)))
-    assert len(bars) == 3 * len(kjt.CASES) * 2 + 1
+    cases = len(kjt.CASES) - (find_spec("tensordict") is None)
+    assert len(bars) == 3 * cases * 2 + 1
     assert bars["tiny permute: twin / tutorec"] == Bar("at least", 2.0)
     assert bars["tiny permute: twin / tutorec checked"] is None
     assert bars["mid split: twin / tutorec checked"] == Bar("at least", 4.0)
@@ -81,6 +83,14 @@ def test_kjt_runs_what_was_chosen_and_needs_no_peer() -> None:
         f"mid {case}: tutorec{checks}" for case in ("permute", "split halves") for checks in ("", " checked")
     ]
     assert not report.comparisons
+
+
+@pytest.mark.usefixtures("small")
+def test_kjt_leaves_out_what_needs_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kjt, "find_spec", lambda name: None)
+    report = kjt.run(Options(rounds=1, sizes=("tiny",), cases=("permute", "td_to_kjt")))
+    assert sorted(report.samples) == ["tiny permute: tutorec", "tiny permute: tutorec checked"]
+    assert "td_to_kjt was left out: tensordict is not installed" in report.notes
 
 
 @pytest.mark.usefixtures("small")
