@@ -1,10 +1,16 @@
-"""Checks of ids against the rows of the tables that they look up: one fused pass, and a search only after it fails."""
+"""Checks of ids against the rows of the tables that they look up: one fused pass, and a search only after it fails.
+
+On another device than the CPU nothing is read here: the check runs there, and what it finds is raised later (see
+``deferred.py``). While a model is traced, scripted, exported or compiled there are no ids to look at and no check runs;
+the graph keeps the lookup, whose operator checks bounds itself on the CPU (aten's ``embedding_bag``).
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from tutorec.sparse.deferred import bad_id, defer, report
 from tutorec.sparse.validate import checkable
 
 if TYPE_CHECKING:
@@ -29,7 +35,8 @@ def check_ids(
     Raises:
         KeyError: A feature is not in the batch.
         TypeError: ``features`` is no KeyedJaggedTensor.
-        ValueError: Ids are no integers, negative, or not below R, or weights are missing.
+        ValueError: Ids are no integers, negative, or not below R, or weights are missing. On another device than the
+            CPU: ids of an earlier batch are.
 
     Example:
         >>> import torch
@@ -61,6 +68,10 @@ def check_ids(
             f"ids must be int32 or int64 to be looked up, and the batch's values are {values.dtype} "
             f"(features {keys}); convert them: values.long()"
         )
+    if values.device.type != "cpu":
+        report(wait=False)
+        defer(features, feature_rows)
+        return
     if values.numel() == 0:
         return
     low, high = (int(bound) for bound in torch.aminmax(values))
@@ -92,8 +103,4 @@ def _bad_id(features: "KeyedJaggedTensor", feature: str, table: str, rows: int) 
     outside = ((ids < 0) | (ids >= rows)).nonzero().view(-1)
     position = int(outside[0])
     sample = int((bag.offsets() <= position).sum()) - 1
-    return (
-        f"table {table!r} has {rows} rows (ids 0 to {rows - 1}), and feature {feature!r}, sample {sample}, holds id "
-        f"{int(ids[position])}; {outside.numel()} of the feature's {ids.numel()} ids are outside: hash or clamp them "
-        "to rows, or give the table more rows"
-    )
+    return bad_id(table, rows, feature, sample, int(ids[position]), outside.numel(), ids.numel())

@@ -27,7 +27,17 @@ def longest(lengths: Tensor) -> int:
 
 
 def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> Tensor:
-    """Rows of equal length: values [N, ...], offsets [B + 1] -> [B, width, ...], cut or padded at their ends."""
+    """Rows of equal length, cut or padded at their ends.
+
+    Args:
+        values: ``[N, ...]``.
+        offsets: ``[B + 1]``.
+        width: Of a row.
+        padding: What fills a shorter row.
+
+    Returns:
+        ``[B, width, ...]``.
+    """
     if is_scripting():
         return gathered_rows(values, offsets, width, padding)
     else:
@@ -37,7 +47,17 @@ def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> 
 
 
 def gathered_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> Tensor:
-    """``padded_rows`` in operators whose shapes depend on no number: a gather from the values and one padding row."""
+    """``padded_rows`` in operators whose shapes depend on no number: a gather from the values and one padding row.
+
+    Args:
+        values: ``[N, ...]``.
+        offsets: ``[B + 1]``.
+        width: Of a row.
+        padding: What fills a shorter row.
+
+    Returns:
+        ``[B, width, ...]``.
+    """
     count = values.size(0)
     place = torch.arange(width, device=values.device)
     source = offsets[:-1].unsqueeze(1) + place

@@ -1,0 +1,182 @@
+"""Checks of ids on a device that runs behind the program: found there, read later, raised with the same message.
+
+Reading a number from a GPU makes the program wait for it. So the check runs as a few operators on the device and leaves
+five integers, copied to page-locked memory *before* the lookup is issued: a lookup that reads outside its table may end
+the device's context, and the five integers are there all the same. They are read at the next named sync point, or at
+a later check when the device has come by.
+
+::
+
+    check_ids(batch 1)   operators, copy of five integers        the program goes on
+    lookup(batch 1)      ...
+    check_ids(batch 2)   report(wait=False): has batch 1's check run?  raise if it found something
+    batch 2 .sync()      report(): wait for all checks, raise
+
+Any device will do, the CPU too, where the integers are there at once.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tutorec.sparse.kjt_layout import running_sum
+
+if TYPE_CHECKING:
+    from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+FeatureRows = Sequence[tuple[str, str, int]]
+
+# So many checks may be under way before the oldest is waited for.
+_MOST = 8
+_ALL = torch.iinfo(torch.int64)
+
+
+class _Check:
+    """One check under way: where its five integers arrive, and what they mean."""
+
+    __slots__ = ("_arrived", "_feature_rows", "_found", "_keys", "_samples")
+
+    def __init__(self, found: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows) -> None:
+        self._keys, self._samples, self._feature_rows = keys, samples, feature_rows
+        self._found, self._arrived = found, None
+        if found.device.type == "cuda":
+            self._found = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            self._found.copy_(found, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def ready(self) -> bool:
+        """Whether the integers can be read without waiting."""
+        if self._arrived is None:
+            return self._found.device.type == "cpu"
+        try:
+            return self._arrived.query()
+        except RuntimeError:  # The device has failed since; what was copied before is there.
+            return True
+
+    def read(self) -> ValueError | None:
+        """Wait for the integers; the error if they tell of one."""
+        if self._arrived is not None:
+            with suppress(RuntimeError):  # As above.
+                self._arrived.synchronize()
+        outside, total, place, number, feature = self._found.tolist()
+        if outside == 0:
+            return None
+        key = self._keys[feature]
+        sample = place - sum(self._samples[:feature])
+        for name, table, rows in self._feature_rows:
+            if name == key and not 0 <= number < rows:
+                return ValueError(bad_id(table, rows, key, sample, number, outside, total))
+        raise AssertionError(f"id {number} of feature {key!r} was found outside of no table in {self._feature_rows}")
+
+
+_under_way: list[_Check] = []
+_bounds: dict[Any, tuple[Tensor, Tensor]] = {}
+
+
+def bad_id(table: str, rows: int, feature: str, sample: int, number: int, outside: int, total: int) -> str:
+    """The message for an id that is no row of its table.
+
+    Args:
+        table: Name of the table.
+        rows: R, its rows.
+        feature: The feature that holds the id.
+        sample: The sample that holds it.
+        number: The id.
+        outside: How many of the feature's ids are outside.
+        total: How many ids the feature has.
+
+    Returns:
+        What is wrong, where, the numbers, and what would work.
+
+    Example:
+        >>> bad_id("items", 8, "item", 1, 9, 1, 2)[:65]
+        "table 'items' has 8 rows (ids 0 to 7), and feature 'item', sample"
+    """
+    return (
+        f"table {table!r} has {rows} rows (ids 0 to {rows - 1}), and feature {feature!r}, sample {sample}, holds id "
+        f"{number}; {outside} of the feature's {total} ids are outside: hash or clamp them to rows, or give the table "
+        "more rows"
+    )
+
+
+def defer(features: "KeyedJaggedTensor", feature_rows: FeatureRows) -> None:
+    """Check a batch's ids where they are, without waiting for the result: ``report`` raises it.
+
+    Args:
+        features: The batch, on any device, ids ``[N]``.
+        feature_rows: One entry for each table of each feature: feature, table, rows R of the table.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+        >>> defer(KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1])), [("item", "t", 8)])
+        >>> report()
+        Traceback (most recent call last):
+        ...
+        ValueError: table 't' has 8 rows (ids 0 to 7), and feature 'item', sample 1, holds id 9; ...
+
+    See Also:
+        ``id_check.check_ids``, which calls this for a batch that is not on the CPU.
+    """
+    ids = features.values()
+    if ids.numel() == 0 or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    keys, samples = features.keys(), features.stride_per_key()
+    found = _search(ids, features.offsets(), samples, *_bounds_of(keys, feature_rows, ids.device))
+    _under_way.append(_Check(found, list(keys), samples, feature_rows))
+
+
+def report(wait: bool = True) -> None:
+    """Raise what a deferred check has found, if any has; where none is under way this costs next to nothing.
+
+    Args:
+        wait: Whether to wait for checks that have not run yet, as a named sync point does anyway.
+
+    Raises:
+        ValueError: An id is no row of its table. All other checks are forgotten then.
+    """
+    while _under_way:
+        if not (wait or len(_under_way) > _MOST or _under_way[0].ready()):
+            return
+        error = _under_way.pop(0).read()
+        if error is not None:
+            _under_way.clear()
+            raise error
+
+
+def _bounds_of(keys: list[str], feature_rows: FeatureRows, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Smallest id and one past the largest that fit every table of each key [F]; what is not looked up fits always."""
+    cached = (tuple(keys), tuple(feature_rows), device)
+    known = _bounds.get(cached)
+    if known is None:
+        low, high = dict.fromkeys(keys, _ALL.min), dict.fromkeys(keys, _ALL.max)
+        for feature, _, rows in feature_rows:
+            low[feature], high[feature] = 0, min(rows, high[feature])
+        known = torch.tensor(list(low.values()), device=device), torch.tensor(list(high.values()), device=device)
+        if len(_bounds) >= _MOST:
+            _bounds.clear()
+        _bounds[cached] = known
+    return known
+
+
+def _search(ids: Tensor, offsets: Tensor, samples: list[int], low: Tensor, high: Tensor) -> Tensor:
+    """Five integers [5]: how many ids of the first bad feature are outside, how many it has, the list, the id, the key.
+
+    Only operators that neither wait for the device nor read outside a tensor, whatever the offsets hold.
+    """
+    count = ids.numel()
+    place = torch.arange(count, device=ids.device)
+    ends = torch.tensor(running_sum(samples), device=ids.device)
+    starts = offsets.index_select(0, ends).long()
+    feature = torch.bucketize(place, starts[1:], right=True).clamp_(max=len(samples) - 1)
+    bad = (ids < low[feature]) | (ids >= high[feature])
+    first = torch.where(bad, place, count).min()
+    at = first.clamp(max=count - 1)
+    key = feature[at]
+    listed = torch.bucketize(at, offsets.long(), right=True) - 1
+    outside = (bad & (feature == key)).sum()
+    return torch.stack([outside, starts[key + 1] - starts[key], listed, ids[at].long(), key])
