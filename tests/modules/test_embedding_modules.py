@@ -157,7 +157,7 @@ def table(name: str = "t", **parts: object) -> EmbeddingBagConfig:
         ([table("")], False, "table name '' must not be empty"),
         ([table("a.b")], False, "table name 'a.b' must not .* contain a dot"),
         ([table("items")], False, "table name 'items' is taken by an attribute .* call it 'items_table'"),
-        ([table(pooling=PoolingType.NONE)], False, "table 't': a bag is pooled by SUM or MEAN"),
+        ([table(pooling=PoolingType.NONE)], False, "table 't': a bag is pooled by SUM, MEAN or SQRTN"),
         ([table(pooling=PoolingType.MEAN)], True, "table 't': weights go with SUM, not MEAN"),
         ([table(data_type=DataType.INT8)], False, "table 't': data_type INT8 cannot be trained"),
     ],

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from tutorec._kernels.tbe import OptimizerSpec
 
-__all__ = ["RowGroups", "apply_update", "sort_rows"]
+__all__ = ["RowGroups", "add_rows", "apply_update", "sort_rows", "sum_rows"]
 
 # Bytes of summed gradients worked on at a time; measured best between 1 and 4 MiB on 2 cores with 512 KiB of L2 each.
 _SLICE_BYTES = 2 << 20
@@ -55,21 +56,76 @@ def sort_rows(ids: Tensor, bags: Tensor | None, weights: Tensor | None, rows: in
         >>> groups.rows.tolist(), groups.starts.tolist(), groups.bags.tolist()
         ([2, 5], [0, 1, 3], [0, 0, 1])
     """
-    if ids.device.type == "cpu" and weights is None and rows * max(bag_count, 1) < 2**62:
-        # Row and bag packed into one number: numpy sorts plain integers several times faster than (key, index) pairs.
-        packed = ids.long() * bag_count
-        packed += torch.arange(ids.numel()) if bags is None else bags
-        packed.numpy().sort()
-        ordered = packed.div(bag_count, rounding_mode="floor")
-        sorted_bags, sorted_weights = packed.sub_(ordered * bag_count), None
-    else:
-        ordered, places = torch.sort(ids.long(), stable=True)
-        sorted_bags = places if bags is None else bags[places]
-        sorted_weights = None if weights is None else weights[places]
+    shift = max(bag_count - 1, 1).bit_length()
+    if ids.device.type == "cpu" and weights is None and rows.bit_length() + shift < 63:
+        return _sort_packed(ids, bags, shift)
+    ordered, places = torch.sort(ids.long(), stable=True)
+    sorted_bags = places if bags is None else bags[places]
+    sorted_weights = None if weights is None else weights[places]
     unique, counts = torch.unique_consecutive(ordered, return_counts=True)
     starts = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=ids.device)
     torch.cumsum(counts, 0, out=starts[1:])
     return RowGroups(unique, starts, sorted_bags, sorted_weights)
+
+
+def _sort_packed(ids: Tensor, bags: Tensor | None, shift: int) -> RowGroups:
+    """Row and bag packed into one number: numpy sorts plain integers several times faster than (key, index) pairs."""
+    packed = ids.long() << shift
+    packed += torch.arange(ids.numel()) if bags is None else bags
+    numbers = packed.numpy()
+    numbers.sort()
+    ordered = numbers >> shift
+    numbers &= (1 << shift) - 1
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1], [True])))
+    if not len(ordered):
+        starts = np.zeros(1, dtype=np.int64)
+    return RowGroups(torch.from_numpy(ordered[starts[:-1]]), torch.from_numpy(starts), packed, None)
+
+
+def sum_rows(grad: Tensor, groups: RowGroups) -> Tensor:
+    """The summed gradient of each touched row: grad [bags, D] -> [U, D]."""
+    weights = None if groups.weights is None else groups.weights.to(grad.dtype)
+    return F.embedding_bag(
+        groups.bags, grad, groups.starts, mode="sum", per_sample_weights=weights, include_last_offset=True
+    )
+
+
+@torch.no_grad()
+def add_rows(
+    matrix: Tensor, ids: Tensor, bags: Tensor | None, weights: Tensor | None, grad: Tensor, factor: float
+) -> None:
+    """Add ``factor * weights[i] * grad[bags[i]]`` to row ``ids[i]`` of a matrix, for every i.
+
+    What SGD does, without sorting: rows that repeat are moved once for each id, which sums to the same.
+
+    Args:
+        matrix: Rows [R, D], changed in place.
+        ids: [N].
+        bags: [N]; None for i itself.
+        weights: [N], or None for 1.
+        grad: [bags, D].
+        factor: Of all.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.tbe_update import add_rows
+        >>> matrix = torch.zeros(3, 1)
+        >>> add_rows(matrix, torch.tensor([2, 0, 2]), None, None, torch.tensor([[1.0], [2.0], [3.0]]), factor=0.5)
+        >>> matrix.flatten().tolist()
+        [1.0, 0.0, 2.0]
+    """
+    step = max(_SLICE_BYTES // (4 * matrix.shape[1]), 1) if grad.is_cpu else max(ids.numel(), 1)
+    small = bags is not None and grad.shape[0] < ids.numel()
+    if small:  # fewer bags than ids: the factor goes where it multiplies less
+        grad = grad * factor
+    for first in range(0, ids.numel(), step):
+        part = slice(first, first + step)
+        rows = grad[part] if bags is None else grad.index_select(0, bags[part])
+        if weights is not None:
+            rows = rows * (weights[part] if small else weights[part] * factor).unsqueeze(1)
+        elif not small:
+            rows = rows * factor
+        matrix.index_add_(0, ids[part], rows)
 
 
 @torch.no_grad()

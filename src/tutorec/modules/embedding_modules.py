@@ -1,38 +1,23 @@
 """EmbeddingBagCollection: tables side by side, looked up and pooled for one batch."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
+from tutorec.modules.embedding_collection import EmbeddingCollection as EmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType, pooling_type_to_str
+from tutorec.modules.embedding_tables import checked_tables
+from tutorec.modules.embedding_tables import get_embedding_names_by_table as get_embedding_names_by_table
+from tutorec.modules.pooled_lookup import PooledLookups, pool_at_once, side_by_side
 from tutorec.sparse.id_check import check_ids
+from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 from tutorec.types import data_type_to_dtype
-
-
-def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
-    """The names of the results, table by table: the feature, or ``feature@table`` where several tables share it.
-
-    Args:
-        tables: The tables, in order.
-
-    Returns:
-        For each table the name of each feature's result.
-
-    Example:
-        >>> one = EmbeddingBagConfig(10, 4, "t1", feature_names=["item", "user"])
-        >>> two = EmbeddingBagConfig(10, 4, "t2", feature_names=["item"])
-        >>> get_embedding_names_by_table([one, two])
-        [['item@t1', 'user'], ['item@t2']]
-    """
-    features = [feature for table in tables for feature in table.feature_names]
-    shared = {feature for feature in features if features.count(feature) > 1}
-    return [
-        [f"{feature}@{table.name}" if feature in shared else feature for feature in table.feature_names]
-        for table in tables
-    ]
 
 
 class EmbeddingBagCollection(nn.Module):
@@ -69,15 +54,21 @@ class EmbeddingBagCollection(nn.Module):
         self, tables: list[EmbeddingBagConfig], is_weighted: bool = False, device: torch.device | None = None
     ) -> None:
         super().__init__()
-        _check_tables(tables, is_weighted)
+        tables = checked_tables("EmbeddingBagCollection", tables, EmbeddingBagConfig)
+        _check_pooling(tables, is_weighted)
         self._embedding_bag_configs = tables
         self._is_weighted = is_weighted
-        self._device = torch.device(device) if device is not None else torch.device("cpu")
+        self._device = torch.device(device) if device is not None else torch.get_default_device()
         self.embedding_bags = nn.ModuleDict({table.name: self._build(table) for table in tables})
-        self._feature_names = [table.feature_names for table in tables]
         self._feature_rows = [
             (name, table.name, table.num_embeddings) for table in tables for name in table.feature_names
         ]
+        self._lookups = PooledLookups(
+            features=tuple(name for table in tables for name in table.feature_names),
+            tables=tuple(index for index, table in enumerate(tables) for _ in table.feature_names),
+            poolings=tuple(_pooling(table) for table in tables for _ in table.feature_names),
+            weighted=is_weighted,
+        )
         self._embedding_names = [name for names in get_embedding_names_by_table(tables) for name in names]
         self._length_per_name = [table.embedding_dim for table in tables for _ in table.feature_names]
         self.reset_parameters()
@@ -86,20 +77,22 @@ class EmbeddingBagCollection(nn.Module):
         """Look every feature's bags up in its tables and pool each bag to one row.
 
         Args:
-            features: F features, B samples; a bag is one feature's ids of one sample.
+            features: F features, B samples; a bag is one feature's ids of one sample. A TensorDict will do.
 
         Returns:
             The pooled rows side by side, ``[B, D]``, one key per feature and table.
         """
+        features = maybe_td_to_kjt(features, self._lookups.keys)
         check_ids(features, self._feature_rows, self._is_weighted)
-        bags = features.to_dict()
-        pooled: list[Tensor] = []
-        for table, names in zip(self.embedding_bags.values(), self._feature_names, strict=True):
-            for name in names:
-                bag = bags[name]
-                weights = bag.weights() if self._is_weighted else None
-                pooled.append(table(bag.values(), bag.offsets(), weights).float())
-        values = torch.cat(pooled, dim=1) if pooled else torch.empty(features.stride(), 0, device=self._device)
+        values = pool_at_once(features, self.embedding_bags, self._lookups)
+        if values is None:  # one call for all tables is not to be had, or not faster: one call for each
+            bags, pooled = features.to_dict(), []
+            for config, table in zip(self._embedding_bag_configs, self.embedding_bags.values(), strict=True):
+                for feature in config.feature_names:
+                    bag = bags[feature]
+                    weights = self._weights_of(bag, config)
+                    pooled.append(table(bag.values(), bag.offsets(), weights).float())
+            values = side_by_side(features, self._lookups, pooled)
         return KeyedTensor(self._embedding_names, self._length_per_name, values)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
@@ -127,32 +120,25 @@ class EmbeddingBagCollection(nn.Module):
         """One table as a module, its weight not yet drawn."""
         shape = (table.num_embeddings, table.embedding_dim)
         weight = torch.empty(shape, device=self._device, dtype=data_type_to_dtype(table.data_type))
-        mode = table.pooling.value.lower()
+        mode = kernel_pooling(_pooling(table), self._is_weighted)
         return nn.EmbeddingBag(*shape, _weight=weight, mode=mode, include_last_offset=True)
 
+    def _weights_of(self, bag: JaggedTensor, table: EmbeddingBagConfig) -> Tensor | None:
+        """What each id's row is multiplied by [N]: the caller's weights, and what SQRTN divides by."""
+        weights = bag_weights(_pooling(table), bag.offsets(), bag.weights() if self._is_weighted else None)
+        return None if weights is None else weights.to(data_type_to_dtype(table.data_type))
 
-def _check_tables(tables: Sequence[EmbeddingBagConfig], is_weighted: bool) -> None:
-    """Check what one table's config cannot know: names, pooling and format as this collection supports them."""
-    names = [table.name for table in tables]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(
-            f"tables {repeated} are named more than once in {names}; a name is a table's key in state_dict"
-        )
+
+def _pooling(table: EmbeddingBagConfig) -> PoolingKind:
+    return cast(PoolingKind, pooling_type_to_str(table.pooling))
+
+
+def _check_pooling(tables: Sequence[EmbeddingBagConfig], is_weighted: bool) -> None:
+    """Check that every table pools, and that its pooling goes with weights."""
     for table in tables:
-        if not table.name or "." in table.name:
-            raise ValueError(f"table name {table.name!r} must not be empty or contain a dot; it becomes part of a path")
-        if hasattr(nn.ModuleDict, table.name) or table.name == "training":
-            raise ValueError(
-                f"table name {table.name!r} is taken by an attribute of torch.nn.ModuleDict, which holds the tables; "
-                f"call it {table.name + '_table'!r}"
-            )
         if table.pooling is PoolingType.NONE:
-            raise ValueError(f"table {table.name!r}: a bag is pooled by SUM or MEAN; EmbeddingCollection returns rows")
+            raise ValueError(
+                f"table {table.name!r}: a bag is pooled by SUM, MEAN or SQRTN; EmbeddingCollection returns rows"
+            )
         if is_weighted and table.pooling is PoolingType.MEAN:
             raise ValueError(f"table {table.name!r}: weights go with SUM, not MEAN; divide the weights by their sum")
-        if not data_type_to_dtype(table.data_type).is_floating_point:
-            raise ValueError(
-                f"table {table.name!r}: data_type {table.data_type} cannot be trained; use FP32, FP16 or BF16 here, "
-                "and quantize the finished collection"
-            )

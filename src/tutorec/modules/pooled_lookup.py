@@ -1,0 +1,163 @@
+"""All tables of a collection at once: one call where it is faster, and the updates that backward makes.
+
+``EmbeddingBagCollection.forward`` asks ``pool_at_once`` first and goes table by table where it gets None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from tutorec._kernels.pooling import PoolingKind, bag_weights
+from tutorec._kernels.separate import Batch, find_tables, one_call_pays
+from tutorec._kernels.tbe_layout import select_features
+from tutorec.optim.updating_lookup import Bags, PooledBatch, look_up, look_up_batch, updates_in_backward
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+@dataclass(frozen=True)
+class PooledLookups:
+    """What a collection looks up, one entry for each result.
+
+    Attributes:
+        features: Name of the feature.
+        tables: Index of the table, rising.
+        poolings: How a bag becomes one row.
+        weighted: Whether each id carries a weight.
+    """
+
+    features: tuple[str, ...]
+    tables: tuple[int, ...]
+    poolings: tuple[PoolingKind, ...]
+    weighted: bool
+
+    @cached_property
+    def one_pooling(self) -> PoolingKind | None:
+        """The pooling of all results, or None where they differ."""
+        return self.poolings[0] if len(set(self.poolings)) == 1 else None
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The features, each once."""
+        return list(dict.fromkeys(self.features))
+
+
+def pool_at_once(features: KeyedJaggedTensor, bags: nn.ModuleDict, lookups: PooledLookups) -> Tensor | None:
+    """Pooled rows of all tables side by side [B, D], or None where one call for each table is wanted.
+
+    One call saves the cost of the others, which is most of a small batch; but it runs on one thread, and it has no
+    gradient. So it is made without grad, and for tables that an optimizer updates in backward.
+
+    Args:
+        features: The batch, its ids checked.
+        bags: The tables.
+        lookups: Who reads which table.
+
+    Returns:
+        Pooled rows in float32. With float16 tables they are summed in float32, which table by table they are not.
+    """
+    if torch.compiler.is_compiling() or type(features) is not KeyedJaggedTensor:
+        return None  # traced: what the graph is to hold are the calls table by table
+    tables = _weights_of(bags)
+    if tables is None or type(features.values()) is not Tensor:
+        return None
+    if updates_in_backward(tables):
+        return _pool_and_update(features, tables, lookups)
+    weights = features.weights_or_none() if lookups.weighted else None
+    if torch.is_grad_enabled() and (
+        any(table.requires_grad for table in tables) or (weights is not None and weights.requires_grad)
+    ):
+        return None
+    if not one_call_pays(len(lookups.features), features.values().numel()):
+        return None
+    batch = _batch_in_order(features, lookups)
+    found = None if batch is None else find_tables(tables, lookups.tables)
+    return None if batch is None or found is None else found.pool(*batch)
+
+
+def side_by_side(features: KeyedJaggedTensor, lookups: PooledLookups, pooled: Sequence[Tensor]) -> Tensor:
+    """Each feature's pooled rows as columns of one tensor [B, D].
+
+    With a variable batch each feature has pooled lists of its own; ``inverse_indices`` say which of them each sample
+    means.
+
+    Args:
+        features: The batch.
+        lookups: Who reads which table.
+        pooled: One tensor for each result.
+
+    Raises:
+        KeyError: The inverse indices lack a feature.
+        ValueError: Features have different numbers of samples, and there are no inverse indices.
+    """
+    if isinstance(features, torch.fx.Proxy):
+        return torch.cat(list(pooled), dim=1)
+    if not pooled:
+        return torch.empty(features.stride(), 0, device=features.device())
+    inverse = features.inverse_indices_or_none()
+    if inverse is not None and inverse[1].numel():
+        places = {key: place for place, key in enumerate(inverse[0])}
+        missing = [name for name in lookups.keys if name not in places]
+        if missing:
+            raise KeyError(f"inverse_indices lack the features {missing}; they have {inverse[0]}")
+        rows = inverse[1].unbind(0)
+        pooled = [one.index_select(0, rows[places[name]]) for name, one in zip(lookups.features, pooled, strict=True)]
+    elif features.variable_stride_per_key():
+        samples = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+        if len({samples[name] for name in lookups.keys}) > 1:
+            raise ValueError(
+                f"features have different numbers of samples, { ({name: samples[name] for name in lookups.keys}) }, so "
+                "that their pooled rows do not stand side by side; build the batch with inverse_indices, which say "
+                "which of a feature's lists each sample means"
+            )
+    return torch.cat(list(pooled), dim=1)
+
+
+def _weights_of(bags: nn.ModuleDict) -> list[Tensor] | None:
+    """The tables [R, D]; None where a bag was replaced or has hooks, which a call for all tables would pass over."""
+    tables: list[Tensor] = []
+    for bag in bags.values():
+        if type(bag) is not nn.EmbeddingBag or bag._forward_hooks or bag._forward_pre_hooks or bag._backward_hooks:
+            return None
+        tables.append(bag.weight)
+    return tables or None
+
+
+def _batch_in_order(features: KeyedJaggedTensor, lookups: PooledLookups) -> Batch | None:
+    """Ids, offsets, weights and whether bags are averaged, feature by feature as the tables read them.
+
+    None where one call cannot pool them: features differ in their pooling or in their number of samples.
+    """
+    pooling = lookups.one_pooling
+    if pooling is None or features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+        return None
+    values, offsets = features.values(), features.offsets()
+    weights = features.weights_or_none() if lookups.weighted else None
+    keys = features.keys()
+    if len(keys) != len(lookups.features) or tuple(keys) != lookups.features:
+        index: Mapping[str, int] = features.index_per_key()
+        order = [index[name] for name in lookups.features]
+        values, offsets, weights = select_features(values, offsets, weights, order, len(keys))
+    weights = bag_weights(pooling, offsets, weights, values.numel())
+    return values, offsets, weights, pooling == "mean" and not lookups.weighted
+
+
+def _pool_and_update(features: KeyedJaggedTensor, tables: list[Tensor], lookups: PooledLookups) -> Tensor:
+    """Pooled rows [B, D] whose backward updates the tables."""
+    batch = _batch_in_order(features, lookups)
+    if batch is not None and (batch[2] is None or not batch[2].requires_grad):
+        pooled = look_up_batch(tables, PooledBatch(*batch, lookups.tables))
+        if pooled is not None:
+            return pooled
+    lists = features.to_dict()
+    asked = []
+    for name, table, pooling in zip(lookups.features, lookups.tables, lookups.poolings, strict=True):
+        one = lists[name]
+        weights = bag_weights(pooling, one.offsets(), one.weights() if lookups.weighted else None, one.values().numel())
+        mean = pooling == "mean" and not lookups.weighted
+        asked.append(Bags(tables[table], one.values(), one.offsets(), weights, mean))
+    return side_by_side(features, lookups, look_up(asked))

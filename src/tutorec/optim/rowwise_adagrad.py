@@ -1,0 +1,123 @@
+"""RowWiseAdagrad: Adagrad with one number of state for a row instead of one for each of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class RowWiseAdagrad(Optimizer):
+    r"""Adagrad whose state is one number a row: the sum of the row's mean squared gradients.
+
+    $$m_r \leftarrow m_r + \tfrac1D \textstyle\sum_d g_{rd}^2, \qquad
+    w_r \leftarrow w_r - \eta_t\, g_r / (\sqrt{m_r} + \epsilon), \qquad \eta_t = \eta / (1 + (t - 1) \lambda)$$
+
+    A table [R, D] has state ``sum`` [R, 1] and ``step``, the number t of steps. Applied to the tables of a collection
+    by ``apply_optimizer_in_backward`` it moves the rows in the batch only; called as an ordinary optimizer it goes over
+    whole dense gradients, and the two agree: a row without gradient does not move, except through ``weight_decay``,
+    which is added to the gradient of every row here and of the batch's rows there.
+
+    Args:
+        params: Matrices [R, D], or groups of them.
+        lr: Learning rate.
+        lr_decay: How fast the rate falls with the steps.
+        weight_decay: Times the weights, added to the gradient.
+        initial_accumulator_value: What ``sum`` starts from.
+        eps: Added to the root.
+        maximize: Go up the gradient.
+        unused: Taken and ignored, as TorchRec does.
+
+    Raises:
+        ValueError: A number is negative, or a parameter has no rows and columns.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
+        >>> weight.grad = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+        >>> RowWiseAdagrad([weight], lr=1.0).step()
+        >>> weight[0] * torch.tensor([9.0 + 16.0]).div(2).sqrt()  # the root of the mean of 9 and 16
+        tensor([-3., -4.], grad_fn=<MulBackward0>)
+
+    See Also:
+        TorchRec's ``torchrec.optim.rowwise_adagrad.RowWiseAdagrad``.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[torch.nn.Parameter],
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        maximize: bool = False,
+        **unused: Any,
+    ) -> None:
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+        }
+        for name, number in defaults.items():
+            if not number >= 0.0:
+                raise ValueError(f"RowWiseAdagrad: {name}={number} must be a number of at least 0")
+        super().__init__(params, {**defaults, "maximize": maximize})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = _new_state(parameter, group["initial_accumulator_value"])
+
+    def share_memory(self) -> None:
+        """Move the state into shared memory."""
+        for state in self.state.values():
+            state["sum"].share_memory_()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    _move(parameter, parameter.grad, self.state[parameter], group)
+        return loss
+
+
+def rate_of_step(group: dict[str, Any], step: float) -> float:
+    """The learning rate of a parameter group at its t-th step, t counted from 1."""
+    return float(group["lr"]) / (1 + (step - 1) * group["lr_decay"])
+
+
+def _new_state(parameter: Tensor, value: float) -> dict[str, Tensor]:
+    if parameter.dim() != 2:
+        raise ValueError(
+            f"RowWiseAdagrad: a parameter has shape {list(parameter.shape)}, and it takes matrices [R, D], one state a "
+            "row; give the others to torch.optim.Adagrad"
+        )
+    # In float32 also for rows of 16 bits, in which a growing sum would soon stand still.
+    rows = parameter.new_full((parameter.shape[0], 1), value, dtype=torch.float32)
+    return {"step": torch.tensor(0.0), "sum": rows}
+
+
+def _move(parameter: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+    if grad.is_sparse:
+        raise ValueError(
+            f"RowWiseAdagrad: the gradient of a parameter [{parameter.shape[0]}, {parameter.shape[1]}] is sparse; "
+            "make the table without sparse=True, or use apply_optimizer_in_backward"
+        )
+    state["step"] += 1
+    grad = (-grad if group["maximize"] else grad).float()
+    if group["weight_decay"]:
+        grad = grad.add(parameter, alpha=group["weight_decay"])
+    state["sum"] += grad.square().mean(1, keepdim=True)
+    root = state["sum"].float().sqrt().add_(group["eps"])
+    parameter.sub_(grad.div(root).mul_(rate_of_step(group, state["step"].item())))
