@@ -162,6 +162,12 @@ def place_table(
     kernel = _member(EmbeddingComputeKernel, sharding.compute_kernel, rules.kernels, config.name, "compute kernel")
     if not config.feature_names:
         raise ValueError(f"table {config.name!r} has no feature_names: no id can ever reach it; leave it out")
+    dtype = data_type_to_dtype(config.data_type)
+    if dtype != torch.float32:
+        raise ValueError(
+            f"table {config.name!r} holds {config.data_type}, and sharded tables are trained in FP32: give it "
+            "data_type=DataType.FP32, or leave its collection unsharded"
+        )
     pieces = pieces_of(sharding)
     for piece in pieces:
         if not 0 <= piece.rank < rules.world_size:
@@ -185,7 +191,7 @@ def place_table(
         name=config.name,
         rows=rows,
         columns=columns,
-        dtype=data_type_to_dtype(config.data_type),
+        dtype=dtype,
         pooling=_POOLINGS[config.pooling] if isinstance(config, EmbeddingBagConfig) else "none",
         weighted=rules.weighted,
         features=tuple(config.feature_names),

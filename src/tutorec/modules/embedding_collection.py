@@ -1,15 +1,27 @@
 """EmbeddingCollection: tables side by side whose rows are returned one per id, for models that read sequences."""
 
-from __future__ import annotations
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
+from torch.nn import functional as F
 
+from tutorec._kernels.separate_rows import take_rows
 from tutorec.modules.embedding_configs import EmbeddingConfig
+from tutorec.modules.embedding_rows import (
+    ResultOrder,
+    order_of_results,
+    plain_weights,
+    rows_in_one_call,
+    samples_of_lists,
+)
 from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
+from tutorec.optim.updating_lookup import Bags, look_up, updates_in_backward
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 from tutorec.types import data_type_to_dtype
 
 
@@ -19,7 +31,8 @@ class EmbeddingCollection(nn.Module):
     In: a batch of F features and B samples, ``KeyedJaggedTensor`` (or a TensorDict). Out: for each feature a
     ``JaggedTensor`` with values ``[N_f, D]``, the rows of the feature's N_f ids in their order, and the lengths ``[B]``
     of the batch. This is the module of one process; its tables are plain ``nn.Embedding``. Tables may have different
-    widths.
+    widths, and rows of 16 bits come out as float32. Where a batch has inverse indices, the results are those of its B
+    samples, not of the lists that are stored.
 
     Args:
         tables: What each table is. Names are distinct; a feature of several tables gives a result for each, named
@@ -44,7 +57,8 @@ class EmbeddingCollection(nn.Module):
         True
 
     See Also:
-        TorchRec's ``torchrec.modules.embedding_modules.EmbeddingCollection``, whose tables have one width.
+        TorchRec's ``torchrec.modules.embedding_modules.EmbeddingCollection``, whose tables have one width; of its two
+        collections only the sharded one heeds inverse indices.
     """
 
     def __init__(
@@ -68,28 +82,84 @@ class EmbeddingCollection(nn.Module):
             (name, table.name, table.num_embeddings) for table in tables for name in table.feature_names
         ]
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
+        self._result_places = [
+            (feature, index, name)
+            for index, names in enumerate(self._embedding_names_by_table)
+            for feature, name in zip(self._feature_names[index], names, strict=True)
+        ]
+        self._features = list(dict.fromkeys(feature for feature, _, _ in self._result_places))
+        self._features_of_names = {name: feature for feature, _, name in self._result_places}
+        self._last_keys: list[str] | None = None
+        self._order = ResultOrder(None, (), ())
         self.reset_parameters()
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look every id up in the tables of its feature.
 
         Args:
-            features: F features, B samples.
+            features: F features, B samples; or a TensorDict, as ``tutorec.sparse.tensor_dict`` takes it.
 
         Returns:
             The rows ``[N_f, D]`` of each feature and table, by name.
         """
-        check_ids(features, self._feature_rows)
+        if not is_scripting():
+            features = maybe_td_to_kjt(features, self._features)
+            check_ids(features, self._feature_rows)
+            results = self._eagerly(features)
+            if results is not None:
+                return results
         lists = features.to_dict()
         found: dict[str, JaggedTensor] = {}
-        names = zip(self._feature_names, self._embedding_names_by_table, strict=True)
-        for table, (feature_names, embedding_names) in zip(self.embeddings.values(), names, strict=True):
-            for feature, name in zip(feature_names, embedding_names, strict=True):
+        for index, table in enumerate(self.embeddings.values()):
+            names = self._embedding_names_by_table[index]
+            for position, feature in enumerate(self._feature_names[index]):
                 ids = lists[feature]
                 rows = table(ids.values()).float()
                 indices = ids.values() if self._need_indices else None
-                found[name] = JaggedTensor(rows, indices, lengths=ids.lengths())
+                found[names[position]] = JaggedTensor(rows, indices, ids.lengths(), None)
+        if not is_scripting():
+            found = samples_of_lists(found, features, self._features_of_names)
         return found
+
+    @torch.jit.unused
+    def _eagerly(self, features: KeyedJaggedTensor) -> Any:
+        """The results by the fastest road, or None where the tables are to be called one by one, as modules."""
+        if type(features) is not KeyedJaggedTensor or torch.compiler.is_compiling() or is_tracing():
+            return None
+        weights = plain_weights(self.embeddings)
+        if weights is None:
+            return None
+        if updates_in_backward(weights):
+            rows = look_up([Bags(weights[table], ids) for table, ids in self._ids_of_results(features)])
+            return self._results(features, rows)
+        if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+            rows = [F.embedding(ids, weights[table]).float() for table, ids in self._ids_of_results(features)]
+            return self._results(features, rows)
+        if not features.variable_stride_per_key():
+            if features.keys() != self._last_keys:
+                self._last_keys, self._order = features.keys(), order_of_results(features.keys(), self._result_places)
+            results = rows_in_one_call(features, weights, self._order, self._need_indices)
+            if results is not None:
+                return results
+        rows = [take_rows(weights[table], ids) for table, ids in self._ids_of_results(features)]
+        return self._results(features, rows)
+
+    @torch.jit.unused
+    def _ids_of_results(self, features: KeyedJaggedTensor) -> list[tuple[int, Tensor]]:
+        """For each result its table and its ids."""
+        lists = features.to_dict()
+        return [(table, lists[feature].values()) for feature, table, _ in self._result_places]
+
+    @torch.jit.unused
+    def _results(self, features: KeyedJaggedTensor, found: list[Tensor]) -> dict[str, JaggedTensor]:
+        """The results from their rows."""
+        lists = features.to_dict()
+        results: dict[str, JaggedTensor] = {}
+        for (feature, _, name), rows in zip(self._result_places, found, strict=True):
+            ids = lists[feature]
+            indices = ids.values() if self._need_indices else None
+            results[name] = JaggedTensor._from_parts(rows, indices, ids.lengths(), ids.offsets())
+        return samples_of_lists(results, features, self._features_of_names)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """What each table is, in order."""
