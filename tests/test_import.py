@@ -59,6 +59,33 @@ def test_first_forward_loads_nothing_heavy(backend: str):
     assert not [name for name in extra if name.startswith(("tutorec.distributed", "tutorec.spmd", "tutorec.teach"))]
 
 
+JAGGED_WORK = """
+import warnings
+warnings.simplefilter("error")
+from tutorec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+batch = KeyedJaggedTensor.from_lengths_sync(
+    ["f", "g"], torch.tensor([1, 2]), torch.tensor([1, 1]), torch.tensor([0.5, 1.0])
+)
+batch.permute([1, 0]).split([1, 1]), batch.to_dict(), batch["f"].to_padded_dense(), str(batch)
+KeyedTensor.regroup([KeyedTensor(["f"], [1], torch.ones(1, 1))], [["f"]])
+from tutorec.sparse.tensor_dict import maybe_td_to_kjt
+maybe_td_to_kjt(batch)
+"""
+DATA_LAYER = ("sparse", "_kernels", "awaitable", "streamable", "types", "errors", "_validation", "_doctor", "spmd")
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("code", ["from tutorec import JaggedTensor, KeyedJaggedTensor, KeyedTensor", JAGGED_WORK])
+def test_jagged_types_load_layers_0_and_1_only(code: str, backend: str):
+    extra = modules_after(code, TUTOREC_BACKEND=backend)
+    ours = {name.split(".")[1] for name in extra if name.startswith("tutorec.")}
+    assert ours <= set(DATA_LAYER), sorted(ours)
+    assert "spmd" not in ours
+    heavy = ("fbgemm_gpu", "tensordict", "torch._dynamo", "torch._inductor", "torch.export", "sympy", "torchrec")
+    heavy += ("matplotlib", "numba", "multiprocess", "torch.distributed.tensor", "torch.nested._internal")
+    assert not [name for name in extra if name.startswith(heavy)]
+
+
 @pytest.mark.parametrize("name", sorted({*tutorec.__all__, *tutorec._SUBMODULES}))
 def test_every_public_name_is_there(name: str):
     assert getattr(tutorec, name) is not None

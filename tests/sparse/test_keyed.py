@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import torch
 from hypothesis import given
@@ -99,3 +101,94 @@ def test_lengths_that_do_not_fit_are_refused(keys: list[str], lengths: list[int]
 def test_a_missing_key_is_named_with_the_keys_there() -> None:
     with pytest.raises(KeyError, match=r"no key 'x'; its keys are \['a0'\]"):
         keyed("a", [1], 2)["x"]
+
+
+@PROPERTY
+@given(widths, st.integers(0, 3), st.data())
+def test_permute_puts_keys_into_another_order(sizes: list[int], samples: int, data: st.DataObject) -> None:
+    pooled = keyed("k", sizes, samples)
+    indices = data.draw(st.lists(st.integers(0, len(sizes) - 1), unique=True))
+    permuted = pooled.permute(indices)
+    assert permuted.keys() == [f"k{index}" for index in indices]
+    assert permuted.length_per_key() == [sizes[index] for index in indices]
+    for key in permuted.keys():
+        assert torch.equal(permuted[key], pooled[key])
+    assert permuted.values().shape == (samples, sum(sizes[index] for index in indices))
+
+
+def test_permute_to_a_position_without_a_key_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"KeyedTensor.permute: positions \[2\] are outside of 0 to 1"):
+        keyed("a", [1, 1], 2).permute([0, 2])
+    with pytest.raises(ValueError, match=r"occur twice: \['a0'\]"):
+        keyed("a", [1, 1], 2).permute([0, 0])
+
+
+def test_without_keys_nothing_is_printed_and_nothing_refused() -> None:
+    assert str(KeyedTensor([], [], torch.Tensor())) == "KeyedTensor()\n"
+    with pytest.raises(ValueError, match="no tensors given"):
+        KeyedTensor.from_tensor_list([], [])
+
+
+def test_a_dimension_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match=r"\['a'\] cut dimension 1, and values have shape \[3\]"):
+        KeyedTensor(["a"], [3], torch.zeros(3))
+    with pytest.raises(ValueError, match=r"key 'b' has shape \[3\] and no dimension 1"):
+        KeyedTensor.from_tensor_list(["a", "b"], [torch.zeros(3, 1), torch.zeros(3)])
+
+
+def test_key_dim_and_cat_dim_may_differ_as_in_torchrec() -> None:
+    assert str(KeyedTensor.from_tensor_list(["key"], [torch.tensor([[1.0]])], key_dim=0)) == (
+        'KeyedTensor({\n    "key": [[1.0]]\n})\n'
+    )
+
+
+def test_regroup_of_tensors_that_cut_different_dimensions_is_refused() -> None:
+    rows = KeyedTensor(["b"], [2], torch.zeros(2, 1), key_dim=0)
+    with pytest.raises(ValueError, match=r"cut different dimensions \[0, 1\]"):
+        KeyedTensor.regroup([keyed("a", [1], 2), rows], [["a0", "b"]])
+
+
+def test_regroup_as_dict_counts_names() -> None:
+    with pytest.raises(ValueError, match=r"1 groups for 2 keys \['g', 'h'\]"):
+        KeyedTensor.regroup_as_dict([keyed("a", [1], 2)], [["a0"]], ["g", "h"])
+
+
+class Regroups(torch.nn.Module):
+    def forward(self, inputs: list[KeyedTensor]) -> dict[str, torch.Tensor]:
+        return KeyedTensor.regroup_as_dict(inputs, [["a0", "b1"], ["b0"]], ["one", "two"])
+
+
+def test_regroup_is_traced_and_compiled() -> None:
+    parts = [keyed("a", [1, 2], 2), keyed("b", [3, 1], 2, start=100)]
+    expected = Regroups()(parts)
+    traced = torch.fx.symbolic_trace(Regroups())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(Regroups())
+    for module in (traced, scripted):
+        got = module(parts)
+        assert list(got) == ["one", "two"]
+        assert all(torch.equal(got[name], expected[name]) for name in got)
+
+
+class MovesAndPermutes(torch.nn.Module):
+    def forward(self, inputs: KeyedTensor) -> KeyedTensor:
+        swapped = inputs.to(torch.device("cpu"), False).permute([1, 0])
+        return KeyedTensor.from_tensor_list(["x", "y"], [swapped["a1"], swapped["a0"]], 1, 1)
+
+
+def test_moving_and_permuting_run_in_torchscript() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(MovesAndPermutes())
+    source = keyed("a", [1, 2], 2)
+    got = scripted(source)
+    assert (got.keys(), got.length_per_key()) == (["x", "y"], [2, 1])
+    assert torch.equal(got.values(), source.permute([1, 0]).values())
+
+
+def test_regroup_of_other_dtypes_and_devices_keeps_them() -> None:
+    half = KeyedTensor(["a", "b"], [1, 2], torch.ones(2, 3, dtype=torch.float16))
+    assert KeyedTensor.regroup([half], [["b"]])[0].dtype == torch.float16
+    assert KeyedTensor.regroup([half.to(torch.device("meta"))], [["b", "a"]])[0].shape == (2, 3)
+    assert half.to(torch.device("cpu")).values() is half.values()

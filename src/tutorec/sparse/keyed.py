@@ -139,6 +139,8 @@ class KeyedTensor:
     def to_dict(self) -> dict[str, Tensor]:
         """Every slice by name: views."""
         out: dict[str, Tensor] = {}
+        if len(self._keys) == 0:
+            return out
         pieces = self._values.split_with_sizes(self._length_per_key, self._key_dim)
         for position, key in enumerate(self._keys):
             out[key] = pieces[position]

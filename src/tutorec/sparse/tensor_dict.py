@@ -132,7 +132,7 @@ def kjt_to_td(kjt: KeyedJaggedTensor) -> "TensorDict":
     try:
         from tensordict import TensorDict
     except ImportError:
-        raise ImportError("kjt_to_td needs the package tensordict: pip install tensordict") from None
+        raise ImportError("kjt_to_td needs the package tensordict: pip install 'tutorec[tensordict]'") from None
     inverse = kjt.inverse_indices_or_none()
     rows = {} if inverse is None else dict(zip(inverse[0], inverse[1].unbind(0), strict=True))
     entries: dict[str, Any] = {}
@@ -264,17 +264,17 @@ def _parts(where: str, nested: Tensor) -> tuple[Tensor, Tensor | None, Tensor | 
     if not _is_nested(nested):
         raise ValueError(f"{where} is a tensor of shape {list(nested.shape)}; {_REMEDY}")
     inner: Any = nested
-    # Public attributes of a nested tensor dispatch through Python, 15 to 60 us each; these are what they return.
-    values = getattr(inner, "_values", None)
-    if values is None:  # Layout torch.strided.
+    if not hasattr(inner, "_ragged_idx"):  # Layout torch.strided.
         pieces = nested.unbind()
         lengths = torch.tensor([piece.shape[0] for piece in pieces], dtype=torch.int64, device=nested.device)
         return (torch.cat(pieces) if pieces else nested.values()), lengths, None
+    # Public attributes of a nested tensor dispatch through Python, 15 to 60 us each; these are what they return.
     if inner._ragged_idx != 1:
         raise ValueError(
             f"{where} has shape {list(nested.shape)}: its dimension {inner._ragged_idx} varies, and a jagged tensor's "
             f"is dimension 1; transpose it: nested.transpose(1, {inner._ragged_idx})"
         )
+    values = inner._values
     if values.dtype.is_floating_point and inner.requires_grad:
         values = nested.values()
     lengths, offsets = inner._lengths, inner._offsets
