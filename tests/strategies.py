@@ -63,6 +63,31 @@ class DrawnBatch:
         return KeyedJaggedTensor(self.keys, values, weights, lengths=lengths, stride=self.samples)
 
 
+@dataclass(frozen=True)
+class DrawnVariableBatch(DrawnBatch):
+    """A batch whose features have different numbers of samples; ``samples`` is the most that one has.
+
+    ``ranks[feature][rank]`` numbers of samples add up to the feature's lists; some are given as a tensor.
+    """
+
+    ranks: list[list[int]]
+    ranks_as_tensor: bool
+
+    def kjt(self) -> KeyedJaggedTensor:
+        values = torch.tensor(self.flat_ids, dtype=self.ids_dtype)
+        weights = None if self.flat_weights is None else torch.tensor(self.flat_weights, dtype=torch.float32)
+        lengths = torch.tensor(self.lengths, dtype=self.lengths_dtype)
+        offsets = torch.tensor(self.offsets, dtype=self.lengths_dtype)
+        return KeyedJaggedTensor(
+            self.keys,
+            values,
+            weights,
+            lengths=None if self.from_offsets else lengths,
+            offsets=offsets if self.from_offsets else None,
+            stride_per_key_per_rank=torch.tensor(self.ranks) if self.ranks_as_tensor else self.ranks,
+        )
+
+
 # Halves, so that sums of weights and ids are exact.
 halves = st.integers(-8, 8).map(lambda number: number / 2)
 
@@ -111,6 +136,37 @@ def jagged_batches(
 
 
 @st.composite
+def variable_batches(
+    draw: st.DrawFn, rows: int = 12, *, weighted: bool | None = None, max_features: int = 4, max_bag: int = 4
+) -> DrawnVariableBatch:
+    """A batch whose features have different numbers of samples, from one to three ranks.
+
+    Args:
+        draw: From hypothesis.
+        rows: Ids stay below.
+        weighted: Whether ids carry weights; drawn by default.
+        max_features: Most features.
+        max_bag: Longest bag.
+    """
+    count, world = draw(st.integers(1, max_features)), draw(st.integers(1, 3))
+    weighted = draw(st.booleans()) if weighted is None else weighted
+    ranks = [[draw(st.integers(0, 3)) for _ in range(world)] for _ in range(count)]
+    bag = st.one_of(st.just([]), st.lists(st.integers(0, rows - 1), max_size=max_bag))
+    ids = {f"f{index}": [draw(bag) for _ in range(sum(per_rank))] for index, per_rank in enumerate(ranks)}
+    weights = {key: [[draw(halves) for _ in one] for one in bags] for key, bags in ids.items()}
+    return DrawnVariableBatch(
+        ids,
+        weights if weighted else None,
+        max(sum(per_rank) for per_rank in ranks),
+        draw(st.sampled_from([torch.int64, torch.int32])),
+        draw(st.sampled_from([torch.int64, torch.int32])),
+        draw(st.booleans()),
+        ranks,
+        draw(st.booleans()),
+    )
+
+
+@st.composite
 def table_sets(
     draw: st.DrawFn, *, pooling: PoolingType | None = None, max_tables: int = 4, max_rows: int = 12
 ) -> list[EmbeddingBagConfig]:
@@ -122,7 +178,8 @@ def table_sets(
     tables = []
     for index in range(draw(st.integers(1, max_tables))):
         features = draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
-        pooled = draw(st.sampled_from([PoolingType.SUM, PoolingType.MEAN])) if pooling is None else pooling
+        kinds = [PoolingType.SUM, PoolingType.MEAN, PoolingType.SQRTN]
+        pooled = draw(st.sampled_from(kinds)) if pooling is None else pooling
         tables.append(
             EmbeddingBagConfig(
                 num_embeddings=draw(st.integers(1, max_rows)),

@@ -7,6 +7,7 @@ import torch
 
 from tutorec import _validation
 from tutorec._validation import validation, validation_enabled
+from tutorec.sparse import kjt_checks
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -49,6 +50,42 @@ BAD_BATCHES = {
     "shape": ({"offsets": ints(0, 2, 3, 3).view(2, 2)}, r"one dimension, got shape \[2, 2\]"),
     "no offsets": ({"offsets": ints()}, "lengths add up to 0, and there are 5 values"),
     "device": ({"lengths": ints(2, 1, 0, 2).to("meta")}, "lengths are on meta and values on cpu"),
+    "few strides": (
+        {"lengths": ints(2, 1, 0, 2), "stride_per_key_per_rank": [[4]]},
+        r"shape \[1, 1\] and there are 2 keys.*such as \[\[2\], \[3\]\]",
+    ),
+    "negative stride": (
+        {"lengths": ints(2, 1, 0, 2), "stride_per_key_per_rank": [[5, 0], [0, -1]]},
+        "says -1 samples for feature 'user' of rank 1",
+    ),
+    "strides of more lists": (
+        {"lengths": ints(2, 1, 0, 2), "stride_per_key_per_rank": [[1], [4]]},
+        r"4 lists of ids for 2 keys.*\{'item': 1, 'user': 4\} ask for 5",
+    ),
+    "negative, variable batch": (
+        {"lengths": ints(2, 4, 0, -1), "stride_per_key_per_rank": [[1], [3]]},
+        r"lengths\[3\] = -1 \(feature 'user', sample 2\)",
+    ),
+    "inverse shape": (
+        {"lengths": ints(2, 3), "stride_per_key_per_rank": [[1], [1]], "inverse_indices": (["item"], ints(0, 0))},
+        r"inverse_indices have shape \[2\] for the keys \['item'\]",
+    ),
+    "inverse keys": (
+        {
+            "lengths": ints(2, 3),
+            "stride_per_key_per_rank": [[1], [1]],
+            "inverse_indices": (["shop"], ints(0).view(1, 1)),
+        },
+        r"inverse_indices name \['shop'\], and the keys are \['item', 'user'\]",
+    ),
+    "inverse beyond": (
+        {
+            "lengths": ints(2, 1, 2),
+            "stride_per_key_per_rank": [[2], [1]],
+            "inverse_indices": (["user", "item"], ints(0, 0, 1, 1, 0, 2).view(2, 3)),
+        },
+        r"feature 'user', sample 2, hold 1, and the feature has 1 lists \(0 to 0\)",
+    ),
     "length_per_key": (
         {"lengths": ints(2, 1, 0, 2), "length_per_key": [2, 3]},
         r"length_per_key says that .* have \[2, 3\] ids, and the lengths say \[3, 2\]",
@@ -60,8 +97,12 @@ BAD_BATCHES = {
 }
 
 
+@pytest.mark.parametrize("few", [0, kjt_checks.FEW_LISTS], ids=["by tensor operations", "in Python"])
 @pytest.mark.parametrize(("parts", "message"), BAD_BATCHES.values(), ids=BAD_BATCHES.keys())
-def test_a_bad_batch_is_refused_with_the_numbers(parts: dict[str, Any], message: str) -> None:
+def test_a_bad_batch_is_refused_with_the_numbers(
+    parts: dict[str, Any], message: str, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kjt_checks, "FEW_LISTS", few)
     with pytest.raises(ValueError, match=message):
         kjt(**parts)
 
@@ -111,6 +152,16 @@ def test_batches_of_different_sizes_are_not_joined() -> None:
     batches = [KeyedJaggedTensor.from_jt_dict({key: part}) for key, part in parts.items()]
     with pytest.raises(ValueError, match="samples differ"):
         KeyedJaggedTensor.concat(batches)
+
+
+def test_batches_of_variable_and_of_equal_samples_are_not_joined() -> None:
+    equal = KeyedJaggedTensor(["a"], ints(1, 2), lengths=ints(1, 1))
+    variable = KeyedJaggedTensor(["b"], ints(1, 2), lengths=ints(1, 1), stride_per_key_per_rank=[[2]])
+    with pytest.raises(ValueError, match="variable batch differ"):
+        KeyedJaggedTensor.concat([equal, variable])
+    two_ranks = KeyedJaggedTensor(["c"], ints(1, 2), lengths=ints(1, 1), stride_per_key_per_rank=[[1, 1]])
+    with pytest.raises(ValueError, match="ranks differ"):
+        KeyedJaggedTensor.concat([variable, two_ranks])
 
 
 def test_weights_on_some_parts_only_are_refused() -> None:

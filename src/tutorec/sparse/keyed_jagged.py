@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
+from tutorec._validation import validation_enabled
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.kjt_build import all_features, offsets_of_features, one_feature, parts_of_batches, parts_of_features
-from tutorec.sparse.kjt_checks import check_batch, check_numbers
+from tutorec.sparse.kjt_checks import check_batch
 from tutorec.sparse.kjt_layout import (
     differences,
     lengths_of_offsets,
@@ -32,7 +33,7 @@ from tutorec.sparse.kjt_move import (
     uninitialised_like,
     without_keys,
 )
-from tutorec.sparse.kjt_read import counts_of_lists, normalise
+from tutorec.sparse.kjt_read import counts_of_lists, settle
 from tutorec.sparse.kjt_share import SharedOffsets, offsets_found_together, share_offsets
 from tutorec.sparse.kjt_variable import stride_of, strides_as_lists, strides_of, strides_of_ranks, take_rows
 from tutorec.sparse.printing import keyed_jagged_text
@@ -146,8 +147,9 @@ class KeyedJaggedTensor:
         self._checked: bool = True
         if not is_scripting():
             self._shared_offsets: tuple[SharedOffsets, int] | None = None
-            normalise(self)
-            check_batch(self)
+            settle(self, keys, lengths)
+            if validation_enabled():
+                check_batch(self)
 
     @staticmethod
     @torch.jit.unused
@@ -368,11 +370,11 @@ class KeyedJaggedTensor:
         """Ids of each key. Reads the device unless known: a sync point."""
         counts = self._length_per_key
         if counts is None:
-            if not is_scripting():
-                counts = counts_of_lists(self)
+            starts = self.offset_per_key()
+            counts = self._length_per_key
             if counts is None:
-                counts = differences(self.offset_per_key())
-            self._length_per_key = counts
+                counts = differences(starts)
+                self._length_per_key = counts
         return counts
 
     def length_per_key_or_none(self) -> list[int] | None:
@@ -384,15 +386,15 @@ class KeyedJaggedTensor:
         starts = self._offset_per_key
         if starts is None:
             counts = self._length_per_key
+            if not is_scripting():
+                counts = counts_of_lists(self)
+                self._length_per_key = counts
             if counts is not None:
                 starts = running_sum(counts)
+            elif self._stride_per_key_per_rank is None:
+                starts = offset_per_key_of(self.offsets(), len(self._keys), self.stride())
             else:
-                if not is_scripting():
-                    check_numbers(self)
-                if self._stride_per_key_per_rank is None:
-                    starts = offset_per_key_of(self.offsets(), len(self._keys), self.stride())
-                else:
-                    starts = offsets_at(self.offsets(), self.lengths_offset_per_key())
+                starts = offsets_at(self.offsets(), self.lengths_offset_per_key())
             self._offset_per_key = starts
         return starts
 
@@ -417,7 +419,10 @@ class KeyedJaggedTensor:
         return index
 
     def split(self, segments: list[int]) -> list["KeyedJaggedTensor"]:
-        """Batches of the next ``segments[i]`` keys each: views, no id is copied. Inverse indices are left behind."""
+        """Batches of the next ``segments[i]`` keys each: views, no id is copied.
+
+        A segment of all keys is the batch itself; smaller ones leave the inverse indices behind, which are of the whole.
+        """
         if sum(segments) != len(self._keys):
             raise ValueError(
                 f"KeyedJaggedTensor.split: segments {segments} hold {sum(segments)} keys, and the batch has "
@@ -433,8 +438,11 @@ class KeyedJaggedTensor:
         start = 0
         for part, segment in enumerate(segments):
             end = start + segment
-            keys, known = self._keys[start:end], counts[start:end]
-            out.append(self._derive(keys, values[part], weights[part], lengths[part], known, strides[part]))
+            if segment == len(self._keys):
+                out.append(self)
+            else:
+                keys, known = self._keys[start:end], counts[start:end]
+                out.append(self._derive(keys, values[part], weights[part], lengths[part], known, strides[part]))
             start = end
         if not is_scripting():
             share_offsets(self, out)

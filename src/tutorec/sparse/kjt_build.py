@@ -83,11 +83,9 @@ def offsets_of_features(
     lengths: Tensor, offsets: Tensor | None, stride_per_key: list[int], variable: bool
 ) -> list[Tensor]:
     """Each key's own offsets [B + 1]: together for keys of equal strides, one by one with variable batch."""
-    if not variable:
-        stride = 0
-        if len(stride_per_key) > 0:
-            stride = stride_per_key[0]
-        return offsets_by_key(lengths, offsets, len(stride_per_key), stride)
+    few = 3  # up to so many keys each finds its own offsets faster
+    if not variable and len(stride_per_key) > few:
+        return offsets_by_key(lengths, offsets, len(stride_per_key), stride_per_key[0])
     return [offsets_of_lengths(part) for part in lengths.split_with_sizes(stride_per_key)]
 
 
@@ -141,30 +139,35 @@ def parts_of_batches(batches: list["KeyedJaggedTensor"]) -> tuple[Parts, Inverse
     """
     if not batches:
         raise ValueError("KeyedJaggedTensor.concat: no batches given; KeyedJaggedTensor.empty() makes an empty one")
-    keys = [key for batch in batches for key in batch._keys]
-    check_keys("KeyedJaggedTensor.concat", keys)
-    weights = [batch._weights for batch in batches if batch._weights is not None]
-    strides = [batch._stride_per_key_per_rank for batch in batches if batch._stride_per_key_per_rank is not None]
-    inverse = [batch._inverse_indices for batch in batches if batch._inverse_indices is not None]
-    for what, some in (("weights", weights), ("variable batch", strides), ("inverse indices", inverse)):
-        if some and len(some) < len(batches):
-            _refuse_mixture(what, batches)
-    stride = max(batch.stride() for batch in batches)
-    if strides:
-        check_same("concat", "ranks", {str(batch.keys()): len(batch.stride_per_key_per_rank()[0]) for batch in batches})
-    elif min(batch.stride() for batch in batches) < stride:
-        check_same("concat", "samples", {str(batch.keys()): batch.stride() for batch in batches})
+    keys: list[str] = []
+    values, lengths, weights, strides, inverse = [], [], [], [], []
     known: list[int] | None = []
+    stride = batches[0].stride()
     for batch in batches:
+        keys += batch._keys
+        values.append(batch._values)
+        lengths.append(batch.lengths())
+        if batch._weights is not None:
+            weights.append(batch._weights)
+        if batch._stride_per_key_per_rank is not None:
+            strides.append(batch._stride_per_key_per_rank)
+        elif batch.stride() != stride:
+            check_same("concat", "samples", {str(one.keys()): one.stride() for one in batches})
+        if batch._inverse_indices is not None:
+            inverse.append(batch._inverse_indices)
         counts = batch._length_per_key
         known = None if known is None or counts is None else known + counts
+    if len(set(keys)) != len(keys):
+        check_keys("KeyedJaggedTensor.concat", keys)
+    if weights or strides or inverse:
+        _check_agreement(batches)
     parts = (
         keys,
-        torch.cat([batch._values for batch in batches]),
+        torch.cat(values),
         torch.cat(weights) if weights else None,
-        torch.cat([batch.lengths() for batch in batches]),
+        torch.cat(lengths),
         None,
-        stride,
+        max(batch.stride() for batch in batches) if strides else stride,
         known,
         torch.cat(strides) if strides else None,
     )
@@ -173,11 +176,12 @@ def parts_of_batches(batches: list["KeyedJaggedTensor"]) -> tuple[Parts, Inverse
     return parts, ([key for names, _ in inverse for key in names], torch.cat([rows for _, rows in inverse]))
 
 
-def _refuse_mixture(what: str, batches: list["KeyedJaggedTensor"]) -> None:
-    """Say which batches have weights, strides or inverse indices, and which have none."""
-    found = {
-        "weights": lambda batch: batch._weights is not None,
-        "variable batch": lambda batch: batch._stride_per_key_per_rank is not None,
-        "inverse indices": lambda batch: batch._inverse_indices is not None,
-    }[what]
-    check_same("concat", what, {str(batch.keys()): found(batch) for batch in batches})
+def _check_agreement(batches: list["KeyedJaggedTensor"]) -> None:
+    """Check that all or none have weights, strides of their own (of the same ranks) and inverse indices."""
+    for what, has in (
+        ("weights", lambda batch: batch._weights is not None),
+        ("variable batch", lambda batch: batch.variable_stride_per_key()),
+        ("ranks", lambda batch: len(batch.stride_per_key_per_rank()[0]) if batch.stride_per_key_per_rank() else 0),
+        ("inverse indices", lambda batch: batch._inverse_indices is not None),
+    ):
+        check_same("concat", what, {str(batch.keys()): has(batch) for batch in batches})

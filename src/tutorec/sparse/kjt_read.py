@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,12 +11,13 @@ from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.kjt_checks import FEW_LISTS, check_numbers, sums_per_key
 from tutorec.sparse.kjt_variable import strides_of_ranks
+from tutorec.sparse.validate import key_list
 
 if TYPE_CHECKING:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
-def normalise(batch: KeyedJaggedTensor) -> None:
+def settle(batch: KeyedJaggedTensor, keys: Iterable[str], lengths: Tensor | None) -> None:
     """Bring what a caller gave into one form, without a look at the numbers.
 
     Keys become a list of their own, so that a caller who changes his does not rename features; lengths [F, B] become
@@ -23,56 +25,60 @@ def normalise(batch: KeyedJaggedTensor) -> None:
 
     Args:
         batch: The batch, whose parts are as the caller gave them.
+        keys: Its keys.
+        lengths: Its lengths, or None.
 
     Raises:
         ValueError: ``keys`` is one string, or there are neither lengths nor offsets.
     """
-    keys, lengths, offsets = batch._keys, batch._lengths, batch._offsets
-    if isinstance(keys, list):
+    if type(keys) is list:
         batch._keys = keys.copy()
-    elif isinstance(keys, str):
-        raise ValueError(f"KeyedJaggedTensor: keys must be a list of names, got the string {keys!r}; write [{keys!r}]")
     elif not isinstance(keys, torch.fx.Proxy):
-        batch._keys = list(keys)
-    if lengths is not None:
-        if isinstance(lengths, Tensor) and lengths.dim() == 2:
-            batch._lengths = lengths.reshape(-1)
-    elif offsets is None:
-        if batch._keys:
-            raise ValueError(
-                "KeyedJaggedTensor: neither lengths nor offsets given; one of them says where the lists of ids end"
-            )
-        batch._lengths = torch.empty(0, dtype=torch.int64, device=batch._values.device)
-    elif isinstance(offsets, Tensor) and offsets.dim() == 1 and offsets.shape[0] == 0:
-        batch._lengths, batch._offsets = offsets, None
+        batch._keys = key_list("KeyedJaggedTensor", keys)
+    if lengths is None:
+        _settle_without_lengths(batch)
+    elif isinstance(lengths, Tensor) and lengths.dim() == 2:
+        batch._lengths = lengths.reshape(-1)
     strides = batch._stride_per_key
     if strides is not None and batch._stride_per_key_per_rank is None and len(set(strides)) > 1:
         batch._stride_per_key_per_rank = strides_of_ranks([[stride] for stride in strides])
+
+
+def _settle_without_lengths(batch: KeyedJaggedTensor) -> None:
+    offsets = batch._offsets
+    if offsets is None and batch._keys:
+        raise ValueError(
+            "KeyedJaggedTensor: neither lengths nor offsets given; one of them says where the lists of ids end"
+        )
+    if offsets is None:
+        batch._lengths = torch.empty(0, dtype=torch.int64, device=batch._values.device)
+    elif isinstance(offsets, Tensor) and offsets.dim() == 1 and offsets.shape[0] == 0:
+        batch._lengths, batch._offsets = offsets, None
 
 
 def counts_of_lists(batch: KeyedJaggedTensor) -> list[int] | None:
     """Ids per key straight from the lengths, where that is cheaper than by the offsets; None where it is not.
 
     Args:
-        batch: The batch, whose ids per key are not known.
+        batch: The batch.
 
     Returns:
         Ids of each key, or None: read them from the offsets.
     """
     values, lengths = batch._values, batch._lengths
-    if batch._offset_per_key is not None or not isinstance(values, Tensor):
-        return None
+    if batch._length_per_key is not None or not isinstance(values, Tensor):
+        return batch._length_per_key
     if values.is_meta:
         return _spread(values.shape[0], len(batch._keys))
     if type(values) is not Tensor or torch.compiler.is_compiling() or is_tracing():
         return None
-    check_numbers(batch)
-    if batch._length_per_key is not None:
+    if not batch._checked:
+        check_numbers(batch)
         return batch._length_per_key
     if lengths is None or batch._offsets is not None or not values.is_cpu:
         return None
-    if lengths.shape[0] <= FEW_LISTS:
-        return sums_per_key(lengths.tolist(), batch.lengths_offset_per_key())
+    if lengths.numel() <= FEW_LISTS:
+        return sums_per_key(lengths.tolist(), batch)
     # The sum of int32 is taken in int64, which is slower than the running sum.
     if batch._stride_per_key_per_rank is not None or lengths.dtype is not torch.int64:
         return None

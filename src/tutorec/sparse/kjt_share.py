@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
+# Of fewer parts each finds its own faster.
+FEW_PARTS = 4
+
+
 class SharedOffsets:
     """Offsets of F neighbouring parts of B lists each, to be computed at the first question.
 
@@ -49,7 +53,7 @@ def share_offsets(batch: KeyedJaggedTensor, parts: list[KeyedJaggedTensor]) -> N
         batch: The batch.
         parts: What it was split into.
     """
-    if len(parts) != len(batch._keys) or len(parts) < 2 or batch._stride_per_key_per_rank is not None:
+    if len(parts) != len(batch._keys) or len(parts) < FEW_PARTS or batch._stride_per_key_per_rank is not None:
         return
     lengths = batch._lengths
     if type(lengths) is not Tensor or any(len(part._keys) != 1 for part in parts):

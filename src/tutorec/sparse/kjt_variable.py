@@ -62,7 +62,7 @@ def stride_of(
 
 def strides_of(keys: list[str], stride: int, strides: Tensor | None) -> list[int]:
     """Lists of each key: B each, or with variable batch the sums over the ranks."""
-    if strides is None:
+    if strides is None or len(keys) == 0:
         return [stride] * len(keys)
     found: list[int] = strides.sum(dim=1).tolist()
     return found

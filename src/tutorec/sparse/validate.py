@@ -47,13 +47,13 @@ def check_form(
     for name, part in (("lengths", lengths), ("offsets", offsets)):
         if part is None:
             continue
-        if part.dtype not in _INDEX_TYPES:
+        if part.dtype not in _INDEX_TYPES and part.numel():
             raise ValueError(f"{owner}: {name} must be int32 or int64, got {part.dtype}; convert them: {name}.long()")
         if part.dim() != 1:
             raise ValueError(
                 f"{owner}: {name} must have one dimension, got shape {list(part.shape)}; flatten them: {name}.view(-1)"
             )
-        if part.device != values.device:
+        if not (part.is_cpu and values.is_cpu) and part.device != values.device:
             raise ValueError(f"{owner}: {name} are on {part.device} and values on {values.device}; use one device")
     if offsets is not None and offsets.numel() == 0:
         raise ValueError(f"{owner}: offsets are empty; they start with 0, so even an empty batch has one entry")
@@ -188,8 +188,8 @@ def check_positions(where: str, positions: Sequence[int], keys: Sequence[str]) -
     Raises:
         ValueError: A position is negative, or there is no key at it.
     """
-    outside = [position for position in positions if not 0 <= position < len(keys)]
-    if outside:
+    if positions and (min(positions) < 0 or max(positions) >= len(keys)):
+        outside = [position for position in positions if not 0 <= position < len(keys)]
         raise ValueError(f"{where}: positions {outside} are outside of 0 to {len(keys) - 1}; the keys are {list(keys)}")
 
 
