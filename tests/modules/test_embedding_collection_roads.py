@@ -141,6 +141,20 @@ def test_inverse_indices_give_the_samples_of_the_batch(name: str, trains: bool) 
         assert ec.embeddings["t1"].weight.grad[:3, 0].tolist() == [2.0, 2.0, 2.0]
 
 
+def test_inverse_indices_that_lack_a_feature_are_named() -> None:
+    ec = EmbeddingCollection([EmbeddingConfig(10, 4, "t", feature_names=["f1"])])
+    parts = torch.tensor([0, 1]), torch.tensor([1, 1])
+    features = KeyedJaggedTensor(
+        ["f1"],
+        parts[0],
+        lengths=parts[1],
+        stride_per_key_per_rank=[[2]],
+        inverse_indices=([], torch.zeros(0, 2).long()),
+    )
+    with pytest.raises(KeyError, match=r"inverse_indices lack the features \['f1'\]; they have \[\]"):
+        ec(features)
+
+
 @PROPERTY
 @given(
     lists=st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=4),

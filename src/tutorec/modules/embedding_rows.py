@@ -107,11 +107,17 @@ def samples_of_lists(
 
     Returns:
         The results themselves where the batch has no inverse indices; else those of its B samples.
+
+    Raises:
+        KeyError: The inverse indices lack a feature.
     """
     inverse = features.inverse_indices_or_none() if type(features) is KeyedJaggedTensor else None
-    if inverse is None:
+    if inverse is None or inverse[1].dim() < 2:
         return found
     position = {key: index for index, key in enumerate(inverse[0])}
+    missing = sorted({feature for feature in features_of_names.values() if feature not in position})
+    if missing:
+        raise KeyError(f"inverse_indices lack the features {missing}; they have {inverse[0]}")
     return {name: _take_lists(rows, inverse[1][position[features_of_names[name]]]) for name, rows in found.items()}
 
 

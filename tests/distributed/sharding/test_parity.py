@@ -27,7 +27,13 @@ from tutorec.modules.embedding_configs import PoolingType
 from tutorec.spmd import Ranks
 
 STEPS = 3
-POOLINGS = {"sum": (PoolingType.SUM, False), "mean": (PoolingType.MEAN, False), "weighted": (PoolingType.SUM, True)}
+POOLINGS = {
+    "sum": (PoolingType.SUM, False),
+    "mean": (PoolingType.MEAN, False),
+    "sqrtn": (PoolingType.SQRTN, False),
+    "weighted": (PoolingType.SUM, True),
+    "weighted sqrtn": (PoolingType.SQRTN, True),
+}
 WORLDS = [1, 2, pytest.param(4, marks=pytest.mark.world4)]
 
 
