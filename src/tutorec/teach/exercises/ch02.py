@@ -1,0 +1,124 @@
+"""Exercises of chapter 02: samples, offsets, one list out of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tutorec.teach.grading import Exercise, Mistake
+
+__all__ = ["EXERCISES"]
+
+OneList = Callable[[list[str], list[int], list[int], str, int], list[int]]
+
+
+def _reader(position: Callable[[int, int, int, int], int]) -> OneList:
+    """A function that reads list number `position(f, b, F, B)`."""
+
+    def one_list(keys: list[str], values: list[int], lengths: list[int], key: str, sample: int) -> list[int]:
+        index = position(keys.index(key), sample, len(keys), len(lengths) // len(keys))
+        start = sum(lengths[:index])
+        return values[start : start + lengths[index]]
+
+    return one_list
+
+
+def _from_its_end(keys: list[str], values: list[int], lengths: list[int], key: str, sample: int) -> list[int]:
+    """Begins a list where the running sum without a leading zero stands for it: at its end."""
+    index = keys.index(key) * (len(lengths) // len(keys)) + sample
+    start = sum(lengths[: index + 1])
+    return values[start : start + lengths[index]]
+
+
+_KEYS = ["item", "user"]
+_VALUES = [11, 12, 13, 14, 21, 22, 23]
+_LENGTHS = [2, 0, 2, 1, 2, 0]  # item: 2, 0, 2   user: 1, 2, 0
+
+EXERCISES: tuple[Exercise, ...] = (
+    Exercise(
+        id="02.1",
+        compared="two samples, and for each feature the list that its first length counts",
+        solution=[2, [1, 2, 1], [2, 3]],
+        mistakes=(
+            Mistake(
+                misconception="counts features or lists as samples",
+                answer=[4, [1, 2, 1], [2, 3]],
+                hint="There are four lists in all, of two features. A sample has one list of each.",
+            ),
+            Mistake(
+                misconception="takes one value per sample",
+                answer=[4, [1], [2]],
+                hint="A sample does not have one value. The lengths say how many each sample has.",
+            ),
+            Mistake(
+                misconception="takes as many values as there are samples",
+                answer=[2, [1, 2], [2, 3]],
+                hint="You gave both features two values. How many does the first length of product say?",
+            ),
+            Mistake(
+                misconception="takes a whole feature for a sample",
+                answer=[2, [1, 2, 1, 5], [2, 3, 4, 1]],
+                hint="Those are the values of all samples. The first sample has only as many as its length says.",
+            ),
+        ),
+        shape="a list: a number, the product ids as a list, the user ids as a list",
+    ),
+    Exercise(
+        id="02.2",
+        compared="where each of the four lists begins, and where the last one ends",
+        solution=[0, 3, 4, 6, 8],
+        mistakes=(
+            Mistake(
+                misconception="leaves out the zero in front",
+                answer=[3, 4, 6, 8],
+                hint="These are the ends of the lists. The class also wants to know where the first begins.",
+            ),
+            Mistake(
+                misconception="starts again for each feature",
+                answer=[0, 3, 4, 0, 2, 4],
+                hint="Each feature counts for itself here. In the batch both lie in one vector, user behind product.",
+            ),
+            Mistake(
+                misconception="gives the lengths",
+                answer=[3, 1, 2, 2],
+                hint="Those are the lengths. An offset is a place in the vector of values.",
+            ),
+            Mistake(
+                misconception="puts sample after sample",
+                answer=[0, 3, 5, 6, 8],
+                hint="That is product and user of the first sample, then of the second. Which order does the batch use?",
+            ),
+        ),
+        shape="a list of places, one more than there are lists",
+    ),
+    Exercise(
+        id="02.3",
+        compared="lists from the middle, empty lists and the last one",
+        solution=_reader(lambda f, b, features, samples: f * samples + b),
+        mistakes=(
+            Mistake(
+                misconception="reads the batch sample by sample",
+                answer=_reader(lambda f, b, features, samples: b * features + f),
+                hint="You look for list b * F + f, as if all features of a sample lay together. Look at the figure again.",
+            ),
+            Mistake(
+                misconception="steps by the number of features",
+                answer=_reader(lambda f, b, features, samples: f * features + b),
+                hint="From one feature to the next you skip F lists. How many lists does one feature have?",
+            ),
+            Mistake(
+                misconception="begins a list at its end",
+                answer=_from_its_end,
+                hint="You begin where the running sum *including* this list stands: its end. What has to be skipped?",
+            ),
+        ),
+        cases=(
+            (["item"], [5, 7, 1], [1, 2], "item", 0),
+            (["item"], [5, 7, 1], [1, 2], "item", 1),
+            (_KEYS, _VALUES, _LENGTHS, "item", 2),
+            (_KEYS, _VALUES, _LENGTHS, "item", 1),
+            (_KEYS, _VALUES, _LENGTHS, "user", 0),
+            (_KEYS, _VALUES, _LENGTHS, "user", 1),
+            (_KEYS, _VALUES, _LENGTHS, "user", 2),
+        ),
+    ),
+)

@@ -1,0 +1,126 @@
+"""Exercises of chapter 03: bytes of a forward, names and order of the results, rows of stacked tables."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from tutorec.teach.grading import Exercise, Mistake
+
+__all__ = ["EXERCISES"]
+
+_MEGABYTES = 512 * 26 * 64 * 4 / 1e6  # of one row for each bag
+
+Rows = list[list[int]]
+
+
+def _shifted(first: list[int], tables: list[int], ids: Rows) -> Rows:
+    return [[first[table] + one for one in mine] for table, mine in zip(tables, ids, strict=True)]
+
+
+def _stacked_rows(table_rows: list[int], feature_tables: list[int], ids: Rows) -> Rows:
+    return _shifted([0, *accumulate(table_rows)], feature_tables, ids)
+
+
+def _one_piece_per_feature(table_rows: list[int], feature_tables: list[int], ids: Rows) -> Rows:
+    """Stacks a table once for each feature that reads it."""
+    rows = [table_rows[table] for table in feature_tables]
+    return _shifted([0, *accumulate(rows)], list(range(len(rows))), ids)
+
+
+def _from_the_end(table_rows: list[int], feature_tables: list[int], ids: Rows) -> Rows:
+    """Begins each table where it ends."""
+    return _shifted(list(accumulate(table_rows)), feature_tables, ids)
+
+
+def _equal_tables(table_rows: list[int], feature_tables: list[int], ids: Rows) -> Rows:
+    """Multiplies the table's number by its own rows, as if all tables were as large."""
+    return _shifted([number * rows for number, rows in enumerate(table_rows)], feature_tables, ids)
+
+
+EXERCISES: tuple[Exercise, ...] = (
+    Exercise(
+        id="03.1",
+        compared="a row for each id in, a row for each bag out, and half of the first",
+        solution=[10 * _MEGABYTES, _MEGABYTES, 5 * _MEGABYTES],
+        mistakes=(
+            Mistake(
+                misconception="returns a row for each id",
+                answer=[10 * _MEGABYTES, 10 * _MEGABYTES, 5 * _MEGABYTES],
+                hint="A bag of ten ids becomes one row. What the forward returns is pooled.",
+            ),
+            Mistake(
+                misconception="reads a row for each bag",
+                answer=[_MEGABYTES, _MEGABYTES, _MEGABYTES / 2],
+                hint="A bag of ten ids has to read ten rows before it can add them up.",
+            ),
+            Mistake(
+                misconception="forgets that there are 26 tables",
+                answer=[10 * _MEGABYTES / 26, _MEGABYTES / 26, 5 * _MEGABYTES / 26],
+                hint="Each sample has a list in every table.",
+            ),
+            Mistake(
+                misconception="counts numbers, not bytes",
+                answer=[10 * _MEGABYTES / 4, _MEGABYTES / 4, 5 * _MEGABYTES / 4],
+                hint="You counted numbers. How many bytes has one in float32?",
+            ),
+        ),
+        tolerance=0.005,
+        shape="a list of three numbers, in units of 10^6 bytes",
+    ),
+    Exercise(
+        id="03.2",
+        compared="the tables in order, their features in order, and both names where a feature is in two tables",
+        solution=["x@a", "y", "z", "x@b"],
+        mistakes=(
+            Mistake(
+                misconception="keeps the order of the batch",
+                answer=["z", "y", "x@a", "x@b"],
+                hint="The batch may come in any order. What fixes the order of the columns?",
+            ),
+            Mistake(
+                misconception="expects each feature once",
+                answer=["x", "y", "z"],
+                hint="x is looked up twice, in rows of 8 and of 4 columns. Two results need two names.",
+            ),
+            Mistake(
+                misconception="names every result after its table",
+                answer=["x@a", "y@a", "z@b", "x@b"],
+                hint="A result bears its table's name only where the feature alone would not say which it is.",
+            ),
+            Mistake(
+                misconception="sorts features, then tables",
+                answer=["x@a", "x@b", "y", "z"],
+                hint="You went through the features. The columns come table after table.",
+            ),
+        ),
+        shape="a list of names",
+    ),
+    Exercise(
+        id="03.3",
+        compared="tables of different sizes, shared tables, empty lists",
+        solution=_stacked_rows,
+        mistakes=(
+            Mistake(
+                misconception="stacks a table once for each feature",
+                answer=_one_piece_per_feature,
+                hint="Two features that read one table must arrive at the same rows. In yours each has a copy.",
+            ),
+            Mistake(
+                misconception="begins a table at its end",
+                answer=_from_the_end,
+                hint="The first table begins at row 0. Yours begins where it should end.",
+            ),
+            Mistake(
+                misconception="takes all tables to be equally large",
+                answer=_equal_tables,
+                hint="t * R is right when all tables have R rows. How many rows lie before table t when they do not?",
+            ),
+        ),
+        cases=(
+            ([4], [0], [[0, 3]]),
+            ([4, 2], [0, 1], [[1], [1]]),
+            ([3, 5, 2], [0, 1, 2], [[2], [0, 4], [1]]),
+            ([3, 5, 2], [1, 1, 0, 2], [[0], [0, 4], [], [1]]),
+        ),
+    ),
+)
