@@ -160,7 +160,6 @@ def place_table(
     """
     sharding_type = _member(ShardingType, sharding.sharding_type, rules.sharding_types, config.name, "sharding type")
     kernel = _member(EmbeddingComputeKernel, sharding.compute_kernel, rules.kernels, config.name, "compute kernel")
-    assert config.feature_names, "a collection gives every table a feature"
     dtype = data_type_to_dtype(config.data_type)
     if dtype != torch.float32:
         raise ValueError(
