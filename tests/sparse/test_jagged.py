@@ -113,7 +113,9 @@ def test_to_moves_every_part() -> None:
 def test_to_returns_the_parts_that_are_there_already() -> None:
     jagged = JaggedTensor(torch.tensor([5]), lengths=torch.tensor([1]))
     assert jagged.to(torch.device("cpu"), non_blocking=True).values() is jagged.values()
-    assert jagged.to(torch.device("cpu")).offsets_or_none() is not None
+    assert jagged.to(torch.device("cpu")).offsets_or_none() is None
+    jagged.offsets()
+    assert jagged.to(torch.device("cpu")).offsets_or_none() is jagged.offsets()
 
 
 def test_empty_like_without_a_device_has_no_samples() -> None:

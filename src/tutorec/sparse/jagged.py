@@ -1,18 +1,29 @@
 """JaggedTensor: one feature's lists of ids, one list per sample."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec.sparse.jagged_layout import first_entries, longest, masked, padded_rows, pieces_of
+from tutorec.sparse.jagged_layout import (
+    FEW_LISTS,
+    check_dense_weights,
+    first_entries,
+    kept,
+    longest,
+    masked,
+    padded_rows,
+    pieces_of,
+)
 from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
 from tutorec.sparse.printing import jagged_text
 from tutorec.sparse.validate import check_form, check_lists, checkable
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
 torch.fx.wrap("first_entries")
+torch.fx.wrap("kept")
 torch.fx.wrap("lengths_of_offsets")
 torch.fx.wrap("longest")
 torch.fx.wrap("masked")
@@ -92,13 +103,16 @@ class JaggedTensor:
         weights_dtype: torch.dtype | None = None,
         lengths_dtype: torch.dtype = torch.int32,
     ) -> "JaggedTensor":
-        """A jagged tensor without samples; its offsets hold the 0 that offsets start with."""
+        """A jagged tensor without samples; its offsets are the 0 that offsets start with."""
         weights: Tensor | None = None
         if is_weighted:
             weights = torch.empty([0], dtype=weights_dtype, device=device)
         values = torch.empty([0], dtype=values_dtype, device=device)
         lengths = torch.empty([0], dtype=lengths_dtype, device=device)
-        return JaggedTensor(values, weights, lengths, torch.zeros([1], dtype=lengths_dtype, device=device))
+        if is_scripting():
+            return JaggedTensor(values, weights, lengths, None)
+        else:
+            return JaggedTensor._from_parts(values, weights, lengths, None)
 
     @staticmethod
     @torch.jit.unused
@@ -135,7 +149,7 @@ class JaggedTensor:
     def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> "JaggedTensor":
         """The first ``lengths[b]`` entries of row b of ``values`` [B, longest], and of ``weights``."""
         mask = first_entries(values, lengths)
-        return JaggedTensor(values[mask], masked(weights, mask), lengths, None)
+        return JaggedTensor(kept(values, mask), masked(weights, mask), lengths, None)
 
     @staticmethod
     def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> "JaggedTensor":
@@ -144,11 +158,15 @@ class JaggedTensor:
             raise ValueError("JaggedTensor.from_dense: no samples given; JaggedTensor.empty() makes an empty one")
         together = torch.cat(values)
         lengths = torch.tensor([value.size(0) for value in values], dtype=torch.int32, device=together.device)
-        if weights is None:
-            return JaggedTensor(together, None, lengths, None)
-        if not is_scripting():
-            _check_dense_weights(values, weights)
-        return JaggedTensor(together, torch.cat(weights), lengths, None)
+        together_weights: Tensor | None = None
+        if weights is not None:
+            together_weights = torch.cat(weights)
+        if is_scripting():
+            return JaggedTensor(together, together_weights, lengths, None)
+        else:
+            if weights is not None:
+                check_dense_weights(values, weights)
+            return JaggedTensor._from_parts(together, together_weights, lengths, None)
 
     def to_dense(self) -> list[Tensor]:
         """One tensor of values for each sample: views. A sync point."""
@@ -269,8 +287,23 @@ def _check(jagged: JaggedTensor) -> None:
         return
     values, lengths, offsets = jagged._values, jagged._lengths, jagged._offsets
     check_form("JaggedTensor", values, jagged._weights, lengths, offsets)
-    if values.device.type == "cpu":
+    if values.is_cpu and not _few_fit(values, lengths, offsets):
         jagged._offsets = check_lists("JaggedTensor", values, lengths, offsets, lambda index: f"sample {index}")
+
+
+def _few_fit(values: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> bool:
+    """Whether there are few lists and they describe the values, looked at in Python; False says nothing."""
+    counted = lengths if lengths is not None else offsets
+    if counted is None or counted.numel() > FEW_LISTS:
+        return False
+    numbers: list[int] = [] if lengths is None else lengths.tolist()
+    if offsets is not None:
+        starts: list[int] = offsets.tolist()
+        steps = [end - start for start, end in pairwise(starts)]
+        if starts[0] != 0 or (lengths is not None and steps != numbers):
+            return False
+        numbers = steps
+    return sum(numbers) == values.shape[0] and (not numbers or min(numbers) >= 0)
 
 
 def _map(jagged: JaggedTensor, change: Any) -> JaggedTensor:
@@ -282,15 +315,3 @@ def _map(jagged: JaggedTensor, change: Any) -> JaggedTensor:
         None if lengths is None else change(lengths),
         None if offsets is None else change(offsets),
     )
-
-
-def _check_dense_weights(values: list[Tensor], weights: list[Tensor]) -> None:
-    """Raise unless there is one weight for each value of each sample."""
-    if len(values) != len(weights):
-        raise ValueError(f"JaggedTensor.from_dense: values of {len(values)} samples and weights of {len(weights)}")
-    for sample, (value, weight) in enumerate(zip(values, weights, strict=True)):
-        if value.shape[0] != weight.shape[0]:
-            raise ValueError(
-                f"JaggedTensor.from_dense: sample {sample} has {value.shape[0]} values and {weight.shape[0]} weights; "
-                "give one weight for each value"
-            )
