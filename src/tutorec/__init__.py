@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tutorec._doctor import doctor as doctor
     from tutorec._validation import validation as validation
     from tutorec._validation import validation_enabled as validation_enabled
+    from tutorec.modules.embedding_collection import EmbeddingCollection as EmbeddingCollection
     from tutorec.modules.embedding_configs import BaseEmbeddingConfig as BaseEmbeddingConfig
     from tutorec.modules.embedding_configs import EmbeddingBagConfig as EmbeddingBagConfig
     from tutorec.modules.embedding_configs import EmbeddingConfig as EmbeddingConfig
@@ -47,6 +48,7 @@ _DEFINED_IN = {
     "DataType": "types",
     "EmbeddingBagCollection": "modules.embedding_modules",
     "EmbeddingBagConfig": "modules.embedding_configs",
+    "EmbeddingCollection": "modules.embedding_collection",
     "EmbeddingConfig": "modules.embedding_configs",
     "JaggedTensor": "sparse.jagged",
     "KeyedJaggedTensor": "sparse.keyed_jagged",
@@ -73,6 +75,7 @@ __all__ = [
     "DataType",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
+    "EmbeddingCollection",
     "EmbeddingConfig",
     "JaggedTensor",
     "KeyedJaggedTensor",
