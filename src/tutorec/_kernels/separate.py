@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,11 @@ __all__ = ["SeparateTables", "find_tables", "one_call_pays"]
 
 _SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
 _FP32_OUTPUT = 0
-_PLAIN = (Tensor, nn.Parameter)
+_PLAIN = {Tensor, nn.Parameter}
+_DTYPES = {torch.float32, torch.float16}
+# Mapped over the tables of every batch, in which a loop would cost more than a small lookup.
+_is_cpu, _dtype, _shape = attrgetter("is_cpu"), attrgetter("dtype"), attrgetter("shape")
+_is_contiguous = Tensor.is_contiguous
 Batch = tuple[Tensor, Tensor, Tensor | None, bool]  # ids [N], offsets [F*B+1], weights [N] or None, mean or else sum
 # The CPU operators run on one thread, a call per table on all of them. A call costs about what the lookup of so many
 # ids of 64 columns does.
@@ -134,17 +139,16 @@ def find_tables(tables: Sequence[Tensor], feature_tables: Sequence[int]) -> Sepa
     """
     if not feature_tables or torch.compiler.is_compiling() or is_tracing() or backend().name != "fbgemm":
         return None
-    dtype = tables[0].dtype
-    for table in tables:
-        if not (type(table) in _PLAIN and table.is_cpu and table.dtype is dtype and table.is_contiguous()):
-            return None
-    if dtype is not torch.float32 and dtype is not torch.float16:
+    if not (_PLAIN.issuperset(map(type, tables)) and all(map(_is_cpu, tables)) and all(map(_is_contiguous, tables))):
+        return None
+    dtypes = set(map(_dtype, tables))
+    if len(dtypes) > 1 or not _DTYPES.issuperset(dtypes):
         return None
     try:
-        places = tuple([table.data_ptr() for table in tables])
+        places = tuple(map(Tensor.data_ptr, tables))
     except RuntimeError:  # a tensor without memory, such as one under a transform of torch.func
         return None
-    geometry = _geometry(places, tuple([table.shape for table in tables]), tuple(feature_tables), dtype.itemsize)
+    geometry = _geometry(places, tuple(map(_shape, tables)), tuple(feature_tables), dtypes.pop().itemsize)
     return None if geometry is None else SeparateTables(tables[feature_tables[0]], geometry)
 
 

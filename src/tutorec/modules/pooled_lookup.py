@@ -120,10 +120,13 @@ def side_by_side(features: KeyedJaggedTensor, lookups: PooledLookups, pooled: Se
 def _weights_of(bags: nn.ModuleDict) -> list[Tensor] | None:
     """The tables [R, D]; None where a bag was replaced or has hooks, which a call for all tables would pass over."""
     tables: list[Tensor] = []
-    for bag in bags.values():
+    for bag in bags._modules.values():
         if type(bag) is not nn.EmbeddingBag or bag._forward_hooks or bag._forward_pre_hooks or bag._backward_hooks:
             return None
-        tables.append(bag.weight)
+        weight = bag._parameters.get("weight")
+        if weight is None:
+            return None
+        tables.append(weight)
     return tables or None
 
 
