@@ -75,6 +75,9 @@ def draw_batch(
     offsets = torch.tensor([0, *lengths]).cumsum(0).to(draw(st.sampled_from([torch.int32, torch.int64])))
     values = torch.tensor(ids, dtype=draw(st.sampled_from([torch.int32, torch.int64])))
     weights = torch.randn(len(ids), generator=generator) if spec.weighted else None
+    if weights is not None and spec.pooling == "sqrtn":
+        # The gradient of w / |w| is 0 as the difference of two numbers as large as 1 / |w|.
+        weights += 0.5 * weights.sign()
     shape = (len(ids), spec.feature_columns[0]) if spec.pooling == "none" else (samples, sum(spec.feature_columns))
     return values, offsets, weights, torch.randn(shape, generator=generator)
 
@@ -124,7 +127,8 @@ def test_lookup_equals_reference_forward_and_backward(name: str, rule: Optimizer
         result.backward(grad)
         expected.backward(grad)
         if own is not None and plain is not None:
-            assert_close(own.grad if own.grad is not None else torch.zeros_like(own), plain.grad)
+            found = own.grad if own.grad is not None else torch.zeros_like(own)
+            assert_close(found, plain.grad, rtol=1e-5, atol=1e-4 if drawn.spec.pooling == "sqrtn" else 1e-5)
         gradients = [leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in leaves]
         if rule is None:
             for table, gradient in zip(op.table_weights(), gradients, strict=True):
