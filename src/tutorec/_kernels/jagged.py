@@ -5,6 +5,9 @@ Each function runs fbgemm's operator where fbgemm was chosen and plain torch els
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -18,7 +21,7 @@ _DENSE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torc
 
 
 def lengths_to_offsets(lengths: Tensor) -> Tensor:
-    """Where each bag begins, and where the last one ends: [L] -> [L+1], of the lengths' dtype; row by row [F, L] -> [F, L+1].
+    """Where each bag begins, and where the last one ends: [L] -> [L+1], of the lengths' dtype; of a matrix row by row.
 
     Example:
         >>> import torch
@@ -27,8 +30,17 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
         [0, 2, 2, 5]
     """
     if _fbgemm_runs(lengths):
-        return torch.ops.fbgemm.asynchronous_complete_cumsum.default(lengths)
+        if torch.compiler.is_compiling():
+            return torch.ops.fbgemm.asynchronous_complete_cumsum.default(lengths)
+        return _running_sum()(lengths)
     return reference.lengths_to_offsets(lengths)
+
+
+@cache
+def _running_sum() -> Callable[[Tensor], Tensor]:
+    """The operator of fbgemm without the two layers of Python in front of it, which cost a third of a small call."""
+    operator = torch.ops.fbgemm.asynchronous_complete_cumsum.default
+    return getattr(operator, "_op", operator)
 
 
 def jagged_to_padded_dense(values: Tensor, offsets: Tensor, max_length: int, padding: float = 0.0) -> Tensor:

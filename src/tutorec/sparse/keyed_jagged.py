@@ -34,7 +34,7 @@ from tutorec.sparse.kjt_move import (
     without_keys,
 )
 from tutorec.sparse.kjt_read import counts_of_lists, settle
-from tutorec.sparse.kjt_share import SharedOffsets, offsets_found_together, share_offsets
+from tutorec.sparse.kjt_share import SharedOffsets, cut, offsets_found_together
 from tutorec.sparse.kjt_variable import stride_of, strides_as_lists, strides_of, strides_of_ranks, take_rows
 from tutorec.sparse.printing import keyed_jagged_text
 from tutorec.sparse.validate import check_positions, missing_key
@@ -421,7 +421,7 @@ class KeyedJaggedTensor:
     def split(self, segments: list[int]) -> list["KeyedJaggedTensor"]:
         """Batches of the next ``segments[i]`` keys each: views, no id is copied.
 
-        A segment of all keys is the batch itself; smaller ones leave the inverse indices behind, which are of the whole.
+        A segment of all keys is the batch itself; smaller ones leave the inverse indices of the whole behind.
         """
         if sum(segments) != len(self._keys):
             raise ValueError(
@@ -431,8 +431,12 @@ class KeyedJaggedTensor:
         counts, count = self.length_per_key(), len(segments)
         sizes = segment_sums(counts, segments)
         values = self._values.split_with_sizes(sizes)
-        weights = split_optional(self._weights, sizes, count)
         lengths = self.lengths().split_with_sizes(segment_sums(self.stride_per_key(), segments))
+        if not is_scripting():
+            plain = type(values) is tuple
+            if plain:
+                return cut(self, segments, sizes, values, lengths)
+        weights = split_optional(self._weights, sizes, count)
         strides = split_optional(self._stride_per_key_per_rank, segments, count)
         out: list[KeyedJaggedTensor] = []
         start = 0
@@ -444,8 +448,6 @@ class KeyedJaggedTensor:
                 keys, known = self._keys[start:end], counts[start:end]
                 out.append(self._derive(keys, values[part], weights[part], lengths[part], known, strides[part]))
             start = end
-        if not is_scripting():
-            share_offsets(self, out)
         return out
 
     def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> "KeyedJaggedTensor":
@@ -484,11 +486,12 @@ class KeyedJaggedTensor:
             return known
         counts, strides = self.length_per_key(), self.stride_per_key()
         lengths = self.lengths()
+        pieces: list[Tensor] = lengths.split_with_sizes(strides)  # type: ignore[assignment] (eager: a tuple)
         offsets: list[Tensor] | None = None
         if compute_offsets:
-            variable = self._stride_per_key_per_rank is not None
-            offsets = offsets_of_features(lengths, self._offsets, strides, variable)
-        bags = all_features(self._keys, self._values, self._weights, lengths, offsets, counts, strides)
+            together = self._stride_per_key_per_rank is None and len(strides) > 3  # fewer are faster one by one
+            offsets = offsets_of_features(pieces, lengths, self._offsets, strides, together)
+        bags = all_features(self._keys, self._values, self._weights, pieces, offsets, counts)
         self._jt_dict = bags
         return bags
 
