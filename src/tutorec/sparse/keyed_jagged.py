@@ -486,7 +486,7 @@ class KeyedJaggedTensor:
             return known
         counts, strides = self.length_per_key(), self.stride_per_key()
         lengths = self.lengths()
-        pieces: list[Tensor] = lengths.split_with_sizes(strides)  # type: ignore[assignment] (eager: a tuple)
+        pieces: list[Tensor] = lengths.split_with_sizes(strides)  # pyright: ignore[reportAssignmentType]
         offsets: list[Tensor] | None = None
         if compute_offsets:
             together = self._stride_per_key_per_rank is None and len(strides) > 3  # fewer are faster one by one
