@@ -34,7 +34,10 @@ class Size:
 
 @dataclass(frozen=True)
 class Input:
-    """The tensors of a batch, the same for both libraries; objects are made of them for every call."""
+    """The tensors of a batch, the same for both libraries; objects are made of them for every call.
+
+    Ids are int64, lengths int32, as TorchRec's own data sets make them.
+    """
 
     size: Size
     keys: list[str]
@@ -98,7 +101,7 @@ def run(options: Options) -> Report:
     shapes = {size: f"F={s.features} B={s.batch} L={s.pooling}" for size, s in _SIZES.items() if size in sizes}
     return Report(
         name=NAME,
-        settings={**shapes, "threads": 1, "objects": "fresh for every call"},
+        settings={**shapes, "threads": 1, "ids": "int64", "lengths": "int32", "objects": "fresh for every call"},
         samples=samples,
         comparisons=comparisons,
         context=machine([options.vs] if options.vs else []),
@@ -113,7 +116,7 @@ def _input(size: Size) -> Input:
     torch.cumsum(lengths, 0, out=offsets[1:])
     values = torch.randint(0, 1_000_000, (int(offsets[-1]),), generator=generator)
     pooled = torch.rand(size.batch, size.features * size.columns, generator=generator)
-    return Input(size, [f"f{i}" for i in range(size.features)], values, lengths, offsets, pooled)
+    return Input(size, [f"f{i}" for i in range(size.features)], values, lengths.int(), offsets.int(), pooled)
 
 
 def _construct(library: Library, batch: Input) -> Case:
@@ -198,7 +201,7 @@ def _td_to_kjt(library: Library, batch: Input) -> Case:
     tensordict = import_module("tensordict").TensorDict
     rows = batch.size.batch
     cuts = [batch.offsets[i * rows : (i + 1) * rows + 1] for i in range(len(batch.keys))]
-    parts = [(batch.values[int(cut[0]) : int(cut[-1])], cut - cut[0]) for cut in cuts]
+    parts = [(batch.values[int(cut[0]) : int(cut[-1])], (cut - cut[0]).long()) for cut in cuts]
 
     def fresh(_: int) -> Any:
         nested = [torch.nested.nested_tensor_from_jagged(values, offsets=offsets) for values, offsets in parts]
