@@ -162,6 +162,89 @@ def test_a_traced_graph_returns_jagged_tensors() -> None:
     assert scripted_jagged.offsets().tolist() == [0, 2, 2, 3, 4, 4, 6]
 
 
+class VariableOperations(nn.Module):
+    """The same operations on features with numbers of samples of their own."""
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, list[int], list[list[int]]]:
+        swapped = features.permute([1, 0])
+        first, rest = swapped.split([1, 1])
+        offsets = [first.offsets(), rest["a"].offsets(), features.to_dict()["b"].offsets()]
+        return torch.cat(offsets), swapped.stride_per_key() + rest.length_per_key(), first.stride_per_key_per_rank()
+
+
+class BuildsVariable(nn.Module):
+    """A batch of variable batch size that is built in TorchScript, by a function with default arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = VariableOperations()
+
+    def forward(self, lengths: Tensor, values: Tensor) -> tuple[Tensor, list[int], list[list[int]]]:
+        features = KeyedJaggedTensor.from_lengths_sync(
+            ["a", "b"], values, lengths, stride_per_key_per_rank=[[1, 1], [3, 1]]
+        )
+        return self.operations(features)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_variable_batches_run_in_torchscript(dtype: torch.dtype) -> None:
+    module = BuildsVariable()
+    offsets, numbers, ranks = module(LENGTHS.to(dtype), VALUES)
+    assert offsets.tolist() == [0, 1, 2, 2, 4, 0, 2, 2, 0, 1, 2, 2, 4]
+    assert (numbers, ranks) == ([4, 2, 2], [[3, 1]])
+    got = through_a_file(torch.jit.script(module))(LENGTHS.to(dtype), VALUES)
+    assert (got[0].tolist(), got[1], got[2]) == (offsets.tolist(), numbers, ranks)
+
+
+def empty_batches(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
+    return KeyedJaggedTensor.empty(is_weighted=True), KeyedJaggedTensor.empty_like(features)
+
+
+def test_empty_batches_are_made_in_torchscript() -> None:
+    made = torch.jit.script(KeyedJaggedTensor.empty)()
+    assert (made.keys(), made.to_dict(), made.offsets().tolist()) == ([], {}, [0])
+    none, like = torch.jit.script(empty_batches)(made)
+    assert (none.weights().numel(), like.keys(), like.stride()) == (0, [], 0)
+
+
+class Joins(nn.Module):
+    def forward(self, parts: list[KeyedJaggedTensor]) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
+        joined = KeyedJaggedTensor.concat(parts)
+        return joined, KeyedJaggedTensor.empty_like(joined)
+
+
+def test_joining_and_emptying_stay_calls_in_a_traced_graph() -> None:
+    parts = KeyedJaggedTensor(KEYS, VALUES, torch.ones(6), lengths=LENGTHS).split([1, 2])
+    joined, none = torch.fx.symbolic_trace(Joins())(parts)
+    assert torch.equal(joined.values(), VALUES)
+    assert (joined.keys(), none.keys(), none.weights().numel(), none.stride()) == (KEYS, [], 0, 2)
+
+
+class KeysAsInput(nn.Module):
+    def forward(self, keys: list[str], values: Tensor, lengths: Tensor) -> tuple[KeyedJaggedTensor, int]:
+        batch = KeyedJaggedTensor(keys, values, lengths=lengths)
+        return batch, batch.stride()
+
+
+def test_keys_may_be_an_input_of_a_traced_graph() -> None:
+    batch, stride = torch.fx.symbolic_trace(KeysAsInput())(KEYS, VALUES, LENGTHS)
+    assert (stride, batch.keys(), batch.offsets().tolist()) == (2, KEYS, [0, 2, 2, 3, 4, 4, 6])
+
+
+class FirstOffsets(nn.Module):
+    def forward(self, offsets: Tensor, values: Tensor) -> Tensor:
+        return KeyedJaggedTensor.from_offsets_sync(["a", "b"], values, offsets)["a"].offsets()
+
+
+def test_a_graph_recorded_by_jit_trace_takes_other_batch_sizes() -> None:
+    two, six = (torch.tensor([0, 2, 2]), torch.arange(2)), (torch.tensor([0, 2, 2, 3, 4, 6, 8]), torch.arange(8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        traced = torch.jit.trace(FirstOffsets(), two, strict=False)
+    assert traced(*two).tolist() == [0, 2]
+    assert traced(*six).tolist() == [0, 2, 2, 3]
+
+
 class OffsetsOnly(nn.Module):
     def forward(self, lengths: Tensor, values: Tensor) -> Tensor:
         return JaggedTensor(values, lengths=lengths).offsets() + 0

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
+import tutorec.sparse.kjt_move as move
 from tutorec._validation import validation_enabled
 from tutorec.sparse.jagged import JaggedTensor
-from tutorec.sparse.kjt_build import all_features, offsets_of_features, one_feature, parts_of_batches, parts_of_features
+from tutorec.sparse.kjt_build import all_features, join, offsets_of_features, one_feature, parts_of_features
 from tutorec.sparse.kjt_checks import check_batch
 from tutorec.sparse.kjt_layout import (
     differences,
@@ -22,28 +23,17 @@ from tutorec.sparse.kjt_layout import (
     segment_sums,
     split_optional,
 )
-from tutorec.sparse.kjt_move import (
-    bytes_of,
-    copy_parts,
-    each_on_device,
-    each_part,
-    each_pinned,
-    free_storage,
-    tensors_of,
-    uninitialised_like,
-    without_keys,
-)
 from tutorec.sparse.kjt_read import counts_of_lists, settle
 from tutorec.sparse.kjt_share import SharedOffsets, cut, offsets_found_together
 from tutorec.sparse.kjt_variable import stride_of, strides_as_lists, strides_of, strides_of_ranks, take_rows
-from tutorec.sparse.printing import keyed_jagged_text
+from tutorec.sparse.printing import keyed_jagged_text, object_text
 from tutorec.sparse.validate import check_positions, missing_key
 
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not have, and
 # TorchScript compiles them as they stand.
 for _name in (
     "differences lengths_of_offsets offset_per_key_of offsets_at offsets_of_features offsets_of_lengths permute_pieces "
-    "running_sum segment_sums stride_of strides_as_lists strides_of take_rows"
+    "running_sum segment_sums stride_of strides_as_lists strides_of take_rows join _empty_like"
 ).split():
     torch.fx.wrap(_name)
 
@@ -179,7 +169,6 @@ class KeyedJaggedTensor:
         return batch
 
     @staticmethod
-    @torch.jit.unused
     def from_offsets_sync(
         keys: list[str],
         values: Tensor,
@@ -190,12 +179,9 @@ class KeyedJaggedTensor:
         inverse_indices: tuple[list[str], Tensor] | None = None,
     ) -> "KeyedJaggedTensor":
         """A batch from offsets [F * B + 1], with the ids per key read at once."""
-        return KeyedJaggedTensor(
-            keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
-        ).sync()
+        return _synced(keys, values, weights, None, offsets, stride, stride_per_key_per_rank, inverse_indices)
 
     @staticmethod
-    @torch.jit.unused
     def from_lengths_sync(
         keys: list[str],
         values: Tensor,
@@ -206,9 +192,7 @@ class KeyedJaggedTensor:
         inverse_indices: tuple[list[str], Tensor] | None = None,
     ) -> "KeyedJaggedTensor":
         """A batch from lengths [F * B], with the ids per key read at once."""
-        return KeyedJaggedTensor(
-            keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices=inverse_indices
-        ).sync()
+        return _synced(keys, values, weights, lengths, None, stride, stride_per_key_per_rank, inverse_indices)
 
     @staticmethod
     @torch.jit.unused
@@ -220,13 +204,9 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def concat(kjt_list: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
         """One batch with the keys of all, which must be distinct and hold the same samples (or all variable batch)."""
-        parts, inverse_indices = parts_of_batches(kjt_list)
-        batch = KeyedJaggedTensor._from_parts(*parts)
-        batch._inverse_indices = inverse_indices
-        return batch
+        return join(kjt_list)
 
     @staticmethod
-    @torch.jit.unused
     def empty(
         is_weighted: bool = False,
         device: torch.device | None = None,
@@ -235,25 +215,25 @@ class KeyedJaggedTensor:
         lengths_dtype: torch.dtype = torch.int32,
     ) -> "KeyedJaggedTensor":
         """A batch without keys and samples."""
-        jagged = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
-        return KeyedJaggedTensor._from_parts(
-            [], jagged.values(), jagged.weights_or_none(), jagged.lengths(), jagged.offsets(), 0, []
-        )
+        keys: list[str] = []
+        values = torch.empty(0, dtype=values_dtype, device=device)
+        weights = torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None
+        lengths = torch.empty(0, dtype=lengths_dtype, device=device)
+        return _synced(keys, values, weights, lengths, None, 0, None, None)
 
     @staticmethod
-    @torch.jit.unused
     def empty_like(kjt: "KeyedJaggedTensor", device: torch.device | None = None) -> "KeyedJaggedTensor":
         """A batch to fill: on ``device`` uninitialised tensors of the same shapes; without one, no keys and no ids.
 
         The first is what ``copy_`` fills, the second a rank's share when it gets none of the features: dtypes and
         ``stride()`` are kept.
         """
-        return without_keys(kjt) if device is None else uninitialised_like(kjt, device)
+        return _empty_like(kjt, device)
 
     @torch.jit.unused
     def copy_(self, kjt: "KeyedJaggedTensor", non_blocking: bool = False) -> "KeyedJaggedTensor":
         """Copy the other's parts, of equal keys and shapes, into this one's memory."""
-        copy_parts(self, kjt, non_blocking)
+        move.copy_parts(self, kjt, non_blocking)
         return self
 
     def sync(self) -> "KeyedJaggedTensor":
@@ -285,9 +265,7 @@ class KeyedJaggedTensor:
         """One weight per id [N]; an error without weights."""
         weights = self._weights
         if weights is None:
-            raise ValueError(
-                "KeyedJaggedTensor has no weights; pass weights= when the batch is built, or ask weights_or_none()"
-            )
+            raise ValueError("KeyedJaggedTensor has no weights; pass weights= at its making, or ask weights_or_none()")
         return weights
 
     def weights_or_none(self) -> Tensor | None:
@@ -356,10 +334,7 @@ class KeyedJaggedTensor:
         """Keys, and which list of its feature each sample of the whole batch means [F, B]; an error without."""
         inverse_indices = self._inverse_indices
         if inverse_indices is None:
-            raise ValueError(
-                "KeyedJaggedTensor has no inverse indices; pass inverse_indices= when the batch is built, or ask "
-                "inverse_indices_or_none()"
-            )
+            raise ValueError("there are no inverse indices; pass inverse_indices=, or ask inverse_indices_or_none()")
         return inverse_indices
 
     def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
@@ -519,35 +494,39 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def flatten_lengths(self) -> "KeyedJaggedTensor":
         """The batch with lengths as one dimension [F * B]: as they are here anyhow."""
-        return each_part(self, lambda part: part)
+        return move.each_part(self, lambda part: part)
 
     @torch.jit.unused
     def to(
         self, device: torch.device, non_blocking: bool = False, dtype: torch.dtype | None = None
     ) -> "KeyedJaggedTensor":
         """A copy on ``device``; ``dtype`` is for the weights."""
-        return each_on_device(self, device, non_blocking, dtype)
+        return move.each_on_device(self, device, non_blocking, dtype)
 
     @torch.jit.unused
     def pin_memory(self) -> "KeyedJaggedTensor":
         """A copy in page-locked memory, from which a copy to a GPU can overlap with computation."""
-        return each_pinned(self)
+        return move.each_pinned(self)
 
     @torch.jit.unused
     def record_stream(self, stream: Any) -> None:
         """Tell the allocator that ``stream`` reads the parts."""
-        for part in tensors_of(self):
+        for part in move.tensors_of(self):
             part.record_stream(stream)
 
     @torch.jit.unused
     def size_in_bytes(self) -> int:
         """Bytes of all parts."""
-        return bytes_of(self)
+        return move.bytes_of(self)
 
     @torch.jit.unused
     def clear_storage(self) -> int:
         """Give the parts' memory back at once, whoever else holds them; the bytes that were freed."""
-        return free_storage(self)
+        return move.free_storage(self)
+
+    @torch.jit.unused
+    def __repr__(self) -> str:
+        return object_text(self)
 
     @torch.jit.unused
     def __str__(self) -> str:
@@ -559,3 +538,33 @@ class KeyedJaggedTensor:
         names = ("keys", "values", "weights", "lengths", "offsets", "stride", "stride_per_key_per_rank")
         parts = {name: getattr(self, f"_{name}") for name in (*names, "inverse_indices")}
         return tracer.create_node("call_function", KeyedJaggedTensor, (), tracer.create_arg(parts))
+
+
+# Whole calls in a traced graph, too. What makes a batch stands outside of the class: TorchScript compiles it apart.
+def _synced(
+    keys: list[str],
+    values: Tensor,
+    weights: Tensor | None,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    stride: int | None,
+    ranks: list[list[int]] | None,
+    inverse: tuple[list[str], Tensor] | None,
+) -> KeyedJaggedTensor:
+    # fmt: off
+    return KeyedJaggedTensor(
+        keys, values, weights, lengths, offsets, stride, ranks, None, None, None, None, None, None, inverse,
+    ).sync()
+    # fmt: on
+
+
+def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJaggedTensor:
+    if not is_scripting():
+        return move.without_keys(kjt) if device is None else move.uninitialised_like(kjt, device)
+    assert device is None, "TorchScript makes a batch like another one on its own device only"
+    keys: list[str] = []
+    weights = kjt.weights_or_none()
+    if weights is not None:
+        weights = weights.new_empty([0])
+    values, lengths = kjt.values().new_empty([0]), kjt.lengths().new_empty([0])
+    return _synced(keys, values, weights, lengths, None, kjt.stride(), None, None)

@@ -21,7 +21,6 @@ torch.fx.wrap("offsets_of_lengths")
 
 # Keys, values, weights, lengths, offsets, stride, ids per key, strides of ranks.
 Parts = tuple[list[str], Tensor, Tensor | None, Tensor, Tensor | None, int, list[int] | None, Tensor | None]
-InverseIndices = tuple[list[str], Tensor] | None
 
 
 def one_feature(values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor | None) -> JaggedTensor:
@@ -147,7 +146,7 @@ def parts_of_features(features: dict[str, JaggedTensor]) -> Parts:
     return keys, torch.cat(values), joined, torch.cat(lengths), None, max(samples), counts, strides
 
 
-def parts_of_batches(batches: list["KeyedJaggedTensor"]) -> tuple[Parts, InverseIndices]:
+def join(batches: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
     """One batch with the keys of all.
 
     Args:
@@ -155,7 +154,7 @@ def parts_of_batches(batches: list["KeyedJaggedTensor"]) -> tuple[Parts, Inverse
             ranks, all or none with weights, all or none with inverse indices.
 
     Returns:
-        The parts of the batch, and its inverse indices. Ids per key are known if they are known for each.
+        The batch. Its ids per key are known if they are known for each.
 
     Raises:
         ValueError: No batch is given, a key occurs twice, or the batches do not agree.
@@ -184,7 +183,7 @@ def parts_of_batches(batches: list["KeyedJaggedTensor"]) -> tuple[Parts, Inverse
         check_keys("KeyedJaggedTensor.concat", keys)
     if weights or strides or inverse:
         _check_agreement(batches)
-    parts = (
+    joined = batches[0]._from_parts(
         keys,
         torch.cat(values),
         torch.cat(weights) if weights else None,
@@ -194,9 +193,10 @@ def parts_of_batches(batches: list["KeyedJaggedTensor"]) -> tuple[Parts, Inverse
         known,
         torch.cat(strides) if strides else None,
     )
-    if not inverse:
-        return parts, None
-    return parts, ([key for names, _ in inverse for key in names], torch.cat([rows for _, rows in inverse]))
+    if inverse:
+        names = [key for some, _ in inverse for key in some]
+        joined._inverse_indices = (names, torch.cat([rows for _, rows in inverse]))
+    return joined
 
 
 def _check_agreement(batches: list["KeyedJaggedTensor"]) -> None:

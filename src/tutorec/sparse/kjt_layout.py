@@ -32,17 +32,26 @@ def lengths_of_offsets(offsets: Tensor) -> Tensor:
     return offsets[1:] - offsets[:-1]
 
 
+def as_int64(numbers: Tensor) -> Tensor:
+    """The numbers as TorchScript wants them before it makes a list of them; eager code takes them as they are."""
+    if is_scripting():
+        return numbers.to(torch.int64)
+    else:
+        return numbers
+
+
 def offset_per_key_of(offsets: Tensor, keys: int, stride: int) -> list[int]:
     """Where each key's ids start, and the end of the last: every B-th entry of the offsets. A sync point."""
     if stride == 0:
         return [0] * (keys + 1)
-    starts: list[int] = offsets[::stride].tolist()
+    starts: list[int] = as_int64(offsets[::stride]).tolist()
     return starts
 
 
 def offsets_at(offsets: Tensor, bounds: list[int]) -> list[int]:
     """Where each key's ids start, and the end of the last, if key f's lists start at ``bounds[f]``. A sync point."""
-    found: list[int] = offsets[torch.tensor(bounds, dtype=torch.int64, device=offsets.device)].tolist()
+    at = torch.tensor(bounds, dtype=torch.int64, device=offsets.device)
+    found: list[int] = as_int64(offsets[at]).tolist()
     return found
 
 
@@ -59,7 +68,7 @@ def running_sum(counts: list[int]) -> list[int]:
     total = 0
     out: list[int] = [0]
     for count in counts:
-        total += count
+        total = total + count  # not in place: a tracer's numbers are tensors
         out.append(total)
     return out
 

@@ -18,6 +18,8 @@ of rank 1. Before one there is one column. TorchScript compiles these functions 
 import torch
 from torch import Tensor
 
+from tutorec.sparse.kjt_layout import as_int64
+
 
 def strides_of_ranks(given: Tensor | list[list[int]]) -> Tensor:
     """Lists of each key (rows) and rank (columns) as a tensor of the CPU [F, W]."""
@@ -79,5 +81,5 @@ def strides_as_lists(strides: Tensor | None) -> list[list[int]]:
     """Lists of each key and rank in Python; an empty list where every key has B."""
     if strides is None:
         return []
-    found: list[list[int]] = strides.tolist()
+    found: list[list[int]] = as_int64(strides).tolist()
     return found
