@@ -245,8 +245,7 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def unsync(self) -> "KeyedJaggedTensor":
         """Forget the ids per key."""
-        self._length_per_key = None
-        self._offset_per_key = None
+        self._length_per_key = self._offset_per_key = None
         return self
 
     def device(self) -> torch.device:
@@ -511,8 +510,7 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def record_stream(self, stream: Any) -> None:
         """Tell the allocator that ``stream`` reads the parts."""
-        for part in move.tensors_of(self):
-            part.record_stream(stream)
+        move.record_stream(self, stream)
 
     @torch.jit.unused
     def size_in_bytes(self) -> int:

@@ -188,7 +188,7 @@ def _raise_what_does_not_fit(batch: KeyedJaggedTensor) -> None:
         return f"feature {keys[key]!r}, sample {index - bounds[key]}"
 
     check_lists(_BATCH, batch._values, batch._lengths, batch._offsets, place)
-    raise AssertionError("the batch does not fit, and the search for the reason found none")
+    raise AssertionError(f"a batch of the keys {keys} does not fit, and the search for the reason found none")
 
 
 def _check_counts(name: str, given: list[int], batch: KeyedJaggedTensor) -> None:

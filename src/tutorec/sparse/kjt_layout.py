@@ -99,6 +99,15 @@ def offsets_by_key(lengths: Tensor, offsets: Tensor | None, keys: int, stride: i
 
     From lengths [F * B] they are running sums along the rows of a matrix. Where the batch's offsets [F * B + 1] are
     known, neighbouring keys share one entry of them, so these are overlapping windows, each less its first entry.
+
+    Args:
+        lengths: ``[F * B]``.
+        offsets: ``[F * B + 1]`` where they are known.
+        keys: F.
+        stride: B.
+
+    Returns:
+        F tensors.
     """
     if stride == 0 or keys == 0:
         return list(lengths.new_zeros([keys, 1]).unbind(0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,7 +41,17 @@ def each_part(batch: KeyedJaggedTensor, change: Callable[[Tensor], Tensor]) -> K
 def each_on_device(
     batch: KeyedJaggedTensor, device: torch.device, non_blocking: bool, weights_dtype: torch.dtype | None
 ) -> KeyedJaggedTensor:
-    """The batch on a device, with its weights in a dtype."""
+    """The batch on a device.
+
+    Args:
+        batch: The batch.
+        device: Where its tensors go.
+        non_blocking: Whether a copy from page-locked memory may overlap with what follows.
+        weights_dtype: Dtype of the weights there, or None for the one that they have.
+
+    Returns:
+        A batch that knows what the first one knew.
+    """
     moved = each_part(batch, lambda part: part.to(device, non_blocking=non_blocking))
     if weights_dtype is not None and moved._weights is not None:
         moved._weights = moved._weights.to(weights_dtype)
@@ -109,6 +119,12 @@ def tensors_of(batch: KeyedJaggedTensor) -> list[Tensor]:
     inverse = batch._inverse_indices
     parts = (batch._values, batch._weights, batch._lengths, batch._offsets, None if inverse is None else inverse[1])
     return [part for part in parts if part is not None]
+
+
+def record_stream(batch: KeyedJaggedTensor, stream: Any) -> None:
+    """Tell the allocator that a stream reads every tensor of the batch."""
+    for part in tensors_of(batch):
+        part.record_stream(stream)
 
 
 def bytes_of(batch: KeyedJaggedTensor) -> int:
