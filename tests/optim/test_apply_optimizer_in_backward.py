@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tutorec._kernels.backend import backend, use_backend
+from tutorec._kernels.tbe import OptimizerSpec
+from tutorec.distributed.fused_params import optimizer_spec_of_parameter
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim import RowWiseAdagrad, apply_optimizer_in_backward, in_backward_optimizer_filter
@@ -104,7 +106,9 @@ def test_two_steps_equal_dense_steps(
         for table in tables:
             table.embedding_dim *= 4
     drawn = [data.draw(jagged_batches(rows_of(tables), weighted=weighted)) for _ in range(2)]
-    with use_backend(name):
+    few = data.draw(st.sampled_from([0, 600]))
+    with use_backend(name), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookups, "_FEW_IDS", few)
         ebc = EmbeddingBagCollection(tables, is_weighted=weighted)
         start = {key: table.weight.detach().clone() for key, table in ebc.embedding_bags.items()}
         dense = {key: weight.clone().requires_grad_() for key, weight in start.items()}
@@ -342,11 +346,34 @@ def test_a_variable_batch_is_updated_through_its_inverse_indices(name: str) -> N
 
 @needs_fbgemm
 @pytest.mark.parametrize("kind", [torch.optim.SGD, RowWiseAdagrad], ids=name_of)
-def test_one_call_and_table_by_table_move_rows_alike(kind: type[Optimizer], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("few", [0, 1000])
+@pytest.mark.parametrize(
+    ("pooling", "weights"),
+    [
+        (PoolingType.SUM, None),
+        (PoolingType.MEAN, None),
+        (PoolingType.SQRTN, None),
+        (PoolingType.SUM, [0.5, 2, -1, 0, 3]),
+    ],
+)
+def test_one_call_and_table_by_table_move_rows_alike(
+    kind: type[Optimizer], few: int, pooling: PoolingType, weights: list[float] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def table_by_table(*arguments: object) -> bool:
         return False
 
-    ebc, twin = two_tables(), two_tables()
+    def make() -> EmbeddingBagCollection:
+        tables = [
+            EmbeddingBagConfig(6, 8, "t1", feature_names=["item", "user"], pooling=pooling),
+            EmbeddingBagConfig(5, 8, "t2", feature_names=["item"], pooling=pooling),
+        ]
+        return EmbeddingBagCollection(tables, is_weighted=weights is not None)
+
+    def features() -> KeyedJaggedTensor:
+        return batch(weights=None if weights is None else torch.tensor(weights))
+
+    monkeypatch.setattr(lookups, "_FEW_IDS", few)
+    ebc, twin = make(), make()
     twin.load_state_dict(ebc.state_dict())
     for one in (ebc, twin):
         apply_optimizer_in_backward(kind, one.parameters(), {"lr": RATE})
@@ -354,11 +381,11 @@ def test_one_call_and_table_by_table_move_rows_alike(kind: type[Optimizer], monk
     step = lookups._step_in_one_call
     monkeypatch.setattr(lookups, "_step_in_one_call", lambda *parts: seen.append(step(*parts)) or seen[-1])
     for _ in range(2):
-        loss_of(ebc(batch()).values()).backward()
+        loss_of(ebc(features()).values()).backward()
     assert seen == [True, True]
     monkeypatch.setattr(lookups, "_step_in_one_call", table_by_table)
     for _ in range(2):
-        loss_of(twin(batch()).values()).backward()
+        loss_of(twin(features()).values()).backward()
     for own, expected in zip(ebc.embedding_bags.values(), twin.embedding_bags.values(), strict=True):
         torch.testing.assert_close(own.weight, expected.weight)
         torch.testing.assert_close(optimizer_of(own).state[own.weight], optimizer_of(expected).state[expected.weight])
@@ -464,6 +491,21 @@ def test_what_cannot_be_applied_is_refused() -> None:
     optimizer_of(ebc.embedding_bags["t1"]).param_groups[0]["params"] = []
     with pytest.raises(ValueError, match=r"SGD in backward no longer holds its table of shape \[6, 8\]"):
         loss_of(ebc(batch()).values()).backward()
+
+
+def test_sharding_reads_the_marks() -> None:
+    for kind, arguments, expected in (
+        (torch.optim.SGD, {"lr": 0.5}, OptimizerSpec("sgd", 0.5)),
+        (RowWiseAdagrad, {"lr": 0.5, "lr_decay": 0.0}, OptimizerSpec("rowwise_adagrad", 0.5, eps=1e-10)),
+        (RowWiseAdagrad, {"eps": 0.1}, OptimizerSpec("rowwise_adagrad", 0.01, eps=0.1)),
+    ):
+        table = two_tables().embedding_bags["t1"].weight
+        apply_optimizer_in_backward(kind, [table], arguments)
+        assert optimizer_spec_of_parameter("t1", table) == expected
+    with pytest.raises(ValueError, match="lr_decay"):
+        table = two_tables().embedding_bags["t1"].weight
+        apply_optimizer_in_backward(RowWiseAdagrad, [table], {"lr_decay": 0.5})
+        optimizer_spec_of_parameter("t1", table)
 
 
 def test_a_deep_copy_carries_no_mark() -> None:

@@ -6,6 +6,7 @@ gradients of each row directly, a slice of the rows at a time so that the sums s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from tutorec._kernels.tbe import OptimizerSpec
 
-__all__ = ["RowGroups", "add_rows", "apply_update", "sort_rows", "sum_rows"]
+__all__ = ["RowGroups", "add_rows", "apply_update", "mean_squares", "sort_rows", "sum_rows"]
 
 # Bytes of summed gradients worked on at a time; measured best between 1 and 4 MiB on 2 cores with 512 KiB of L2 each.
 _SLICE_BYTES = 2 << 20
@@ -142,22 +143,65 @@ def apply_update(
         rule: The optimizer.
         learning_rate: The rate.
     """
-    step = max(_SLICE_BYTES // (4 * matrix.shape[1]), 1)
-    bounds = groups.starts[::step].tolist() if grad.device.type == "cpu" else [0, groups.bags.numel()]
-    if grad.device.type != "cpu":
-        step = groups.rows.numel()
-    elif (groups.starts.numel() - 1) % step:
+    for part in _slices(groups, grad):
+        sums = sum_rows(grad, part)
+        if rule.kind == "rowwise_adagrad":
+            momentum.index_add_(0, part.rows, sums.square().mean(1))
+            state = momentum.index_select(0, part.rows)
+            sums *= (-learning_rate / (state.sqrt() + rule.eps)).unsqueeze(1)
+        else:
+            sums *= -learning_rate
+        matrix.index_add_(0, part.rows, sums)
+
+
+@torch.no_grad()
+def mean_squares(grad: Tensor, groups: RowGroups) -> Tensor:
+    """The mean square of each touched row's summed gradient [U].
+
+    Rows that are in the batch once, which most are, need no sum: their bag's mean square is theirs.
+
+    Args:
+        grad: Gradient of each bag [bags, D].
+        groups: The ids sorted by row.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.tbe_update import mean_squares, sort_rows
+        >>> grad = torch.tensor([[1.0], [4.0], [1.0]])
+        >>> mean_squares(grad, sort_rows(torch.tensor([2, 0, 2]), None, None, rows=3, bag_count=3))
+        tensor([16.,  4.])
+    """
+    first, counts = groups.starts[:-1], groups.starts.diff()
+    squares = grad.square().mean(1).index_select(0, groups.bags[first])
+    if groups.weights is not None:
+        squares *= groups.weights[first].square()
+    repeated = (counts > 1).nonzero().view(-1)
+    if repeated.numel():
+        sums = [sum_rows(grad, part).square().mean(1) for part in _slices(_pick_rows(groups, repeated), grad)]
+        squares[repeated] = torch.cat(sums)
+    return squares
+
+
+def _pick_rows(groups: RowGroups, which: Tensor) -> RowGroups:
+    """Some of the rows, by position, with their bags."""
+    first, counts = groups.starts[which], groups.starts.diff()[which]
+    starts = F.pad(counts.cumsum(0), (1, 0))
+    total = int(starts[-1])
+    places = torch.arange(total, device=first.device) + (first - starts[:-1]).repeat_interleave(
+        counts, output_size=total
+    )
+    weights = None if groups.weights is None else groups.weights[places]
+    return RowGroups(groups.rows[which], starts, groups.bags[places], weights)
+
+
+def _slices(groups: RowGroups, grad: Tensor) -> Iterator[RowGroups]:
+    """The rows in pieces whose summed gradients stay in the processor's cache; all at once on a device."""
+    step = max(_SLICE_BYTES // (4 * grad.shape[1]), 1) if grad.is_cpu else max(groups.rows.numel(), 1)
+    bounds = groups.starts[::step].tolist() if grad.is_cpu else [0, groups.bags.numel()]
+    if grad.is_cpu and (groups.starts.numel() - 1) % step:
         bounds.append(groups.bags.numel())
     for index, (first, last) in enumerate(pairwise(bounds)):
         rows = groups.rows[index * step : (index + 1) * step]
         starts = groups.starts[index * step : index * step + rows.numel() + 1] - first
         weights = None if groups.weights is None else groups.weights[first:last]
-        bags = groups.bags[first:last]
-        sums = F.embedding_bag(bags, grad, starts, mode="sum", per_sample_weights=weights, include_last_offset=True)
-        if rule.kind == "rowwise_adagrad":
-            momentum.index_add_(0, rows, sums.square().mean(1))
-            state = momentum.index_select(0, rows)
-            sums *= (-learning_rate / (state.sqrt() + rule.eps)).unsqueeze(1)
-        else:
-            sums *= -learning_rate
-        matrix.index_add_(0, rows, sums)
+        yield RowGroups(rows, starts, groups.bags[first:last], weights)

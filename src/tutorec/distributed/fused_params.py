@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tutorec._kernels.tbe import OptimizerKind, OptimizerSpec
+from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 
 # Names as in EmbOptimType, fbgemm's enum of the same values, and OptimizerSpec. All updates here are exact: ids that
 # occur twice in a batch are summed before the one update of their row.
@@ -17,6 +18,17 @@ _KINDS: dict[str, OptimizerKind] = {
     "rowwise_adagrad": "rowwise_adagrad",
     "row_wise_adagrad": "rowwise_adagrad",
     "exact_row_wise_adagrad": "rowwise_adagrad",
+}
+# Optimizers in backward that have a fused form: their defaults, and arguments that leave it as it is.
+_IN_BACKWARD: dict[type[torch.optim.Optimizer], tuple[dict[str, Any], dict[str, Any]]] = {
+    torch.optim.SGD: (
+        {"optimizer": "exact_sgd", "lr": 1e-3},
+        {"momentum": 0, "dampening": 0, "nesterov": False, "maximize": False},
+    ),
+    RowWiseAdagrad: (
+        {"optimizer": "exact_row_wise_adagrad", "lr": 1e-2, "eps": 1e-10},
+        {"lr_decay": 0, "initial_accumulator_value": 0, "maximize": False},
+    ),
 }
 _KEYS = ("optimizer", "learning_rate", "lr", "eps", "weight_decay")
 
@@ -67,18 +79,18 @@ def optimizer_spec_of_parameter(name: str, parameter: torch.Tensor) -> Optimizer
         names = [optimizer.__name__ for optimizer in classes]
         raise ValueError(f"table {name!r} has {len(classes)} optimizers in backward, {names}: apply one")
     (optimizer,), (arguments,) = classes, getattr(parameter, "_optimizer_kwargs", ({},))
-    if optimizer is not torch.optim.SGD:
+    if optimizer not in _IN_BACKWARD:
         raise ValueError(
             f"table {name!r}: {optimizer.__name__} in backward has no fused form for sharded tables; "
-            "use torch.optim.SGD, or fused_params={'optimizer': EmbOptimType.EXACT_ROWWISE_ADAGRAD}"
+            "use torch.optim.SGD or tutorec.optim.RowWiseAdagrad"
         )
-    without_effect = {"momentum": 0, "dampening": 0, "nesterov": False, "maximize": False}
+    defaults, without_effect = _IN_BACKWARD[optimizer]
     given = {
         key: value
         for key, value in arguments.items()
         if not (key in without_effect and value == without_effect[key]) and key not in ("foreach", "fused")
     }
-    return optimizer_spec({"optimizer": "exact_sgd", "lr": 1e-3, **given})
+    return optimizer_spec({**defaults, **given})
 
 
 def _kind(optimizer: Any) -> OptimizerKind:

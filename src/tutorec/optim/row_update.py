@@ -107,7 +107,11 @@ def fused_rule(optimizer: Optimizer, table: Tensor) -> Rule | None:
 
 
 def group_of(optimizer: Optimizer, table: Tensor) -> dict[str, Any]:
-    """The parameter group that holds a table."""
+    """The parameter group that holds a table.
+
+    Raises:
+        ValueError: The optimizer holds it no longer.
+    """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter is table:

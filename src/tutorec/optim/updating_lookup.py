@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import torch
@@ -27,12 +27,12 @@ from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn import functional as F
 
 from tutorec._kernels.separate import SeparateTables, find_tables, one_call_pays
+from tutorec._kernels.tbe_update import mean_squares, sort_rows
 from tutorec.optim.row_update import RowGradients, fused_rule, group_of, mark_stepped, update_rows
 
 _PLAIN = (Tensor, nn.Parameter)
-# Most ids a table for which one call of fbgemm's update is faster than torch's update, table by table. Its row-wise
-# Adagrad takes twice as long for an id, and its SGD no longer.
-_FEW_IDS = {"sgd": 1_000_000, "rowwise_adagrad": 150}
+# Most ids a table for which fbgemm's row-wise Adagrad is faster than the state in torch and the rows by fbgemm's SGD.
+_FEW_IDS = 600
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _UpdatingLookup(torch.autograd.Function):
             of_weights.append(None if rows is None or grad is None else _weights_gradient(one, rows, grad))
             if grad is not None:
                 parts.setdefault(id(one.table), []).append((one, grad))
-        _update_tables(parts)
+        _update_tables(parts.values())
         increment_version([one.table for one in ctx.bags])
         return (None, None, *of_weights)
 
@@ -199,59 +199,108 @@ class _UpdatingBatch(torch.autograd.Function):
 
 
 def _step_in_one_call(tables: Sequence[Tensor], batch: PooledBatch, grad: Tensor) -> bool:
-    """Update all tables with fbgemm's operator, if they share a rule that it knows and it is the fastest way."""
+    """Update all tables with fbgemm's operator, if they share a rule that it knows.
+
+    A step of row-wise Adagrad is one of SGD whose ids are weighted by the new state. Beyond a few ids that is faster
+    than fbgemm's own row-wise Adagrad, which takes twice as long as its SGD.
+    """
     optimizers = [optimizer for table in tables for optimizer in cast(Any, table)._in_backward_optimizers]
     if len(optimizers) != len(tables):
         return False
     rules = [fused_rule(optimizer, table) for optimizer, table in zip(optimizers, tables, strict=True)]
-    rule = rules[0]
-    if rule is None or any(other != rule for other in rules):
-        return False
-    if batch.values.numel() > _FEW_IDS[rule.kind] * len(tables):
-        return False
-    found = find_tables(tables, batch.feature_tables)
-    if found is None or not found.geometry.grouped:
+    rule, found = rules[0], find_tables(tables, batch.feature_tables)
+    if rule is None or found is None or any(other != rule for other in rules):
         return False
     arguments = batch.values, batch.offsets, batch.weights, batch.mean
     if rule.kind == "sgd":
         found.step_sgd(grad, arguments, rule.rate)
-    else:
-        if any(group_of(optimizer, table)["lr_decay"] for optimizer, table in zip(optimizers, tables, strict=True)):
-            return False
+    elif found.geometry.grouped and not group_of(optimizers[0], tables[0])["lr_decay"]:
         states = [optimizer.state[table] for optimizer, table in zip(optimizers, tables, strict=True)]
-        bounds = batch.offsets[:: (batch.offsets.numel() - 1) // len(batch.feature_tables)].tolist()
+        sums = [state["sum"].view(-1) for state in states]
+        ends = batch.offsets[:: grad.shape[0]].tolist()
         moved = {
-            table for table, (first, last) in zip(batch.feature_tables, pairwise(bounds), strict=True) if last > first
+            table for table, (first, last) in zip(batch.feature_tables, pairwise(ends), strict=True) if last > first
         }
-        torch._foreach_add_(  # pyright: ignore[reportPrivateImportUsage]
-            [states[table]["step"] for table in moved], 1
-        )
-        sums = [states[table]["sum"] for table in batch.feature_tables]
-        found.step_rowwise_adagrad(grad, arguments, sums, rule.rate, rule.eps)
+        torch._foreach_add_([states[table]["step"] for table in moved], 1)  # pyright: ignore[reportPrivateImportUsage]
+        if batch.values.numel() <= _FEW_IDS * len(tables) or len({table.shape[1] for table in tables}) > 1:
+            of_features = [sums[table] for table in batch.feature_tables]
+            found.step_rowwise_adagrad(grad, arguments, of_features, rule.rate, rule.eps)
+        else:
+            factors = _factors(tables, sums, batch, grad, rule.eps)
+            found.step_sgd(grad, (batch.values, batch.offsets, factors, False), rule.rate)
+    else:
+        return False
     for optimizer in optimizers:
         mark_stepped(optimizer)
     return True
 
 
+def _factors(tables: Sequence[Tensor], sums: Sequence[Tensor], batch: PooledBatch, grad: Tensor, eps: float) -> Tensor:
+    """Move the state of row-wise Adagrad, and give what each id's gradient is to be multiplied by [N].
+
+    Args:
+        tables: [R, D], of one width.
+        sums: State of each table [R].
+        batch: The batch.
+        grad: [B, F * D].
+        eps: Added to the root.
+    """
+    samples, features, count = grad.shape[0], len(batch.feature_tables), batch.values.numel()
+    lengths = batch.offsets.diff()
+    # Row b * F + f of the gradient is that of feature f's bag of sample b, which is the f * B + b'th of the batch.
+    by_bag = grad.reshape(samples * features, -1)
+    bag_of = torch.arange(samples * features).view(samples, features).t().flatten()
+    weights = None if batch.weights is None else batch.weights.float()
+    if batch.mean:
+        shares = lengths.clamp(min=1).reciprocal()
+        by_bag = by_bag * shares.view(features, samples).t().reshape(-1, 1)
+        weights = shares.repeat_interleave(lengths, output_size=count)
+    # The rows of all tables as if they lay behind one another.
+    first_of = {id(table): index for index, table in reversed(list(enumerate(tables)))}
+    bases = [*accumulate((table.shape[0] for table in tables), initial=0)]
+    read = [first_of[id(tables[table])] for table in batch.feature_tables]
+    base_of = torch.tensor([bases[table] for table in read])
+    ends = batch.offsets[::samples]
+    ids = batch.values + base_of.repeat_interleave(ends.diff(), output_size=count)
+    bags = bag_of.repeat_interleave(lengths, output_size=count)
+    groups = sort_rows(ids, bags, None if batch.mean else weights, bases[-1], samples * features)
+    squares = mean_squares(by_bag, groups)
+    cuts = torch.searchsorted(groups.rows, torch.tensor(bases)).tolist()
+    for table, (start, end) in enumerate(pairwise(cuts)):
+        if end > start:
+            sums[table].index_add_(0, groups.rows[start:end] - bases[table], squares[start:end])
+    pieces = batch.values.split_with_sizes(ends.diff().tolist())
+    state = torch.cat([sums[table].index_select(0, own) for table, own in zip(read, pieces, strict=True)])
+    factors = state.sqrt_().add_(eps).reciprocal_()
+    return factors if weights is None else factors.mul_(weights)
+
+
 def _step_by_table(tables: Sequence[Tensor], batch: PooledBatch, grad: Tensor) -> None:
     """Update table by table, each with its optimizer."""
-    samples = grad.shape[0]
+    _update_tables(_features_of_tables(tables, batch, grad).values())
+
+
+def _features_of_tables(
+    tables: Sequence[Tensor], batch: PooledBatch, grad: Tensor
+) -> dict[int, list[tuple[Bags, Tensor]]]:
+    """For each table, by its index, the bags and gradients of its features; tied tables are one."""
+    samples, column = grad.shape[0], 0
     windows = batch.offsets.unfold(0, samples + 1, samples)
     bounds = [*windows[:, 0].tolist(), batch.values.numel()]
-    parts: dict[int, list[tuple[Bags, Tensor]]] = {}
-    column = 0
+    first_of = {id(table): index for index, table in reversed(list(enumerate(tables)))}
+    found: dict[int, list[tuple[Bags, Tensor]]] = {}
     for feature, index in enumerate(batch.feature_tables):
         table, own = tables[index], slice(bounds[feature], bounds[feature + 1])
         weights = None if batch.weights is None else batch.weights[own]
         bags = Bags(table, batch.values[own], windows[feature], weights, batch.mean)
-        parts.setdefault(id(table), []).append((bags, grad[:, column : column + table.shape[1]]))
+        found.setdefault(first_of[id(table)], []).append((bags, grad[:, column : column + table.shape[1]]))
         column += table.shape[1]
-    _update_tables(parts)
+    return found
 
 
-def _update_tables(parts: dict[int, list[tuple[Bags, Tensor]]]) -> None:
+def _update_tables(parts: Iterable[list[tuple[Bags, Tensor]]]) -> None:
     """One step for each table, from the gradients of all its features."""
-    for features in parts.values():
+    for features in parts:
         table, touched = features[0][0].table, _row_gradients(features)
         for optimizer in cast(Any, table)._in_backward_optimizers:
             update_rows(optimizer, table, touched)

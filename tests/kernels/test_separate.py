@@ -1,0 +1,132 @@
+"""Tables that lie apart are looked up and updated in one call as one by one."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from tutorec._kernels import reference
+from tutorec._kernels.backend import backend, use_backend
+from tutorec._kernels.separate import find_tables, one_call_pays
+
+needs_fbgemm = pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
+FEATURES = (2, 0, 0, 1)
+IDS, OFFSETS = torch.tensor([1, 4, 4, 0, 0, 2, 3, 3]), torch.tensor([0, 1, 3, 4, 4, 6, 6, 7, 8])
+
+
+def tables(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.rand(rows, columns).to(dtype) for rows, columns in ((5, 8), (4, 4), (7, 12))]
+
+
+def expected_pool(own: list[Tensor], mean: bool, weights: Tensor | None) -> Tensor:
+    pooled = []
+    for feature, table in enumerate(FEATURES):
+        bounds = OFFSETS[2 * feature : 2 * feature + 3]
+        part = slice(int(bounds[0]), int(bounds[-1]))
+        factors = None if weights is None else weights[part]
+        pooling = "mean" if mean else "sum"
+        pooled.append(reference.embedding_bag_forward(own[table], IDS[part], bounds - bounds[0], pooling, factors))
+    return torch.cat(pooled, dim=1)
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_pooled_rows_equal_those_of_each_table(dtype: torch.dtype, index: torch.dtype, weighted: bool) -> None:
+    own, weights = tables(dtype), torch.rand(8) if weighted else None
+    found = find_tables(own, FEATURES)
+    assert found is not None
+    for mean in (False, *([] if weighted else [True])):
+        pooled = found.pool(IDS.to(index), OFFSETS, weights, mean)
+        assert pooled.dtype == torch.float32
+        assert_close(pooled, expected_pool([table.float() for table in own], mean, weights))
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("weighted", [False, True])
+def test_steps_move_the_rows_as_the_formulas_do(weighted: bool) -> None:
+    features = (0, 0, 1, 2)  # features of one table side by side
+    own, weights, grad = tables(), torch.rand(8) if weighted else None, torch.rand(2, 32)
+    ids = torch.tensor([1, 4, 4, 0, 0, 2, 3, 3])
+    bags = torch.arange(8).repeat_interleave(OFFSETS.diff())
+    columns = [0, 8, 16, 20, 32]
+    states = [torch.zeros(table.shape[0], 1) for table in own]
+    stepped, adagrad = [table.clone() for table in own], [table.clone() for table in own]
+    for sgd in (True, False):
+        moved = stepped if sgd else adagrad
+        found = find_tables(moved, features)
+        assert found is not None
+        assert found.geometry.grouped
+        if sgd:
+            found.step_sgd(grad, (ids, OFFSETS, weights, False), 0.5)
+        else:
+            found.step_rowwise_adagrad(grad, (ids, OFFSETS, weights, False), [states[t] for t in features], 0.5, 1e-6)
+        for table, before in enumerate(own):
+            mine = [feature for feature, read in enumerate(features) if read == table]
+            picked, row_grads = [], []
+            for feature in mine:
+                which = (bags >= 2 * feature) & (bags < 2 * feature + 2)
+                part = grad[:, columns[feature] : columns[feature + 1]][bags[which] - 2 * feature]
+                picked.append(ids[which])
+                row_grads.append(part if weights is None else part * weights[which].unsqueeze(1))
+            rows, grads = torch.cat(picked), torch.cat(row_grads)
+            if sgd:
+                assert_close(moved[table], reference.sgd_update(before, rows, grads, 0.5))
+            else:
+                after, state = reference.rowwise_adagrad_update(
+                    before, torch.zeros(before.shape[0]), rows, grads, 0.5, 1e-6
+                )
+                assert_close(moved[table], after)
+                assert_close(states[table].view(-1), state)
+
+
+def test_features_of_one_table_apart_are_not_grouped() -> None:
+    found = find_tables(tables(), (0, 1, 0))
+    assert found is None or not found.geometry.grouped
+
+
+class Odd(Tensor):
+    """A tensor with a behaviour of its own."""
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        [torch.rand(3, 6)],
+        [torch.rand(3, 4).bfloat16()],
+        [torch.rand(3, 4).double()],
+        [torch.rand(3, 4), torch.rand(3, 4).half()],
+        [torch.rand(4, 8).t()[:4]],
+        [torch.rand(3, 8)[:, :4]],
+        [torch.rand(0, 4)],
+        [torch.rand(3, 4, device="meta")],
+        [torch.rand(3, 4).as_subclass(Odd)],
+    ],
+    ids=["width", "bfloat16", "double", "mixed", "transposed", "strided", "no rows", "meta", "subclass"],
+)
+def test_tables_that_cannot_be_addressed_are_not_found(own: list[Tensor]) -> None:
+    assert find_tables(own, tuple(range(len(own)))) is None
+
+
+def test_nothing_is_found_without_fbgemm_or_features() -> None:
+    assert find_tables(tables(), ()) is None
+    with use_backend("torch"):
+        assert find_tables(tables(), (0, 1, 2)) is None
+
+
+@needs_fbgemm
+def test_a_table_in_new_memory_is_found_there() -> None:
+    parameter = nn.Parameter(torch.zeros(3, 4))
+    for value in (1.0, 2.0):
+        parameter.data = torch.full((3, 4), value)
+        found = find_tables([parameter], (0,))
+        assert found is not None
+        assert found.pool(torch.tensor([2]), torch.tensor([0, 1]), None, False).tolist() == [[value] * 4]
+
+
+def test_one_call_pays_on_one_thread_and_for_few_ids() -> None:
+    assert one_call_pays(1, 10**9)
+    torch.set_num_threads(2)
+    assert one_call_pays(26, 2600)
+    assert not one_call_pays(26, 10**6)
