@@ -1,4 +1,6 @@
 import builtins
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -47,6 +49,28 @@ def test_a_batch_becomes_a_tensor_dict_and_comes_back(drawn: DrawnBatch) -> None
     assert (again.values().dtype, again.lengths().dtype) == (batch.values().dtype, batch.lengths().dtype)
     backwards = list(reversed(drawn.keys))
     assert kjt_to_lists(td_to_kjt(td, backwards)) == {key: drawn.ids[key] for key in backwards}
+
+
+@pytest.mark.parametrize("samples", [3, 400])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_few_and_many_lists_become_the_same_batch(samples: int, dtype: torch.dtype) -> None:
+    counts = [index % 3 for index in range(samples)]
+    offsets = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=dtype)
+    nested = torch.nested.nested_tensor_from_jagged(torch.arange(sum(counts)), offsets=offsets)
+    batch = td_to_kjt({"a": nested, "b": nested})
+    assert batch.lengths().tolist() == counts * 2
+    assert (batch.lengths().dtype, batch.offsets().dtype, batch.stride()) == (dtype, dtype, samples)
+    assert batch.offsets().tolist() == [0, *torch.tensor(counts * 2).cumsum(0).tolist()]
+    assert batch.length_per_key() == [sum(counts)] * 2
+
+
+def test_offsets_that_do_not_describe_the_ids_are_refused_on_either_road() -> None:
+    for offsets in ([0, 2, 4], [1, 2, 3], [0, 4, 3]):
+        nested = torch.nested.nested_tensor_from_jagged(torch.arange(3), offsets=torch.tensor(offsets))
+        with pytest.raises(ValueError, match="KeyedJaggedTensor: l"):
+            td_to_kjt({"a": nested})
+    with pytest.raises(ValueError, match=r"occur twice: \['a'\]"):
+        td_to_kjt({"a": ragged([1])}, ["a", "a"])
 
 
 BAGS = st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4)
@@ -208,3 +232,16 @@ def test_meta_tensors_convert_without_their_numbers() -> None:
         torch.arange(3, device="meta"), offsets=torch.tensor([0, 2, 3], device="meta")
     )
     assert td_to_kjt({"item": nested}).lengths().shape == (2,)
+
+
+def test_making_a_nested_tensor_says_nothing() -> None:
+    code = "\n".join(
+        [
+            "import torch",
+            "from tutorec.sparse.jagged import JaggedTensor",
+            "from tutorec.sparse.tensor_dict import jt_to_nested",
+            "jt_to_nested(JaggedTensor(torch.tensor([1, 2]), lengths=torch.tensor([1, 1])))",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.kjt_layout import positions, running_sum
-from tutorec.sparse.printing import keyed_text
+from tutorec.sparse.printing import keyed_text, object_text
 from tutorec.sparse.regroup import check_tensor_list, regroup
 from tutorec.sparse.validate import check_keys, check_positions, checkable, key_list, missing_key
 
@@ -195,6 +195,10 @@ class KeyedTensor:
     def size_in_bytes(self) -> int:
         """Bytes of the values."""
         return self._values.numel() * self._values.element_size()
+
+    @torch.jit.unused
+    def __repr__(self) -> str:
+        return object_text(self)
 
     @torch.jit.unused
     def __str__(self) -> str:

@@ -28,6 +28,11 @@ def lists_text(values: Tensor, offsets: Tensor, start: int, end: int) -> str:
     return "[" + ", ".join(lists) + "]"
 
 
+def object_text(what: object) -> str:
+    """What Python shows for an object: the class by the path that users import it from, and an address."""
+    return f"<tutorec.sparse.jagged_tensor.{type(what).__name__} object at {hex(id(what))}>"
+
+
 def jagged_text(values: Tensor, weights: Tensor | None, offsets: Tensor) -> str:
     """The printed form of a JaggedTensor."""
     samples = offsets.numel() - 1

@@ -11,15 +11,18 @@ indices, ``td["item"]["inverse"]`` [B] holds the feature's row of them. The pack
 ``kjt_to_td`` alone: whoever passes a TensorDict has imported it already.
 """
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.jagged_layout import FEW_LISTS, int_tensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.kjt_layout import lengths_of_offsets
 from tutorec.sparse.validate import checkable, key_list, missing_key
@@ -83,9 +86,62 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
     See Also:
         ``kjt_to_td``.
     """
-    there = [str(key) for key in td.keys()]
-    names = there if keys is None else key_list("td_to_kjt", keys)
-    entries = [_read(name, td[name] if name in there else _missing(name, there)) for name in names]
+    entries = dict(td.items())
+    names = list(entries) if keys is None else key_list("td_to_kjt", keys)
+    try:
+        chosen: list[Any] = [entries[name] for name in names]
+    except KeyError as error:
+        raise missing_key("td_to_kjt: the TensorDict", error.args[0], list(entries)) from None
+    values: list[Tensor] = []
+    offsets: list[Tensor] = []
+    for entry in chosen:
+        # Ordinary nested tensors of ids make nearly every batch; their parts are read without asking torch.
+        if type(entry).__name__ == "NestedTensor" and entry._lengths is None and entry._ragged_idx == 1:
+            values.append(entry._values)
+            offsets.append(entry._offsets)
+    if len(values) == len(chosen) > 0 and not values[0].dtype.is_floating_point:
+        samples = offsets[0].numel() - 1
+        batch = _few_lists(names, values, offsets, samples)
+        if batch is None and all(each.numel() == samples + 1 for each in offsets):
+            lengths = torch.cat(offsets).view(len(names), -1).diff().view(-1)
+            batch = KeyedJaggedTensor(names, torch.cat(values), lengths=lengths, stride=samples)
+        if batch is not None:
+            return batch
+    return _of_entries(names, [_read(name, entry) for name, entry in zip(names, chosen, strict=True)])
+
+
+def _few_lists(names: list[str], values: list[Tensor], offsets: list[Tensor], samples: int) -> KeyedJaggedTensor | None:
+    """The batch of ordinary entries where they hold few lists, which are quicker counted in Python, and checked there.
+
+    None where there are many, where their numbers cannot be looked at, or where they do not fit; that is told by
+    the checks of the other roads.
+    """
+    first = offsets[0]
+    if samples * len(names) > FEW_LISTS or type(first) is not Tensor or not first.is_cpu or is_compiling():
+        return None
+    lengths: list[int] = []
+    ends, counts, base = [0], [], 0
+    for ids, mine in zip(values, offsets, strict=True):
+        low, *starts = mine.tolist()
+        count = ids.shape[0]
+        if low != 0 or len(starts) != samples:
+            return None
+        for start in starts:
+            lengths.append(start - low)
+            ends.append(base + start)
+            low = start
+        if low != count:
+            return None
+        counts.append(count)
+        base += count
+    if len(set(names)) != len(names) or (lengths and min(lengths) < 0):
+        return None
+    found, bounds = int_tensor(lengths, first.dtype), int_tensor(ends, first.dtype)
+    return KeyedJaggedTensor._from_parts(names, torch.cat(values), None, found, bounds, samples, counts)
+
+
+def _of_entries(names: list[str], entries: list["_Entry"]) -> KeyedJaggedTensor:
+    """The batch of entries of any form: weighted, of differing numbers of samples, with inverse indices."""
     if not entries:
         return KeyedJaggedTensor.empty()
     _check_alike(names, "weights", [entry.weights is not None for entry in entries])
@@ -98,7 +154,7 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
         names,
         torch.cat([entry.values for entry in entries]),
         torch.cat(weights) if weights else None,
-        lengths=_all_lengths(entries, samples),
+        lengths=torch.cat([_lengths(entry.lengths, entry.offsets) for entry in entries]),
         stride=None if variable else samples[0],
         stride_per_key_per_rank=[[count] for count in samples] if variable else None,
         inverse_indices=(list(names), torch.stack(inverse)) if inverse else None,
@@ -195,7 +251,7 @@ def jt_to_nested(jt: JaggedTensor) -> Tensor:
     See Also:
         ``nested_to_jt``; ``jt_weights_to_nested`` for the weights.
     """
-    return torch.nested.nested_tensor_from_jagged(jt.values(), offsets=jt.offsets())
+    return _ragged(jt.values(), jt.offsets())
 
 
 def jt_weights_to_nested(jt: JaggedTensor) -> Tensor | None:
@@ -220,7 +276,17 @@ def jt_weights_to_nested(jt: JaggedTensor) -> Tensor | None:
         ``jt_to_nested``.
     """
     weights = jt.weights_or_none()
-    return None if weights is None else torch.nested.nested_tensor_from_jagged(weights, offsets=jt.offsets())
+    return None if weights is None else _ragged(weights, jt.offsets())
+
+
+def _ragged(values: Tensor, offsets: Tensor) -> Tensor:
+    """A nested tensor, without the warning that torch logs at its first call, about a function of its own."""
+    log = logging.getLogger("torch.fx._symbolic_trace")
+    before, log.disabled = log.disabled, True
+    try:
+        return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
+    finally:
+        log.disabled = before
 
 
 class _Entry:
@@ -287,15 +353,6 @@ def _parts(where: str, nested: Tensor) -> tuple[Tensor, Tensor | None, Tensor | 
     return values[source + torch.arange(total, device=values.device)], lengths, None
 
 
-def _all_lengths(entries: list[_Entry], samples: list[int]) -> Tensor:
-    """Lengths of all features, end to end; where there are only offsets of equal number, from one subtraction."""
-    offsets = [entry.offsets for entry in entries if entry.offsets is not None]
-    if len(offsets) == len(entries) and len(set(samples)) == 1:
-        together = torch.cat(offsets).view(len(offsets), -1)
-        return (together[:, 1:] - together[:, :-1]).view(-1)
-    return torch.cat([_lengths(entry.lengths, entry.offsets) for entry in entries])
-
-
 def _lengths(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
     if lengths is not None:
         return lengths
@@ -337,10 +394,6 @@ def _check_alike(names: list[str], what: str, there: list[bool]) -> None:
             f"td_to_kjt: features {having} have {what!r}, and {lacking} have not; give it to all or to none "
             "(keys= chooses features)"
         )
-
-
-def _missing(name: str, there: list[str]) -> Any:
-    raise missing_key("td_to_kjt: the TensorDict", name, there)
 
 
 def _is_nested(tensor: Tensor) -> bool:
