@@ -11,6 +11,7 @@ from tutorec.sparse.jagged_layout import (
     FEW_LISTS,
     check_dense_weights,
     first_entries,
+    int_tensor,
     kept,
     longest,
     masked,
@@ -18,7 +19,7 @@ from tutorec.sparse.jagged_layout import (
     pieces_of,
 )
 from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
-from tutorec.sparse.printing import jagged_text
+from tutorec.sparse.printing import jagged_text, object_text
 from tutorec.sparse.validate import check_form, check_lists, checkable
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
@@ -157,15 +158,17 @@ class JaggedTensor:
         if len(values) == 0:
             raise ValueError("JaggedTensor.from_dense: no samples given; JaggedTensor.empty() makes an empty one")
         together = torch.cat(values)
-        lengths = torch.tensor([value.size(0) for value in values], dtype=torch.int32, device=together.device)
+        sizes = [value.size(0) for value in values]
         together_weights: Tensor | None = None
         if weights is not None:
             together_weights = torch.cat(weights)
         if is_scripting():
+            lengths = torch.tensor(sizes, dtype=torch.int32, device=together.device)
             return JaggedTensor(together, together_weights, lengths, None)
         else:
             if weights is not None:
                 check_dense_weights(values, weights)
+            lengths = int_tensor(sizes, torch.int32).to(together.device)
             return JaggedTensor._from_parts(together, together_weights, lengths, None)
 
     def to_dense(self) -> list[Tensor]:
@@ -269,6 +272,10 @@ class JaggedTensor:
         """Bytes of all parts."""
         parts = (self._values, self._weights, self._lengths, self._offsets)
         return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+    @torch.jit.unused
+    def __repr__(self) -> str:
+        return object_text(self)
 
     @torch.jit.unused
     def __str__(self) -> str:
