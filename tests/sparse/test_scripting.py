@@ -5,8 +5,9 @@ What makes it work, and what these tests hold the classes to:
 - plain classes with ``__slots__``, no base class, every attribute typed where ``__init__`` sets it;
 - what TorchScript cannot compile is ``@torch.jit.unused`` (its signature is compiled all the same, so foreign types
   in it are ``Any``) or sits behind ``if not is_scripting():`` alone, without ``and``;
-- a class is constructed only in its own methods, with every argument given: a free function that returned it would be
-  compiled while the class is, without end;
+- a class is constructed with every argument given, in its own methods or in a free function that only static methods
+  call: TorchScript compiles those apart, where any other function that returned it would be compiled without end;
+- a list of integers comes from an int64 tensor, and numbers are never added in place, which a tracer's share;
 - ``__fx_create_arg__`` writes an object that leaves a traced graph as a call of its constructor, and functions that
   read numbers (``tolist``) stay whole in the graph (``torch.fx.wrap``). No metaclass, so nothing is paid elsewhere.
 """

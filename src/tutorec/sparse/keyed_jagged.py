@@ -24,7 +24,7 @@ from tutorec.sparse.kjt_layout import (
     split_optional,
 )
 from tutorec.sparse.kjt_read import counts_of_lists, settle
-from tutorec.sparse.kjt_share import SharedOffsets, cut, offsets_found_together
+from tutorec.sparse.kjt_share import SharedOffsets, cut, find_together, offsets_found_together
 from tutorec.sparse.kjt_variable import stride_of, strides_as_lists, strides_of, strides_of_ranks, take_rows
 from tutorec.sparse.printing import keyed_jagged_text, object_text
 from tutorec.sparse.validate import check_positions, missing_key
@@ -458,11 +458,12 @@ class KeyedJaggedTensor:
         known = self._jt_dict
         if known is not None:
             return known
-        counts, strides = self.length_per_key(), self.stride_per_key()
-        lengths = self.lengths()
-        pieces: list[Tensor] = lengths.split_with_sizes(strides)  # pyright: ignore[reportAssignmentType]
         offsets: list[Tensor] | None = None
-        if compute_offsets:
+        if not is_scripting():
+            offsets = find_together(self, compute_offsets)
+        counts, strides, lengths = self.length_per_key(), self.stride_per_key(), self.lengths()
+        pieces: list[Tensor] = lengths.split_with_sizes(strides)  # pyright: ignore[reportAssignmentType]
+        if compute_offsets and offsets is None:
             together = self._stride_per_key_per_rank is None and len(strides) > 3  # fewer are faster one by one
             offsets = offsets_of_features(pieces, lengths, self._offsets, strides, together)
         bags = all_features(self._keys, self._values, self._weights, pieces, offsets, counts)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from tutorec.sparse.kjt_layout import offsets_by_key, split_optional
+from tutorec.sparse.kjt_layout import offsets_by_key, offsets_of_lengths, split_optional
 
 if TYPE_CHECKING:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -54,6 +55,27 @@ def offsets_found_together(part: KeyedJaggedTensor, shared: tuple[SharedOffsets,
     part._offsets = offsets = found[position]
     part._shared_offsets = None
     return offsets
+
+
+def find_together(batch: KeyedJaggedTensor, wanted: bool) -> list[Tensor] | None:
+    """Each key's own offsets where neither the ids per key nor the offsets are known: the first are in the second.
+
+    Args:
+        batch: The batch; the ids per key that are found become known to it.
+        wanted: Whether the offsets are asked for.
+
+    Returns:
+        F tensors ``[B + 1]``, or None where they are not wanted or another road is shorter.
+    """
+    known = batch._offsets is not None or batch._length_per_key is not None or batch._offset_per_key is not None
+    keys, lengths = len(batch._keys), batch._lengths
+    if not wanted or known or keys < FEW_PARTS or not batch._checked or batch._stride_per_key_per_rank is not None:
+        return None
+    if type(lengths) is not Tensor or not lengths.is_cpu or lengths.numel() == 0 or torch.compiler.is_compiling():
+        return None
+    rows = offsets_of_lengths(lengths.view(keys, -1))
+    batch._length_per_key = rows[:, -1].tolist()
+    return list(rows.unbind(0))
 
 
 def cut(
