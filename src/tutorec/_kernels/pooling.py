@@ -31,15 +31,15 @@ def kernel_pooling(pooling: PoolingKind, weighted: bool) -> PoolingKind:
 def bag_weights(
     pooling: PoolingKind, offsets: Tensor, weights: Tensor | None, count: int | None = None
 ) -> Tensor | None:
-    r"""Weight of each id with which a kernel's plain sum (or unweighted mean) gives the pooling.
+    """Weight of each id with which a kernel's plain sum (or unweighted mean) gives the pooling.
 
-    A bag of n ids, with weights $w_i$ where there are any:
+    Of a bag of n ids, with the weights w where there are any, id i gets:
 
-    | pooling | weight of id i |
-    |---|---|
-    | ``sum``, ``none`` | $w_i$ |
-    | ``mean`` | $w_i / n$; None without weights, where the kernel divides |
-    | ``sqrtn`` | $1 / \sqrt n$, or $w_i / \sqrt{\sum_j w_j^2}$; 0 where all weights of the bag are 0 |
+    =================  ===================================================================================
+    ``sum``, ``none``  ``w[i]``
+    ``mean``           ``w[i] / n``; None without weights, where the kernel divides
+    ``sqrtn``          ``1 / sqrt(n)``, or ``w[i] / sqrt(sum(w**2))``; 0 where all weights of the bag are 0
+    =================  ===================================================================================
 
     Args:
         pooling: ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"none"``.

@@ -34,9 +34,9 @@ def uniform_ids(count: int, rows: int, generator: torch.Generator | None = None)
 
 
 def power_law_ids(count: int, rows: int, exponent: float, generator: torch.Generator | None = None) -> Tensor:
-    r"""Ids that follow a power law, as users and products do: id 0 comes most often, id R - 1 least often.
+    """Ids that follow a power law, as users and products do: id 0 comes most often, id R - 1 least often.
 
-    $$P(k) = \frac{(k + 1)^{-s}}{\sum_{j=1}^{R} j^{-s}}, \qquad k = 0, \ldots, R - 1$$
+    ``P(k) = (k + 1)**-s / (1**-s + 2**-s + ... + R**-s)`` for k = 0, ..., R - 1.
 
     The law is exact, for every exponent; nothing of size R is made, so R may be a billion. Where an id must not tell
     how popular it is, deal new ones out: ``torch.randperm(rows)[ids]``.

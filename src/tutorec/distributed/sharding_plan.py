@@ -158,7 +158,7 @@ def check_plan_fits(plan: ShardingPlan, paths: Mapping[str, nn.Module]) -> None:
     Example:
         >>> check_plan_fits(ShardingPlan({"sparse": EmbeddingModuleShardingPlan()}), {})
         Traceback (most recent call last):
-        ...
+            ...
         ValueError: the plan names module 'sparse', which the model does not have; modules that can be sharded: []
     """
     for path in plan.plan:

@@ -122,7 +122,7 @@ def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterShardin
     Example:
         >>> check_plan_covers(["item"], {})
         Traceback (most recent call last):
-        ...
+            ...
         ValueError: the plan says nothing about table 'item'; it names []
     """
     if not isinstance(plan, Mapping):

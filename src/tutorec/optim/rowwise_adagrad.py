@@ -11,10 +11,12 @@ from torch.optim import Optimizer
 
 
 class RowWiseAdagrad(Optimizer):
-    r"""Adagrad whose state is one number a row: the sum of the row's mean squared gradients.
+    """Adagrad whose state is one number a row: the sum of the row's mean squared gradients.
 
-    $$m_r \leftarrow m_r + \tfrac1D \textstyle\sum_d g_{rd}^2, \qquad
-    w_r \leftarrow w_r - \eta_t\, g_r / (\sqrt{m_r} + \epsilon), \qquad \eta_t = \eta / (1 + (t - 1) \lambda)$$
+    For row r with the summed gradient g, in step t::
+
+        sum[r] += mean(g**2)
+        table[r] -= lr / (1 + (t - 1) * lr_decay) * g / (sqrt(sum[r]) + eps)
 
     A table [R, D] has state ``sum`` [R, 1] and ``step``, the number t of steps. Applied to the tables of a collection
     by ``apply_optimizer_in_backward`` it moves the rows in the batch only; called as an ordinary optimizer it goes over

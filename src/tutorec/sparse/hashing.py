@@ -141,7 +141,7 @@ class Collisions:
 
     @property
     def expected_share(self) -> float:
-        r"""What both are on average for a hash without a pattern: $1 - (1 - 1/R)^{n-1}$, the birthday formula."""
+        """What both are on average for a hash without a pattern: ``1 - (1 - 1/R)**(n - 1)``, the birthday formula."""
         return _chance_of_company(self.rows, self.ids - 1)
 
     @property
@@ -151,7 +151,7 @@ class Collisions:
 
     @property
     def expected_displaced_share(self) -> float:
-        r"""What that is on average for a hash without a pattern: $1 - R\,(1 - (1 - 1/R)^n) / n$."""
+        """What that is on average for a hash without a pattern: ``1 - R * (1 - (1 - 1/R)**n) / n``."""
         return 1.0 - self.rows * _chance_of_company(self.rows, self.ids) / self.ids if self.ids else 0.0
 
     def groups(self, most: int = 10) -> list[list[int]]:
