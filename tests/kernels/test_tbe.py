@@ -74,7 +74,9 @@ def draw_batch(
             ids += bag
     offsets = torch.tensor([0, *lengths]).cumsum(0).to(draw(st.sampled_from([torch.int32, torch.int64])))
     values = torch.tensor(ids, dtype=draw(st.sampled_from([torch.int32, torch.int64])))
-    weights = torch.randn(len(ids), generator=generator) if spec.weighted else None
+    # Away from 0: sqrtn divides by the root of their squares, where gradients cancel to nothing but rounding.
+    signs = torch.randint(0, 2, (len(ids),), generator=generator) * 2 - 1
+    weights = signs * (0.5 + torch.rand(len(ids), generator=generator)) if spec.weighted else None
     if weights is not None and spec.pooling == "sqrtn":
         # The gradient of w / |w| is 0 as the difference of two numbers as large as 1 / |w|.
         weights += 0.5 * weights.sign()
