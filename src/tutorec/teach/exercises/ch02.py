@@ -85,7 +85,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="puts sample after sample",
                 answer=[0, 3, 5, 6, 8],
-                hint="That is product and user of the first sample, then of the second. Which order does the batch use?",
+                hint="That is product and user of the first sample, then of the second. Which order has a batch?",
             ),
         ),
         shape="a list of places, one more than there are lists",
@@ -98,7 +98,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="reads the batch sample by sample",
                 answer=_reader(lambda f, b, features, samples: b * features + f),
-                hint="You look for list b * F + f, as if all features of a sample lay together. Look at the figure again.",
+                hint="You look for list b * F + f, as if all features of a sample lay together. See the figure.",
             ),
             Mistake(
                 misconception="steps by the number of features",
