@@ -42,17 +42,20 @@ def regroup(
     pieces: dict[str, Tensor] = {}
     count = 0
     for position, names in enumerate(keys):
-        parts = values[position].split_with_sizes(sizes[position], dims[position])
-        for index, name in enumerate(names):
-            pieces[name] = parts[index]
+        if len(names) == 1:
+            pieces[names[0]] = values[position]
+        else:
+            parts = values[position].split_with_sizes(sizes[position], dims[position])
+            for index, name in enumerate(names):
+                pieces[name] = parts[index]
         count += len(names)
     if not is_scripting() and (len(pieces) != count or dims.count(dims[0] if dims else 1) != len(dims)):
         _refuse(keys, dims)
     dim = dims[0] if len(dims) > 0 else 1
+    if not is_scripting():
+        _check_groups(pieces, groups)
     out: list[Tensor] = []
     for group in groups:
-        if not is_scripting() and (not group or any(name not in pieces for name in group)):
-            raise _bad_group(keys, groups, group)
         out.append(torch.cat([pieces[name] for name in group], dim=dim))
     return out
 
@@ -86,11 +89,12 @@ def _refuse(keys: list[list[str]], dims: list[int]) -> None:
     raise ValueError(f"regroup: keyed tensors cut different dimensions {sorted(set(dims))}; use one key_dim")
 
 
-def _bad_group(keys: list[list[str]], groups: list[list[str]], group: list[str]) -> Exception:
-    """What is wrong with a group."""
-    position = groups.index(group)
-    if not group:
-        return ValueError(f"regroup: group {position} of {groups} names no key; leave it out")
-    there = [name for names in keys for name in names]
-    missing = next(name for name in group if name not in there)
-    return KeyError(f"regroup: group {position} wants key {missing!r}, and the keyed tensors have {there}")
+def _check_groups(pieces: dict[str, Tensor], groups: list[list[str]]) -> None:
+    """Raise for a group without keys, or with one that no keyed tensor has."""
+    there = pieces.keys()
+    for position, group in enumerate(groups):
+        if not group:
+            raise ValueError(f"regroup: group {position} of {groups} names no key; leave it out")
+        if not there >= set(group):
+            missing = next(name for name in group if name not in there)
+            raise KeyError(f"regroup: group {position} wants key {missing!r}, and the keyed tensors have {list(there)}")
