@@ -26,7 +26,7 @@ from torch.autograd.graph import increment_version
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn import functional as F
 
-from tutorec._kernels.separate import SeparateTables, find_tables, one_call_pays
+from tutorec._kernels.separate import SeparateTables, find_tables
 from tutorec._kernels.tbe_update import mean_squares, sort_rows
 from tutorec.optim.row_update import RowGradients, fused_rule, group_of, mark_stepped, update_rows
 
@@ -123,7 +123,7 @@ def look_up_batch(tables: Sequence[Tensor], batch: PooledBatch) -> Tensor | None
         Pooled rows side by side [B, sum of D]; None where ``look_up`` is to do it: not every table is updated in
         backward, or fbgemm cannot address them.
     """
-    if not all(_is_updated(table) for table in tables) or not one_call_pays(len(tables), batch.values.numel()):
+    if not all(_is_updated(table) for table in tables):
         return None
     found = find_tables(tables, batch.feature_tables)
     return None if found is None else cast(Tensor, _UpdatingBatch.apply(_anchor(), found, tables, batch))
