@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter, itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,13 @@ from tutorec._kernels.separate import Batch, find_tables, one_call_pays
 from tutorec._kernels.tbe_layout import select_features
 from tutorec.optim.updating_lookup import Bags, PooledBatch, look_up, look_up_batch, updates_in_backward
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+# Mapped over the bags of every batch, in which a loop would cost more than a small lookup.
+_parameters = attrgetter("_parameters")
+_HOOKS = tuple(map(attrgetter, ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")))
+_own_weight = itemgetter("weight")
+_PLAIN = {nn.EmbeddingBag}
 
 
 @dataclass(frozen=True)
@@ -119,15 +127,13 @@ def side_by_side(features: KeyedJaggedTensor, lookups: PooledLookups, pooled: Se
 
 def _weights_of(bags: nn.ModuleDict) -> list[Tensor] | None:
     """The tables [R, D]; None where a bag was replaced or has hooks, which a call for all tables would pass over."""
-    tables: list[Tensor] = []
-    for bag in bags._modules.values():
-        if type(bag) is not nn.EmbeddingBag or bag._forward_hooks or bag._forward_pre_hooks or bag._backward_hooks:
-            return None
-        weight = bag._parameters.get("weight")
-        if weight is None:
-            return None
-        tables.append(weight)
-    return tables or None
+    modules = bags._modules.values()
+    if set(map(type, modules)) != _PLAIN or any([any(map(hooks, modules)) for hooks in _HOOKS]):
+        return None
+    try:
+        return list(map(_own_weight, map(_parameters, modules)))
+    except KeyError:  # the weight is computed, as by pruning
+        return None
 
 
 def _batch_in_order(features: KeyedJaggedTensor, lookups: PooledLookups) -> Batch | None:
