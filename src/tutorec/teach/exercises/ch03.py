@@ -69,31 +69,36 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="03.2",
-        compared="the tables in order, their features in order, and both names where a feature is in two tables",
-        solution=["x@a", "y", "z", "x@b"],
+        compared="tables in order, features in order, and a group of columns for each of the four",
+        solution=[["x@a", "y", "z", "x@b"], 24],
         mistakes=(
             Mistake(
                 misconception="keeps the order of the batch",
-                answer=["z", "y", "x@a", "x@b"],
+                answer=[["z", "y", "x@a", "x@b"], 24],
                 hint="The batch may come in any order. What fixes the order of the columns?",
             ),
             Mistake(
                 misconception="expects each feature once",
-                answer=["x", "y", "z"],
+                answer=[["x", "y", "z"], 20],
                 hint="x is looked up twice, in rows of 8 and of 4 columns. Two results need two names.",
             ),
             Mistake(
                 misconception="names every result after its table",
-                answer=["x@a", "y@a", "z@b", "x@b"],
+                answer=[["x@a", "y@a", "z@b", "x@b"], 24],
                 hint="A result bears its table's name only where the feature alone would not say which it is.",
             ),
             Mistake(
                 misconception="sorts features, then tables",
-                answer=["x@a", "x@b", "y", "z"],
+                answer=[["x@a", "x@b", "y", "z"], 24],
                 hint="You went through the features. The columns come table after table.",
             ),
+            Mistake(
+                misconception="counts the columns of each table once",
+                answer=[["x@a", "y", "z", "x@b"], 12],
+                hint="The names are right. Each of the four has the columns of its table.",
+            ),
         ),
-        shape="a list of names",
+        shape="a list of names, and a number",
     ),
     Exercise(
         id="03.3",
