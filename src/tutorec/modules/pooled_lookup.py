@@ -19,7 +19,6 @@ from tutorec._kernels.tbe_layout import select_features
 from tutorec.optim.updating_lookup import Bags, PooledBatch, look_up, look_up_batch, updates_in_backward
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-
 # Mapped over the bags of every batch, in which a loop would cost more than a small lookup.
 _parameters = attrgetter("_parameters")
 _HOOKS = tuple(map(attrgetter, ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")))
