@@ -104,7 +104,9 @@ def test_a_bad_batch_is_refused_with_the_numbers(
 ) -> None:
     monkeypatch.setattr(kjt_checks, "FEW_LISTS", few)
     with pytest.raises(ValueError, match=message):
-        kjt(**parts)
+        batch = kjt(**parts)
+        assert few == 0, "few lists are checked as the batch is built"
+        batch.sync()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_validation_can_be_switched_off_and_comes_back() -> None:
 def test_a_batch_that_was_not_checked_when_built_is_checked_at_its_first_sync_point() -> None:
     # As a batch on a GPU, where looking at the numbers at once would stop the device.
     late = KeyedJaggedTensor._from_parts(["item", "user"], ints(7, 8), None, ints(1, 2), None, 1)
-    late._checked = False
+    late._pending = (True, False, None, None, [])
     assert late.lengths().tolist() == [1, 2]
     for ask in (late.length_per_key, late.sync, late.to_dict, late.to(torch.device("cpu")).to_dict):
         with pytest.raises(ValueError, match="add up to 3, and there are 2 values"):

@@ -10,6 +10,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from tutorec._kernels import reference
 from tutorec._kernels.backend import backend
@@ -29,8 +30,8 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
         >>> lengths_to_offsets(torch.tensor([2, 0, 3])).tolist()
         [0, 2, 2, 5]
     """
-    if _fbgemm_runs(lengths):
-        if torch.compiler.is_compiling():
+    if lengths.is_cpu and backend().name == "fbgemm":
+        if is_compiling():
             return torch.ops.fbgemm.asynchronous_complete_cumsum.default(lengths)
         return _running_sum()(lengths)
     return reference.lengths_to_offsets(lengths)

@@ -72,6 +72,7 @@ def kjt_is_equal(kjt_1: object, kjt_2: object) -> bool:
         and kjt_1.keys() == kjt_2.keys()
         and kjt_1.stride() == kjt_2.stride()
         and kjt_1.stride_per_key() == kjt_2.stride_per_key()
+        and kjt_1.length_per_key() == kjt_2.length_per_key()
         and _same(kjt_1.lengths(), kjt_2.lengths())
         and _same(kjt_1.values(), kjt_2.values())
         and _same(kjt_1.weights_or_none(), kjt_2.weights_or_none())

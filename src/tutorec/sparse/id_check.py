@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tutorec.sparse.deferred import bad_id, defer, report
+from tutorec.sparse.kjt_checks import check_numbers
 from tutorec.sparse.validate import checkable
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def check_ids(
     Raises:
         KeyError: A feature is not in the batch.
         TypeError: ``features`` is no KeyedJaggedTensor.
-        ValueError: Ids are no integers, negative, or not below R, or weights are missing. On another device than the
-            CPU: ids of an earlier batch are.
+        ValueError: Ids are no integers, negative, or not below R, weights are missing, or the batch's lengths do not
+            fit its ids (see ``kjt_checks.py``). On another device than the CPU: ids of an earlier batch are.
 
     Example:
         >>> import torch
@@ -63,6 +64,8 @@ def check_ids(
     values = features.values()
     if not checkable(values) or not feature_rows:
         return
+    if values.is_cpu:
+        check_numbers(features)
     if values.dtype not in _INDEX_TYPES:
         raise ValueError(
             f"ids must be int32 or int64 to be looked up, and the batch's values are {values.dtype} "

@@ -10,7 +10,7 @@ import tutorec.sparse.kjt_move as move
 from tutorec._validation import validation_enabled
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.kjt_build import all_features, join, offsets_of_features, one_feature, parts_of_features
-from tutorec.sparse.kjt_checks import check_batch
+from tutorec.sparse.kjt_checks import check_batch, check_numbers
 from tutorec.sparse.kjt_layout import (
     differences,
     lengths_of_offsets,
@@ -24,7 +24,7 @@ from tutorec.sparse.kjt_layout import (
     split_optional,
 )
 from tutorec.sparse.kjt_read import counts_of_lists, settle
-from tutorec.sparse.kjt_share import SharedOffsets, cut, find_together, offsets_found_together
+from tutorec.sparse.kjt_share import cut, find_together, offsets_found
 from tutorec.sparse.kjt_variable import stride_of, strides_as_lists, strides_of, strides_of_ranks, take_rows
 from tutorec.sparse.printing import keyed_jagged_text, object_text
 from tutorec.sparse.validate import check_positions, missing_key
@@ -74,7 +74,9 @@ class KeyedJaggedTensor:
             ``[F, B]``.
 
     Raises:
-        ValueError: Lengths or offsets are missing or do not describe ``values``, or a key occurs twice.
+        ValueError: Lengths or offsets are missing or do not describe ``values``, or a key occurs twice. The numbers of
+            many lists, or of lists on another device than the CPU, are looked at where they are first used: by
+            ``sync``, ``length_per_key``, ``split``, ``permute``, ``to_dict``, ``[]``, printing, and every lookup.
 
     Example:
         >>> import torch
@@ -94,9 +96,9 @@ class KeyedJaggedTensor:
 
     # fmt: off
     __slots__ = (
-        "_checked", "_index_per_key", "_inverse_indices", "_jt_dict", "_keys", "_length_per_key", "_lengths",
-        "_lengths_offset_per_key", "_offset_per_key", "_offsets", "_shared_offsets", "_stride", "_stride_per_key",
-        "_stride_per_key_per_rank", "_values", "_weights",
+        "_index_per_key", "_inverse_indices", "_jt_dict", "_keys", "_length_per_key", "_lengths",
+        "_lengths_offset_per_key", "_offset_per_key", "_offsets", "_pending", "_shared_offsets", "_stride",
+        "_stride_per_key", "_stride_per_key_per_rank", "_values", "_weights",
     )
     # fmt: on
 
@@ -134,10 +136,11 @@ class KeyedJaggedTensor:
         self._index_per_key: dict[str, int] | None = index_per_key
         self._jt_dict: dict[str, JaggedTensor] | None = jt_dict
         self._inverse_indices: tuple[list[str], Tensor] | None = inverse_indices
-        self._checked: bool = True
+        # As kjt_share and kjt_checks call them, spelt out for TorchScript.
+        self._shared_offsets: tuple[list[Tensor], int, int] | None = None
+        self._pending: tuple[bool, bool, list[int] | None, list[int] | None, list[tuple[int, int]]] | None = None
         if not is_scripting():
-            self._shared_offsets: tuple[SharedOffsets, int] | None = None
-            settle(self, keys, lengths)
+            settle(self)
             if validation_enabled():
                 check_batch(self)
 
@@ -164,8 +167,7 @@ class KeyedJaggedTensor:
         batch._stride_per_key_per_rank = stride_per_key_per_rank
         batch._length_per_key = length_per_key
         batch._stride_per_key = batch._lengths_offset_per_key = batch._offset_per_key = batch._index_per_key = None
-        batch._jt_dict = batch._inverse_indices = batch._shared_offsets = None
-        batch._checked = True
+        batch._jt_dict = batch._inverse_indices = batch._shared_offsets = batch._pending = None
         return batch
 
     @staticmethod
@@ -290,9 +292,7 @@ class KeyedJaggedTensor:
         offsets = self._offsets
         if offsets is None:
             if not is_scripting():
-                shared = self._shared_offsets
-                if shared is not None:
-                    return offsets_found_together(self, shared)
+                return offsets_found(self)
             lengths = self._lengths
             assert lengths is not None, "lengths or offsets are always there"
             offsets = offsets_of_lengths(lengths)
@@ -402,14 +402,14 @@ class KeyedJaggedTensor:
                 f"KeyedJaggedTensor.split: segments {segments} hold {sum(segments)} keys, and the batch has "
                 f"{len(self._keys)}: {self._keys}"
             )
+        if not is_scripting():
+            plain = type(self._values) is Tensor
+            if plain:
+                return cut(self, segments)
         counts, count = self.length_per_key(), len(segments)
         sizes = segment_sums(counts, segments)
         values = self._values.split_with_sizes(sizes)
         lengths = self.lengths().split_with_sizes(segment_sums(self.stride_per_key(), segments))
-        if not is_scripting():
-            plain = type(values) is tuple
-            if plain:
-                return cut(self, segments, sizes, values, lengths)
         weights = split_optional(self._weights, sizes, count)
         strides = split_optional(self._stride_per_key_per_rank, segments, count)
         out: list[KeyedJaggedTensor] = []
@@ -455,6 +455,8 @@ class KeyedJaggedTensor:
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """Every feature's lists by name: views. Kept: a second call returns the same."""
+        if not is_scripting() and self._jt_dict is not None:
+            check_numbers(self)
         known = self._jt_dict
         if known is not None:
             return known
@@ -529,6 +531,7 @@ class KeyedJaggedTensor:
 
     @torch.jit.unused
     def __str__(self) -> str:
+        check_numbers(self)
         return keyed_jagged_text(self._keys, self._values, self._weights, self.offsets(), self.lengths_offset_per_key())
 
     @torch.jit.unused

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.kjt_checks import pending_of_joined
 from tutorec.sparse.kjt_layout import offsets_by_key, offsets_of_lengths, split_optional
 from tutorec.sparse.kjt_variable import strides_of_ranks
 from tutorec.sparse.validate import check_keys, check_same
@@ -162,41 +163,49 @@ def join(batches: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
     if not batches:
         raise ValueError("KeyedJaggedTensor.concat: no batches given; KeyedJaggedTensor.empty() makes an empty one")
     keys: list[str] = []
-    values, lengths, weights, strides, inverse = [], [], [], [], []
+    values, lengths = [], []
     known: list[int] | None = []
-    stride = batches[0].stride()
+    plain, checked = True, True
+    first = batches[0]
+    stride = first.stride()
     for batch in batches:
         keys += batch._keys
         values.append(batch._values)
-        lengths.append(batch.lengths())
-        if batch._weights is not None:
-            weights.append(batch._weights)
-        if batch._stride_per_key_per_rank is not None:
-            strides.append(batch._stride_per_key_per_rank)
-        elif batch.stride() != stride:
-            check_same("concat", "samples", {str(one.keys()): one.stride() for one in batches})
-        if batch._inverse_indices is not None:
-            inverse.append(batch._inverse_indices)
+        lengths.append(batch._lengths if batch._lengths is not None else batch.lengths())
         counts = batch._length_per_key
         known = None if known is None or counts is None else known + counts
+        if batch._pending is not None:
+            checked = False
+        if batch._weights is not None or batch._stride_per_key_per_rank is not None or batch._inverse_indices:
+            plain = False
+        elif (stride if batch._stride == stride else batch.stride()) != stride:
+            check_same("concat", "samples", {str(one.keys()): one.stride() for one in batches})
     if len(set(keys)) != len(keys):
         check_keys("KeyedJaggedTensor.concat", keys)
-    if weights or strides or inverse:
-        _check_agreement(batches)
-    joined = batches[0]._from_parts(
-        keys,
-        torch.cat(values),
-        torch.cat(weights) if weights else None,
-        torch.cat(lengths),
-        None,
-        max(batch.stride() for batch in batches) if strides else stride,
-        known,
-        torch.cat(strides) if strides else None,
-    )
+    joined = first._from_parts(keys, torch.cat(values), None, torch.cat(lengths), None, stride, known)
+    if not plain:
+        _join_the_rest(batches, joined)
+    if not checked:
+        joined._pending = pending_of_joined(batches)
+    return joined
+
+
+def _join_the_rest(batches: list["KeyedJaggedTensor"], joined: "KeyedJaggedTensor") -> None:
+    """Join what few batches have: weights, strides of their own, inverse indices."""
+    _check_agreement(batches)
+    weights = [batch._weights for batch in batches if batch._weights is not None]
+    strides = [one._stride_per_key_per_rank for one in batches if one._stride_per_key_per_rank is not None]
+    inverse = [batch._inverse_indices for batch in batches if batch._inverse_indices is not None]
+    if weights:
+        joined._weights = torch.cat(weights)
+    if strides:
+        joined._stride_per_key_per_rank = torch.cat(strides)
+        joined._stride = max(batch.stride() for batch in batches)
+    else:
+        check_same("concat", "samples", {str(one.keys()): one.stride() for one in batches})
     if inverse:
         names = [key for some, _ in inverse for key in some]
         joined._inverse_indices = (names, torch.cat([rows for _, rows in inverse]))
-    return joined
 
 
 def _check_agreement(batches: list["KeyedJaggedTensor"]) -> None:

@@ -1,5 +1,10 @@
 """Checks of what a caller says about a batch: its form, and that its lengths, offsets and strides fit its ids.
 
+The form (shapes, dtypes, devices, keys, the number of lists) is checked as a batch is built. The numbers of a batch of
+few lists are, too: a small example fails where it is written. Those of a larger one are checked once, before the first
+result that depends on them: a batch that is only passed on, copied or joined costs nothing. Until then ``_pending``
+tells what is to be checked, and what the caller says follows from the numbers is not believed.
+
 A batch that fits is recognised by few operations, and what they found out is kept for later calls. Only a batch that
 does not fit is searched for the culprit.
 """
@@ -21,11 +26,19 @@ if TYPE_CHECKING:
 
 _BATCH = "KeyedJaggedTensor"
 # Up to this many lists their numbers are read into Python, which takes 10 ns each where a tensor operation takes 2 us.
+# They are checked as the batch is built, more are checked where they are first used.
 FEW_LISTS = 256
+_INDEX_TYPES = frozenset({torch.int64, torch.int32})
+_LARGEST = torch.iinfo(torch.int32).max
+
+# What is to be checked: whether lengths and whether offsets were given, the ids per key and the keys' starts that the
+# caller says he knows, and for a batch that was joined the keys and ids of each that had not been checked before.
+# Plain tuples and lists, which TorchScript and torch.load know.
+Pending = tuple[bool, bool, list[int] | None, list[int] | None, list[tuple[int, int]]]
 
 
 def check_batch(batch: KeyedJaggedTensor) -> None:
-    """Check what a caller gave: its form now, its numbers now on the CPU and at the first sync point elsewhere.
+    """Check what a caller gave: its form now, its numbers now if it has few lists on the CPU, else at their first use.
 
     Args:
         batch: The batch.
@@ -35,10 +48,16 @@ def check_batch(batch: KeyedJaggedTensor) -> None:
     """
     if not checkable(batch._values):
         return
-    _check_form(batch)
-    batch._checked = False
+    lists = _plain_lists(batch)
+    if lists < 0:
+        lists = _check_form(batch)
+    given = batch._length_per_key, batch._offset_per_key
+    batch._pending = (batch._lengths is not None, batch._offsets is not None, *given, [])
     if batch._values.is_cpu:
-        check_numbers(batch)
+        if lists <= FEW_LISTS:
+            check_numbers(batch)
+        else:
+            batch._length_per_key = batch._offset_per_key = None
 
 
 def check_numbers(batch: KeyedJaggedTensor) -> None:
@@ -50,23 +69,114 @@ def check_numbers(batch: KeyedJaggedTensor) -> None:
     Raises:
         ValueError: Lengths, offsets, ids per key or inverse indices do not fit each other.
     """
-    if batch._checked:
+    pending = batch._pending
+    if pending is None:
         return
-    given_counts, given_starts = batch._length_per_key, batch._offset_per_key
-    lists = (batch._offsets if batch._lengths is None else batch._lengths).numel()  # type: ignore[union-attr]
-    if not (_few_fit(batch) if lists <= FEW_LISTS else _many_fit(batch)):
-        _raise_what_does_not_fit(batch)
-    batch._checked = True
-    if given_counts is not None:
-        _check_counts("length_per_key", given_counts, batch)
-    if given_starts is not None:
-        _check_counts("offset_per_key", differences(given_starts), batch)
+    lengths, offsets = _given_parts(batch, pending)
+    lists = (offsets if lengths is None else lengths).numel()  # type: ignore[union-attr]
+    counts = (_few_fit if lists <= FEW_LISTS else _many_fit)(batch, lengths, offsets)
+    if counts is None or not _borders_fit(counts, pending[4]):
+        _raise_what_does_not_fit(batch, lengths, offsets, pending[4])
+    for name, given in (("length_per_key", pending[2]), ("offset_per_key", pending[3] and differences(pending[3]))):
+        if given is not None and list(given) != counts:
+            raise ValueError(
+                f"{_BATCH}: {name} says that the keys {batch._keys} have {given} ids, and the lengths say {counts}; "
+                "leave it out"
+            )
     if batch._inverse_indices is not None:
         _check_inverse(batch, batch._inverse_indices)
+    batch._length_per_key, batch._pending = counts, None
 
 
-def _check_form(batch: KeyedJaggedTensor) -> None:
-    """Check what needs no look at the numbers."""
+def confirm(batch: KeyedJaggedTensor, counts: list[int]) -> None:
+    """The same for somebody who has summed up the lengths already.
+
+    Args:
+        batch: A batch that is still to be checked.
+        counts: Ids per key, sums of its lengths in their own dtype.
+
+    Raises:
+        ValueError: As ``check_numbers``.
+    """
+    ids, lengths = batch._values.shape[0], batch._lengths
+    if batch._pending == (True, False, None, None, []) and batch._inverse_indices is None and sum(counts) == ids:
+        assert lengths is not None, "lengths were given"
+        low, high = (int(bound) for bound in torch.aminmax(lengths))
+        if low >= 0 and high * lengths.numel() <= _LARGEST:  # so that no sum can have overflown
+            batch._pending = None
+            return
+    check_numbers(batch)
+
+
+def pending_of_joined(batches: list[KeyedJaggedTensor]) -> Pending:
+    """What is to be checked of a batch that is joined from others, some of which are not checked yet.
+
+    Sums that are wrong in two of them may be right together, so each one's own sum is kept. What gets lost as they
+    are joined, such as their offsets, is checked now.
+
+    Args:
+        batches: The batches.
+
+    Returns:
+        What is to be checked of the lengths of all.
+
+    Raises:
+        ValueError: The numbers of a batch do not fit.
+    """
+    borders: list[tuple[int, int]] = []
+    for batch in batches:
+        pending = batch._pending
+        if pending is not None and (pending[:4] != (True, False, None, None) or batch._inverse_indices is not None):
+            check_numbers(batch)
+            pending = None
+        own = [(len(batch._keys), batch._values.shape[0])]
+        borders += own if pending is None else pending[4] or own
+    return True, False, None, None, borders
+
+
+def _given_parts(batch: KeyedJaggedTensor, pending: Pending) -> tuple[Tensor | None, Tensor | None]:
+    """Lengths and offsets as the caller gave them, without the one that was derived from the other."""
+    lengths = batch._lengths if pending[0] else None
+    offsets = batch._offsets if pending[1] else None
+    return (batch._lengths, batch._offsets) if lengths is None and offsets is None else (lengths, offsets)
+
+
+def _borders_fit(counts: list[int], borders: list[tuple[int, int]]) -> bool:
+    """Whether the keys of each batch that was joined have as many ids as it had."""
+    first = 0
+    for keys, ids in borders:
+        if sum(counts[first : first + keys]) != ids:
+            return False
+        first += keys
+    return True
+
+
+def _plain_lists(batch: KeyedJaggedTensor) -> int:
+    """The number of lists of a batch in the usual form, which few questions recognise; -1 says nothing."""
+    keys, lengths, offsets = batch._keys, batch._lengths, batch._offsets
+    if lengths is None or batch._weights is not None or batch._stride_per_key_per_rank is not None or not keys:
+        return -1
+    lists = lengths.numel()
+    stride = lists // len(keys)
+    fits = (
+        lists == stride * len(keys)
+        and (batch._stride is None or batch._stride == stride)
+        and len(set(keys)) == len(keys)
+        and lengths.dtype in _INDEX_TYPES
+        and lengths.dim() == 1
+        and lengths.is_cpu
+        and batch._values.is_cpu
+    )
+    if fits and offsets is not None:
+        fits = offsets.numel() == lists + 1 and offsets.dim() == 1 and offsets.dtype in _INDEX_TYPES and offsets.is_cpu
+    if not fits:
+        return -1
+    batch._stride = stride
+    return lists
+
+
+def _check_form(batch: KeyedJaggedTensor) -> int:
+    """Check what needs no look at the numbers; the number of lists."""
     keys, lengths, offsets = batch._keys, batch._lengths, batch._offsets
     check_keys(_BATCH, keys)
     check_form(_BATCH, batch._values, batch._weights, lengths, offsets)
@@ -79,10 +189,10 @@ def _check_form(batch: KeyedJaggedTensor) -> None:
     lists = lengths.numel() if lengths is not None else offsets.numel() - 1 if offsets is not None else 0
     stride = batch.stride()
     if batch._stride_per_key_per_rank is None and lists == len(keys) * stride:
-        return
+        return lists
     strides = batch.stride_per_key()
     if lists == sum(strides):
-        return
+        return lists
     if batch._stride_per_key_per_rank is not None:
         reason = f"the strides {dict(zip(keys, strides, strict=True))} ask for {sum(strides)}"
     elif keys and lists % len(keys) != 0:
@@ -111,9 +221,8 @@ def _check_strides(keys: list[str], strides: Tensor) -> None:
         )
 
 
-def _few_fit(batch: KeyedJaggedTensor) -> bool:
-    """Whether a batch of few lists fits, looked at in Python; keeps the ids per key."""
-    lengths, offsets = batch._lengths, batch._offsets
+def _few_fit(batch: KeyedJaggedTensor, lengths: Tensor | None, offsets: Tensor | None) -> list[int] | None:
+    """Ids per key of few lists, looked at in Python; None if they do not fit."""
     if offsets is None:
         assert lengths is not None, "the form is checked: lengths or offsets are there"
         numbers = lengths.tolist()
@@ -121,32 +230,48 @@ def _few_fit(batch: KeyedJaggedTensor) -> bool:
         starts: list[int] = offsets.tolist()
         numbers = differences(starts)
         if starts[0] != 0 or (lengths is not None and numbers != lengths.tolist()):
-            return False
-    if numbers and min(numbers) < 0:
-        return False
-    if sum(numbers) != batch._values.shape[0]:
-        return False
-    batch._length_per_key = sums_per_key(numbers, batch)
-    return True
+            return None
+    if (numbers and min(numbers) < 0) or sum(numbers) != batch._values.shape[0]:
+        return None
+    return sums_per_key(numbers, batch)
 
 
-def _many_fit(batch: KeyedJaggedTensor) -> bool:
-    """Whether a batch fits, looked at by tensor operations; keeps the offsets and where each key's ids start."""
-    lengths, offsets = batch._lengths, batch._offsets
+def _many_fit(batch: KeyedJaggedTensor, lengths: Tensor | None, offsets: Tensor | None) -> list[int] | None:
+    """Ids per key of many lists, looked at by tensor operations; None if they do not fit."""
     if offsets is not None:
         if not _rise(offsets, lengths):
-            return False
+            return None
+        starts = starts_of_keys(batch, offsets)
+        if starts[0] != 0:
+            return None
+        counts = differences(starts)
     else:
         assert lengths is not None, "the form is checked: lengths or offsets are there"
-        offsets = offsets_of_lengths(lengths)
-        if int(lengths.min()) < 0:
-            return False
-    starts = starts_of_keys(batch, offsets)
-    if starts[0] != 0 or starts[-1] != batch._values.shape[0]:
-        return False
-    batch._offsets, batch._offset_per_key = offsets, starts
-    batch._length_per_key = differences(starts)
-    return True
+        low, high = (int(bound) for bound in torch.aminmax(lengths)) if lengths.numel() else (0, 0)
+        if low < 0:
+            return None
+        if batch._stride_per_key_per_rank is not None or lengths.numel() == 0:
+            counts = differences(starts_of_keys(batch, offsets_of_lengths(lengths.long())))
+        else:
+            counts = row_sums(lengths, len(batch._keys), high)
+    return counts if sum(counts) == batch._values.shape[0] else None
+
+
+def row_sums(lengths: Tensor, keys: int, most: int) -> list[int]:
+    """Ids per key where all keys have the same number of samples. A sync point.
+
+    Args:
+        lengths: ``[F * B]``.
+        keys: F.
+        most: No list is longer.
+
+    Returns:
+        F sums. Taken in int32 where that holds them, which is five times as fast as int64.
+    """
+    rows = lengths.view(keys, -1)
+    fits = lengths.dtype is torch.int32 and most * rows.shape[1] <= _LARGEST
+    counts: list[int] = rows.sum(1, dtype=torch.int32 if fits else torch.int64).tolist()
+    return counts
 
 
 def _rise(offsets: Tensor, lengths: Tensor | None) -> bool:
@@ -180,25 +305,26 @@ def sums_per_key(numbers: list[int], batch: KeyedJaggedTensor) -> list[int]:
     return [sum(numbers[low:high]) for low, high in pairwise(batch.lengths_offset_per_key())]
 
 
-def _raise_what_does_not_fit(batch: KeyedJaggedTensor) -> None:
+def _raise_what_does_not_fit(
+    batch: KeyedJaggedTensor, lengths: Tensor | None, offsets: Tensor | None, borders: list[tuple[int, int]]
+) -> None:
+    """Search for the reason; of a batch that was joined, in one after the other of those that it was joined from."""
     bounds, keys = batch.lengths_offset_per_key(), batch._keys
 
     def place(index: int) -> str:
         key = bisect_right(bounds, index) - 1
         return f"feature {keys[key]!r}, sample {index - bounds[key]}"
 
-    check_lists(_BATCH, batch._values, batch._lengths, batch._offsets, place)
+    if not borders:
+        check_lists(_BATCH, batch._values, lengths, offsets, place)
+    key = start = 0
+    for count, ids in borders:
+        assert lengths is not None, "a batch that was joined has lengths"
+        first, end = bounds[key], bounds[key + count]
+        mine = batch._values[start : start + ids]
+        check_lists(_BATCH, mine, lengths[first:end], None, lambda index, first=first: place(first + index))
+        key, start = key + count, start + ids
     raise AssertionError(f"a batch of the keys {keys} does not fit, and the search for the reason found none")
-
-
-def _check_counts(name: str, given: list[int], batch: KeyedJaggedTensor) -> None:
-    """Check the ids per key that a caller says he knows."""
-    found = batch.length_per_key()
-    if list(given) != found:
-        raise ValueError(
-            f"{_BATCH}: {name} says that the keys {batch._keys} have {given} ids, and the lengths say {found}; "
-            "leave it out"
-        )
 
 
 def _check_inverse(batch: KeyedJaggedTensor, inverse_indices: tuple[list[str], Tensor]) -> None:

@@ -34,7 +34,7 @@ def each_part(batch: KeyedJaggedTensor, change: Callable[[Tensor], Tensor]) -> K
     _copy_facts(changed, batch)
     inverse = batch._inverse_indices
     changed._inverse_indices = None if inverse is None else (inverse[0], change(inverse[1]))
-    changed._checked = batch._checked
+    _keep_pending(changed, batch)
     return changed
 
 
@@ -66,7 +66,7 @@ def each_pinned(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
 def uninitialised_like(batch: KeyedJaggedTensor, device: torch.device) -> KeyedJaggedTensor:
     """A batch of the same keys, strides and shapes, with numbers still to come."""
     made = each_part(batch, lambda part: torch.empty_like(part, device=device))
-    made._checked = True
+    made._pending = None
     return made
 
 
@@ -100,7 +100,14 @@ def copy_parts(target: KeyedJaggedTensor, source: KeyedJaggedTensor, non_blockin
     _copy_facts(target, source)
     # What was derived from the numbers that were here.
     target._jt_dict = target._shared_offsets = None
-    target._checked = source._checked
+    _keep_pending(target, source)
+
+
+def _keep_pending(target: KeyedJaggedTensor, source: KeyedJaggedTensor) -> None:
+    """Leave to check what is still to be checked; on the CPU nobody's word is taken for it until then."""
+    target._pending = source._pending
+    if target._pending is not None and target._values.is_cpu:
+        target._length_per_key = target._offset_per_key = None
 
 
 def _copy_facts(target: KeyedJaggedTensor, source: KeyedJaggedTensor) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec.sparse.kjt_checks import FEW_LISTS, check_numbers, sums_per_key
+from tutorec.sparse.kjt_checks import FEW_LISTS, check_numbers, row_sums, sums_per_key
 from tutorec.sparse.kjt_variable import strides_of_ranks
 from tutorec.sparse.validate import key_list
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
-def settle(batch: KeyedJaggedTensor, keys: Iterable[str], lengths: Tensor | None) -> None:
+def settle(batch: KeyedJaggedTensor) -> None:
     """Bring what a caller gave into one form, without a look at the numbers.
 
     Keys become a list of their own, so that a caller who changes his does not rename features; lengths [F, B] become
@@ -25,21 +24,19 @@ def settle(batch: KeyedJaggedTensor, keys: Iterable[str], lengths: Tensor | None
 
     Args:
         batch: The batch, whose parts are as the caller gave them.
-        keys: Its keys.
-        lengths: Its lengths, or None.
 
     Raises:
         ValueError: ``keys`` is one string, or there are neither lengths nor offsets.
     """
+    keys, lengths, strides = batch._keys, batch._lengths, batch._stride_per_key
     if type(keys) is list:
-        batch._keys = keys.copy()
+        batch._keys = keys[:]
     elif not isinstance(keys, torch.fx.Proxy):
         batch._keys = key_list("KeyedJaggedTensor", keys)
     if lengths is None:
         _settle_without_lengths(batch)
     elif isinstance(lengths, Tensor) and lengths.dim() == 2:
         batch._lengths = lengths.reshape(-1)
-    strides = batch._stride_per_key
     if strides is not None and batch._stride_per_key_per_rank is None and len(set(strides)) > 1:
         batch._stride_per_key_per_rank = strides_of_ranks([[stride] for stride in strides])
 
@@ -72,18 +69,16 @@ def counts_of_lists(batch: KeyedJaggedTensor) -> list[int] | None:
         return _spread(values.shape[0], len(batch._keys))
     if type(values) is not Tensor or torch.compiler.is_compiling() or is_tracing():
         return None
-    if not batch._checked:
+    if batch._pending is not None:
         check_numbers(batch)
         return batch._length_per_key
     if lengths is None or batch._offsets is not None or not values.is_cpu:
         return None
     if lengths.numel() <= FEW_LISTS:
         return sums_per_key(lengths.tolist(), batch)
-    # The sum of int32 is taken in int64, which is slower than the running sum.
-    if batch._stride_per_key_per_rank is not None or lengths.dtype is not torch.int64:
+    if batch._stride_per_key_per_rank is not None:
         return None
-    counts: list[int] = lengths.view(len(batch._keys), -1).sum(1).tolist()
-    return counts
+    return row_sums(lengths, len(batch._keys), values.shape[0] // batch.stride())
 
 
 def _spread(total: int, keys: int) -> list[int]:

@@ -6,54 +6,43 @@ an operation a part; all of them together are one operation over a matrix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tutorec.sparse.kjt_layout import offsets_by_key, offsets_of_lengths, split_optional
+from tutorec.sparse.kjt_checks import confirm
+from tutorec.sparse.kjt_layout import offsets_by_key, offsets_of_lengths, segment_sums, split_optional
 
 if TYPE_CHECKING:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-# Of fewer parts each finds its own faster.
+# While a graph is traced, this stays whole as a call in it.
+torch.fx.wrap("offsets_of_lengths")
+
+# Of fewer parts each finds its own faster. More than the two tensors that stand for the offsets to be found.
 FEW_PARTS = 4
 
 
-class SharedOffsets:
-    """Offsets of F neighbouring parts of one key and B lists each, to be computed at the first question.
-
-    Args:
-        lengths: Ids per list of all parts ``[F * B]``.
-        offsets: Their offsets ``[F * B + 1]`` where they are known.
-        parts: F.
-        stride: B.
-    """
-
-    __slots__ = ("_lengths", "_offsets", "_parts", "_stride", "found")
-
-    def __init__(self, lengths: Tensor, offsets: Tensor | None, parts: int, stride: int) -> None:
-        self._lengths = lengths
-        self._offsets = offsets
-        self._parts = parts
-        self._stride = stride
-        self.found: list[Tensor] | None = None
-
-    def find(self) -> list[Tensor]:
-        """Each part's own offsets [B + 1], starting at 0."""
-        self.found = offsets_by_key(self._lengths, self._offsets, self._parts, self._stride)
-        return self.found
+# The offsets of all parts once one has been asked for them, before that the lengths of all [F * B] (and their offsets
+# [F * B + 1] where they are known); which part this is; and F. Plain enough for TorchScript.
+Shared = tuple[list[Tensor], int, int]
 
 
-def offsets_found_together(part: KeyedJaggedTensor, shared: tuple[SharedOffsets, int]) -> Tensor:
-    """The offsets of a part whose siblings share theirs; they are its own from then on."""
-    together, position = shared
-    found = together.found
-    if found is None:
-        found = together.find()
-    part._offsets = offsets = found[position]
-    part._shared_offsets = None
+def offsets_found(part: KeyedJaggedTensor) -> Tensor:
+    """The offsets of a batch that has none yet: found with its siblings' if they share theirs; its own from then on."""
+    shared = part._shared_offsets
+    if shared is None:
+        lengths = part._lengths
+        assert lengths is not None, "lengths or offsets are always there"
+        offsets = offsets_of_lengths(lengths)
+    else:
+        found, position, parts = shared
+        if len(found) < parts:
+            found[:] = offsets_by_key(found[0], found[1] if len(found) > 1 else None, parts, part.stride())
+        offsets = found[position]
+        part._shared_offsets = None
+    part._offsets = offsets
     return offsets
 
 
@@ -69,50 +58,39 @@ def find_together(batch: KeyedJaggedTensor, wanted: bool) -> list[Tensor] | None
     """
     known = batch._offsets is not None or batch._length_per_key is not None or batch._offset_per_key is not None
     keys, lengths = len(batch._keys), batch._lengths
-    if not wanted or known or keys < FEW_PARTS or not batch._checked or batch._stride_per_key_per_rank is not None:
+    if not wanted or known or keys < FEW_PARTS or batch._stride_per_key_per_rank is not None:
         return None
     if type(lengths) is not Tensor or not lengths.is_cpu or lengths.numel() == 0 or torch.compiler.is_compiling():
         return None
     rows = offsets_of_lengths(lengths.view(keys, -1))
-    batch._length_per_key = rows[:, -1].tolist()
+    counts: list[int] = rows[:, -1].tolist()
+    if batch._pending is not None:
+        confirm(batch, counts)
+    batch._length_per_key = counts
     return list(rows.unbind(0))
 
 
-def cut(
-    batch: KeyedJaggedTensor,
-    segments: Sequence[int],
-    sizes: Sequence[int],
-    values: Sequence[Tensor],
-    lengths: Sequence[Tensor],
-) -> list[KeyedJaggedTensor]:
-    """The parts of a batch that is split, from the pieces of its ids and lengths.
+def cut(batch: KeyedJaggedTensor, segments: list[int]) -> list[KeyedJaggedTensor]:
+    """The parts of a batch that is split, in eager code.
 
     Args:
         batch: The batch.
-        segments: Keys of each part.
-        sizes: Ids of each part.
-        values: Ids, part by part.
-        lengths: Ids per list, part by part.
+        segments: Keys of each part; together all keys.
 
     Returns:
         Batches of the same stride. A part of all keys is the batch itself.
     """
-    if len(segments) == 1:
+    counts, keys, count = batch.length_per_key(), batch._keys, len(segments)
+    if count == 1:
         return [batch]
-    keys, counts, stride, make = batch._keys, batch.length_per_key(), batch.stride(), batch._from_parts
-    strides, weights = batch._stride_per_key_per_rank, batch._weights
-    if weights is None and strides is None and len(segments) == len(keys) == segments.count(1):
-        parts = [
-            make([key], ids, None, one, None, stride, [count])
-            for key, ids, one, count in zip(keys, values, lengths, counts, strict=True)
-        ]
-        if len(parts) >= FEW_PARTS:
-            together = SharedOffsets(batch.lengths(), batch._offsets, len(parts), stride)
-            for position, part in enumerate(parts):
-                part._shared_offsets = (together, position)
-        return parts
-    weight_pieces = split_optional(weights, list(sizes), len(segments))
-    stride_pieces = split_optional(strides, list(segments), len(segments))
+    strides, weights, stride, make = batch._stride_per_key_per_rank, batch._weights, batch.stride(), batch._from_parts
+    if count == len(keys) == segments.count(1) and weights is None and strides is None:
+        return _singles(batch, counts, stride)
+    sizes = segment_sums(counts, segments)
+    values = batch._values.split_with_sizes(sizes)
+    lengths = batch.lengths().split_with_sizes(segment_sums(batch.stride_per_key(), segments))
+    weight_pieces = split_optional(weights, sizes, count)
+    stride_pieces = split_optional(strides, segments, count)
     parts, start = [], 0
     for part, segment in enumerate(segments):
         end = start + segment
@@ -122,4 +100,20 @@ def cut(
             mine = weight_pieces[part], lengths[part], None, stride, counts[start:end], stride_pieces[part]
             parts.append(make(keys[start:end], values[part], *mine))
         start = end
+    return parts
+
+
+def _singles(batch: KeyedJaggedTensor, counts: list[int], stride: int) -> list[KeyedJaggedTensor]:
+    """One part for each key, the usual case: its loop is a fourth of the time."""
+    keys, make, all_lengths = batch._keys, batch._from_parts, batch.lengths()
+    values, lengths = batch._values.split_with_sizes(counts), all_lengths.split_with_sizes([stride] * len(keys))
+    parts = [
+        make([key], ids, None, one, None, stride, [count])
+        for key, ids, one, count in zip(keys, values, lengths, counts, strict=True)
+    ]
+    count = len(parts)
+    if count >= FEW_PARTS and count > 2:
+        together = [all_lengths] if batch._offsets is None else [all_lengths, batch._offsets]
+        for position, part in enumerate(parts):
+            part._shared_offsets = (together, position, count)
     return parts

@@ -1,8 +1,9 @@
 """Checks of keys, lengths and offsets: a few fused operations, and a search for the culprit only after one fails.
 
-On the CPU a batch is checked where it is built. On another device reading a result would stop the device, so a batch
-checks its lengths at its first sync point (``KeyedJaggedTensor.sync``). While a model is traced, scripted, exported or
-compiled there are no numbers to look at, and no check runs.
+The form of a batch is checked where it is built, and so are the numbers of few lists on the CPU. Those of many lists,
+and on another device, where reading a result would stop the device, are checked at their first use
+(``KeyedJaggedTensor.sync`` is one; see ``kjt_checks.py``). While a model is traced, scripted, exported or compiled
+there are no numbers to look at, and no check runs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -85,7 +86,7 @@ def check_lists(
         offsets = offsets_of_lengths(lengths)
         if lengths.numel() and int(lengths.min()) < 0:
             raise ValueError(_negative_length(owner, lengths, place))
-        total = int(offsets[-1])
+        total = int(lengths.sum())  # in int64: the last offset may have overflown
         if total != count:
             raise ValueError(
                 f"{owner}: lengths add up to {total}, and there are {count} values; "
