@@ -26,7 +26,7 @@ def test_update_in_slices_equals_the_plain_formula(
         expected, state = sgd_update(matrix, ids, row_grads, 0.5), momentum.clone()
     else:
         expected, state = rowwise_adagrad_update(matrix, momentum, ids, row_grads, 0.5)
-    groups = tbe_update.sort_rows(ids, bags, weights, rows=12, bag_count=6)
+    groups = tbe_update.sort_rows(ids, bags, weights, rows=12)
     tbe_update.apply_update(matrix, momentum, grad, groups, OptimizerSpec(kind), 0.5)
     assert_close(matrix, expected)
     assert_close(momentum, state)
@@ -34,8 +34,8 @@ def test_update_in_slices_equals_the_plain_formula(
 
 def test_packed_and_plain_sort_give_the_same_groups():
     ids, bags = torch.tensor([5, 0, 5, 2, 0]), torch.tensor([1, 0, 0, 2, 2])
-    packed = tbe_update.sort_rows(ids, bags, None, rows=6, bag_count=3)
-    plain = tbe_update.sort_rows(ids, bags, None, rows=2**62, bag_count=3)  # too many rows to pack
+    packed = tbe_update.sort_rows(ids, bags, None, rows=6)
+    plain = tbe_update.sort_rows(ids, bags, None, rows=2**62)  # too many rows to pack
     assert packed.rows.tolist() == plain.rows.tolist() == [0, 2, 5]
     assert packed.starts.tolist() == plain.starts.tolist() == [0, 2, 3, 5]
     assert [sorted(packed.bags[a:b].tolist()) for a, b in ((0, 2), (2, 3), (3, 5))] == [[0, 2], [2], [0, 1]]

@@ -155,7 +155,7 @@ class _FusedLookup(torch.autograd.Function):
                 if step.pooling == "mean":
                     grad = grad / lengths.clamp(min=1).unsqueeze(1)
             block, rule = step.block, step.optimizer
-            groups = sort_rows(ids, bags, weights, block.matrix.shape[0], grad.shape[0])
+            groups = sort_rows(ids, bags, weights, block.matrix.shape[0])
             apply_update(block.matrix, block.momentum, grad.contiguous(), groups, rule, step.learning_rate)
         return None, None, None, None, None
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from tutorec._kernels.tbe import OptimizerSpec
 
-__all__ = ["RowGroups", "add_rows", "apply_update", "mean_squares", "sort_rows", "sum_rows"]
+__all__ = ["RowGroups", "add_rows", "apply_update", "pick_rows", "sort_ids", "sort_rows", "sum_rows"]
 
 # Bytes of summed gradients worked on at a time; measured best between 1 and 4 MiB on 2 cores with 512 KiB of L2 each.
 _SLICE_BYTES = 2 << 20
@@ -40,7 +40,7 @@ class RowGroups:
     weights: Tensor | None
 
 
-def sort_rows(ids: Tensor, bags: Tensor | None, weights: Tensor | None, rows: int, bag_count: int) -> RowGroups:
+def sort_rows(ids: Tensor, bags: Tensor | None, weights: Tensor | None, rows: int) -> RowGroups:
     """Sort a batch by row.
 
     Args:
@@ -48,39 +48,49 @@ def sort_rows(ids: Tensor, bags: Tensor | None, weights: Tensor | None, rows: in
         bags: Bag of each id [N]; None where every id is its own bag.
         weights: Weight of each id [N], or None.
         rows: Number of rows of the matrix.
-        bag_count: Number of bags.
 
     Example:
         >>> import torch
         >>> from tutorec._kernels.tbe_update import sort_rows
-        >>> groups = sort_rows(torch.tensor([5, 2, 5]), torch.tensor([0, 0, 1]), None, rows=9, bag_count=2)
+        >>> groups = sort_rows(torch.tensor([5, 2, 5]), torch.tensor([0, 0, 1]), None, rows=9)
         >>> groups.rows.tolist(), groups.starts.tolist(), groups.bags.tolist()
         ([2, 5], [0, 1, 3], [0, 0, 1])
     """
-    shift = max(bag_count - 1, 1).bit_length()
-    if ids.device.type == "cpu" and weights is None and rows.bit_length() + shift < 63:
-        return _sort_packed(ids, bags, shift)
-    ordered, places = torch.sort(ids.long(), stable=True)
-    sorted_bags = places if bags is None else bags[places]
-    sorted_weights = None if weights is None else weights[places]
-    unique, counts = torch.unique_consecutive(ordered, return_counts=True)
-    starts = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=ids.device)
-    torch.cumsum(counts, 0, out=starts[1:])
-    return RowGroups(unique, starts, sorted_bags, sorted_weights)
+    unique, starts, places = sort_ids(ids, rows)
+    weights = None if weights is None else weights[places]
+    return RowGroups(unique, starts, places if bags is None else bags[places], weights)
 
 
-def _sort_packed(ids: Tensor, bags: Tensor | None, shift: int) -> RowGroups:
-    """Row and bag packed into one number: numpy sorts plain integers several times faster than (key, index) pairs."""
-    packed = ids.long() << shift
-    packed += torch.arange(ids.numel()) if bags is None else bags
-    numbers = packed.numpy()
-    numbers.sort()
-    ordered = numbers >> shift
-    numbers &= (1 << shift) - 1
-    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1], [True])))
-    if not len(ordered):
-        starts = np.zeros(1, dtype=np.int64)
-    return RowGroups(torch.from_numpy(ordered[starts[:-1]]), torch.from_numpy(starts), packed, None)
+def sort_ids(ids: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The different ids, where each one's occurrences begin, and where in ``ids`` those stand.
+
+    Args:
+        ids: [N], from 0 on.
+        rows: What they stay below.
+
+    Returns:
+        Rising ids [U], starts [U + 1], places [N]; the occurrences of an id keep their order.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.tbe_update import sort_ids
+        >>> [part.tolist() for part in sort_ids(torch.tensor([5, 2, 5]), rows=9)]
+        [[2, 5], [0, 1, 3], [1, 0, 2]]
+    """
+    count = ids.numel()
+    shift = max(count - 1, 1).bit_length()
+    if ids.device.type == "cpu" and count and rows.bit_length() + shift < 63:
+        # Id and place packed into one number: numpy sorts plain integers several times faster than (key, index) pairs.
+        packed = (ids.long() << shift).add_(torch.arange(count))
+        numbers = packed.numpy()
+        numbers.sort()
+        ordered = numbers >> shift
+        numbers &= (1 << shift) - 1
+        begins = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1], [True])))
+        return torch.from_numpy(ordered[begins[:-1]]), torch.from_numpy(begins), packed
+    in_order, places = torch.sort(ids.long(), stable=True)
+    unique, counts = torch.unique_consecutive(in_order, return_counts=True)
+    return unique, F.pad(counts.cumsum(0), (1, 0)), places
 
 
 def sum_rows(grad: Tensor, groups: RowGroups) -> Tensor:
@@ -154,36 +164,21 @@ def apply_update(
         matrix.index_add_(0, part.rows, sums)
 
 
-@torch.no_grad()
-def mean_squares(grad: Tensor, groups: RowGroups) -> Tensor:
-    """The mean square of each touched row's summed gradient [U].
-
-    Rows that are in the batch once, which most are, need no sum: their bag's mean square is theirs.
+def pick_rows(groups: RowGroups, which: Tensor) -> RowGroups:
+    """Some of the rows, with their bags.
 
     Args:
-        grad: Gradient of each bag [bags, D].
-        groups: The ids sorted by row.
+        groups: A batch sorted by row.
+        which: Positions in ``groups.rows``, rising [K].
 
     Example:
         >>> import torch
-        >>> from tutorec._kernels.tbe_update import mean_squares, sort_rows
-        >>> grad = torch.tensor([[1.0], [4.0], [1.0]])
-        >>> mean_squares(grad, sort_rows(torch.tensor([2, 0, 2]), None, None, rows=3, bag_count=3))
-        tensor([16.,  4.])
+        >>> from tutorec._kernels.tbe_update import pick_rows, sort_rows
+        >>> groups = sort_rows(torch.tensor([5, 2, 5, 0]), None, None, rows=9)
+        >>> picked = pick_rows(groups, torch.tensor([0, 2]))
+        >>> picked.rows.tolist(), picked.starts.tolist(), picked.bags.tolist()
+        ([0, 5], [0, 1, 3], [3, 0, 2])
     """
-    first, counts = groups.starts[:-1], groups.starts.diff()
-    squares = grad.square().mean(1).index_select(0, groups.bags[first])
-    if groups.weights is not None:
-        squares *= groups.weights[first].square()
-    repeated = (counts > 1).nonzero().view(-1)
-    if repeated.numel():
-        sums = [sum_rows(grad, part).square().mean(1) for part in _slices(_pick_rows(groups, repeated), grad)]
-        squares[repeated] = torch.cat(sums)
-    return squares
-
-
-def _pick_rows(groups: RowGroups, which: Tensor) -> RowGroups:
-    """Some of the rows, by position, with their bags."""
     first, counts = groups.starts[which], groups.starts.diff()[which]
     starts = F.pad(counts.cumsum(0), (1, 0))
     total = int(starts[-1])

@@ -46,7 +46,7 @@ class RowGradients:
     @cached_property
     def groups(self) -> RowGroups:
         """The ids sorted by row."""
-        return sort_rows(self.ids, self.bags, self.weights, self.rows, self.grad.shape[0])
+        return sort_rows(self.ids, self.bags, self.weights, self.rows)
 
 
 @torch.no_grad()

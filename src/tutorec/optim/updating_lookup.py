@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -27,7 +27,7 @@ from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn import functional as F
 
 from tutorec._kernels.separate import SeparateTables, find_tables
-from tutorec._kernels.tbe_update import mean_squares, sort_rows
+from tutorec._kernels.weighted_step import PooledBatch, step_rowwise_adagrad
 from tutorec.optim.row_update import RowGradients, fused_rule, group_of, mark_stepped, update_rows
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -91,25 +91,6 @@ def look_up(bags: Sequence[Bags]) -> list[Tensor]:
     weights = [one.weights for one in marked]
     found = iter(cast(tuple[Tensor, ...], _UpdatingLookup.apply(_anchor(), marked, *weights)) if marked else ())
     return [next(found) if _is_updated(one.table) else _forward(one) for one in bags]
-
-
-@dataclass(frozen=True)
-class PooledBatch:
-    """What all features of a collection look up, in the order of its tables.
-
-    Attributes:
-        values: Ids [N], feature after feature.
-        offsets: [F * B + 1].
-        weights: Factor of each id [N], or None for 1; without gradient.
-        mean: Whether a bag's sum is divided by its number of ids.
-        feature_tables: For each feature the index of its table [F].
-    """
-
-    values: Tensor
-    offsets: Tensor
-    weights: Tensor | None
-    mean: bool
-    feature_tables: tuple[int, ...]
 
 
 def look_up_batch(tables: Sequence[Tensor], batch: PooledBatch) -> Tensor | None:
@@ -199,11 +180,7 @@ class _UpdatingBatch(torch.autograd.Function):
 
 
 def _step_in_one_call(tables: Sequence[Tensor], batch: PooledBatch, grad: Tensor) -> bool:
-    """Update all tables with fbgemm's operator, if they share a rule that it knows.
-
-    A step of row-wise Adagrad is one of SGD whose ids are weighted by the new state. Beyond a few ids that is faster
-    than fbgemm's own row-wise Adagrad, which takes twice as long as its SGD.
-    """
+    """Update all tables with fbgemm's operators, if they share a rule that it knows and that is the fastest way."""
     optimizers = [optimizer for table in tables for optimizer in cast(Any, table)._in_backward_optimizers]
     if len(optimizers) != len(tables):
         return False
@@ -214,65 +191,24 @@ def _step_in_one_call(tables: Sequence[Tensor], batch: PooledBatch, grad: Tensor
     arguments = batch.values, batch.offsets, batch.weights, batch.mean
     if rule.kind == "sgd":
         found.step_sgd(grad, arguments, rule.rate)
-    elif found.geometry.grouped and not group_of(optimizers[0], tables[0])["lr_decay"]:
+    elif not found.geometry.grouped or group_of(optimizers[0], tables[0])["lr_decay"]:
+        return False
+    else:
         states = [optimizer.state[table] for optimizer, table in zip(optimizers, tables, strict=True)]
         sums = [state["sum"].view(-1) for state in states]
+        if batch.values.numel() <= _FEW_IDS * len(tables):
+            of_features = [sums[table] for table in batch.feature_tables]
+            found.step_rowwise_adagrad(grad, arguments, of_features, rule.rate, rule.eps)
+        elif not step_rowwise_adagrad(found, tables, sums, batch, grad, rule.rate, rule.eps):
+            return False
         ends = batch.offsets[:: grad.shape[0]].tolist()
         moved = {
             table for table, (first, last) in zip(batch.feature_tables, pairwise(ends), strict=True) if last > first
         }
         torch._foreach_add_([states[table]["step"] for table in moved], 1)  # pyright: ignore[reportPrivateImportUsage]
-        if batch.values.numel() <= _FEW_IDS * len(tables) or len({table.shape[1] for table in tables}) > 1:
-            of_features = [sums[table] for table in batch.feature_tables]
-            found.step_rowwise_adagrad(grad, arguments, of_features, rule.rate, rule.eps)
-        else:
-            factors = _factors(tables, sums, batch, grad, rule.eps)
-            found.step_sgd(grad, (batch.values, batch.offsets, factors, False), rule.rate)
-    else:
-        return False
     for optimizer in optimizers:
         mark_stepped(optimizer)
     return True
-
-
-def _factors(tables: Sequence[Tensor], sums: Sequence[Tensor], batch: PooledBatch, grad: Tensor, eps: float) -> Tensor:
-    """Move the state of row-wise Adagrad, and give what each id's gradient is to be multiplied by [N].
-
-    Args:
-        tables: [R, D], of one width.
-        sums: State of each table [R].
-        batch: The batch.
-        grad: [B, F * D].
-        eps: Added to the root.
-    """
-    samples, features, count = grad.shape[0], len(batch.feature_tables), batch.values.numel()
-    lengths = batch.offsets.diff()
-    # Row b * F + f of the gradient is that of feature f's bag of sample b, which is the f * B + b'th of the batch.
-    by_bag = grad.reshape(samples * features, -1)
-    bag_of = torch.arange(samples * features).view(samples, features).t().flatten()
-    weights = None if batch.weights is None else batch.weights.float()
-    if batch.mean:
-        shares = lengths.clamp(min=1).reciprocal()
-        by_bag = by_bag * shares.view(features, samples).t().reshape(-1, 1)
-        weights = shares.repeat_interleave(lengths, output_size=count)
-    # The rows of all tables as if they lay behind one another.
-    first_of = {id(table): index for index, table in reversed(list(enumerate(tables)))}
-    bases = [*accumulate((table.shape[0] for table in tables), initial=0)]
-    read = [first_of[id(tables[table])] for table in batch.feature_tables]
-    base_of = torch.tensor([bases[table] for table in read])
-    ends = batch.offsets[::samples]
-    ids = batch.values + base_of.repeat_interleave(ends.diff(), output_size=count)
-    bags = bag_of.repeat_interleave(lengths, output_size=count)
-    groups = sort_rows(ids, bags, None if batch.mean else weights, bases[-1], samples * features)
-    squares = mean_squares(by_bag, groups)
-    cuts = torch.searchsorted(groups.rows, torch.tensor(bases)).tolist()
-    for table, (start, end) in enumerate(pairwise(cuts)):
-        if end > start:
-            sums[table].index_add_(0, groups.rows[start:end] - bases[table], squares[start:end])
-    pieces = batch.values.split_with_sizes(ends.diff().tolist())
-    state = torch.cat([sums[table].index_select(0, own) for table, own in zip(read, pieces, strict=True)])
-    factors = state.sqrt_().add_(eps).reciprocal_()
-    return factors if weights is None else factors.mul_(weights)
 
 
 def _step_by_table(tables: Sequence[Tensor], batch: PooledBatch, grad: Tensor) -> None:
