@@ -125,10 +125,8 @@ class KeyedJaggedTensor:
         self._lengths: Tensor | None = lengths
         self._offsets: Tensor | None = offsets
         self._stride: int | None = stride
-        strides: Tensor | None = None
-        if stride_per_key_per_rank is not None:
-            strides = strides_of_ranks(stride_per_key_per_rank)
-        self._stride_per_key_per_rank: Tensor | None = strides
+        ranks = stride_per_key_per_rank
+        self._stride_per_key_per_rank: Tensor | None = None if ranks is None else strides_of_ranks(ranks)
         self._stride_per_key: list[int] | None = stride_per_key
         self._length_per_key: list[int] | None = length_per_key
         self._lengths_offset_per_key: list[int] | None = lengths_offset_per_key
@@ -344,11 +342,11 @@ class KeyedJaggedTensor:
         """Ids of each key. Reads the device unless known: a sync point."""
         counts = self._length_per_key
         if counts is None:
-            starts = self.offset_per_key()
-            counts = self._length_per_key
+            if not is_scripting():
+                counts = counts_of_lists(self)
             if counts is None:
-                counts = differences(starts)
-                self._length_per_key = counts
+                counts = differences(self.offset_per_key())
+            self._length_per_key = counts
         return counts
 
     def length_per_key_or_none(self) -> list[int] | None:
@@ -445,12 +443,14 @@ class KeyedJaggedTensor:
                 raise KeyError(key)
             raise missing_key("KeyedJaggedTensor", key, self._keys)
         position = index[key]
-        starts, bounds = self.offset_per_key(), self.lengths_offset_per_key()
-        start, end = starts[position], starts[position + 1]
+        starts, stride = self.offset_per_key(), self.stride()
+        start, end, first = starts[position], starts[position + 1], position * stride
+        if self._stride_per_key_per_rank is not None:
+            first, stride = self.lengths_offset_per_key()[position], self.stride_per_key()[position]
         weights = self._weights
         if weights is not None:
             weights = weights[start:end]
-        lengths = self.lengths()[bounds[position] : bounds[position + 1]]
+        lengths = self.lengths()[first : first + stride]
         return one_feature(self._values[start:end], weights, lengths, None)
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:

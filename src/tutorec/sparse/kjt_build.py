@@ -169,16 +169,18 @@ def join(batches: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
     first = batches[0]
     stride = first.stride()
     for batch in batches:
-        keys += batch._keys
+        own, numbers, counts = batch._keys, batch._lengths, batch._length_per_key
+        if numbers is None:
+            numbers = batch.lengths()
+        keys += own
         values.append(batch._values)
-        lengths.append(batch._lengths if batch._lengths is not None else batch.lengths())
-        counts = batch._length_per_key
+        lengths.append(numbers)
         known = None if known is None or counts is None else known + counts
         if batch._pending is not None:
             checked = False
         if batch._weights is not None or batch._stride_per_key_per_rank is not None or batch._inverse_indices:
             plain = False
-        elif (stride if batch._stride == stride else batch.stride()) != stride:
+        elif (not own or numbers.numel() != stride * len(own)) and batch.stride() != stride:
             check_same("concat", "samples", {str(one.keys()): one.stride() for one in batches})
     if len(set(keys)) != len(keys):
         check_keys("KeyedJaggedTensor.concat", keys)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.kjt_checks import FEW_LISTS, check_numbers, row_sums, sums_per_key
@@ -63,19 +64,21 @@ def counts_of_lists(batch: KeyedJaggedTensor) -> list[int] | None:
         Ids of each key, or None: read them from the offsets.
     """
     values, lengths = batch._values, batch._lengths
+    if type(lengths) is Tensor and lengths.is_cpu and batch._pending is batch._offsets is batch._length_per_key is None:
+        few = lengths.numel() <= FEW_LISTS and not is_compiling() and not is_tracing()
+        if few and values.is_cpu:
+            return sums_per_key(lengths.tolist(), batch)
     if batch._length_per_key is not None or not isinstance(values, Tensor):
         return batch._length_per_key
     if values.is_meta:
         return _spread(values.shape[0], len(batch._keys))
-    if type(values) is not Tensor or torch.compiler.is_compiling() or is_tracing():
+    if type(values) is not Tensor or is_compiling() or is_tracing():
         return None
     if batch._pending is not None:
         check_numbers(batch)
         return batch._length_per_key
     if lengths is None or batch._offsets is not None or not values.is_cpu:
         return None
-    if lengths.numel() <= FEW_LISTS:
-        return sums_per_key(lengths.tolist(), batch)
     if batch._stride_per_key_per_rank is not None:
         return None
     return row_sums(lengths, len(batch._keys), values.shape[0] // batch.stride())
