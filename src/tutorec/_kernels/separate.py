@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from operator import attrgetter
 
@@ -31,7 +30,8 @@ _FP32_OUTPUT = 0
 _PLAIN = {Tensor, nn.Parameter}
 _DTYPES = {torch.float32, torch.float16}
 # Mapped over the tables of every batch, in which a loop would cost more than a small lookup.
-_is_cpu, _dtype, _shape = attrgetter("is_cpu"), attrgetter("dtype"), attrgetter("shape")
+Facts = tuple[bool, torch.dtype, torch.Size]
+_facts = attrgetter("is_cpu", "dtype", "shape")
 _is_contiguous = Tensor.is_contiguous
 Batch = tuple[Tensor, Tensor, Tensor | None, bool]  # ids [N], offsets [F*B+1], weights [N] or None, mean or else sum
 # The CPU lookup runs on one thread, a call per table on all of them. Calling, waking the threads and waiting for them
@@ -62,6 +62,12 @@ class _Geometry:
     bits: int
     grouped: bool
     placements: Tensor
+
+
+# What was asked last of tables that begin at an address, and the answer.
+_last: dict[int, tuple[tuple[tuple[int, ...], list[int], list[Facts]] | None, _Geometry | None]] = {}
+_NOTHING = (None, None)
+_MOST_REMEMBERED = 64
 
 
 @dataclass(frozen=True)
@@ -139,16 +145,18 @@ def find_tables(tables: Sequence[Tensor], feature_tables: Sequence[int]) -> Sepa
     """
     if not feature_tables or torch.compiler.is_compiling() or is_tracing() or backend().name != "fbgemm":
         return None
-    if not (_PLAIN.issuperset(map(type, tables)) and all(map(_is_cpu, tables)) and all(map(_is_contiguous, tables))):
-        return None
-    dtypes = set(map(_dtype, tables))
-    if len(dtypes) > 1 or not _DTYPES.issuperset(dtypes):
+    if not (_PLAIN.issuperset(map(type, tables)) and all(map(_is_contiguous, tables))):
         return None
     try:
-        places = tuple(map(Tensor.data_ptr, tables))
+        places = list(map(Tensor.data_ptr, tables))
     except RuntimeError:  # a tensor without memory, such as one under a transform of torch.func
         return None
-    geometry = _geometry(places, tuple(map(_shape, tables)), tuple(feature_tables), dtypes.pop().itemsize)
+    asked = (tuple(feature_tables), places, list(map(_facts, tables)))
+    if asked != _last.get(places[0], _NOTHING)[0]:  # comparing lists costs a tenth of hashing them
+        if len(_last) >= _MOST_REMEMBERED:
+            _last.clear()
+        _last[places[0]] = asked, _geometry(*asked)
+    geometry = _last[places[0]][1]
     return None if geometry is None else SeparateTables(tables[feature_tables[0]], geometry)
 
 
@@ -174,11 +182,12 @@ def one_call_pays(features: int, ids: int) -> bool:
     return ids * (threads - 1) <= features * threads * _IDS_PER_CALL
 
 
-@lru_cache(maxsize=64)
-def _geometry(
-    places: tuple[int, ...], shapes: tuple[torch.Size, ...], features: tuple[int, ...], itemsize: int
-) -> _Geometry | None:
+def _geometry(features: tuple[int, ...], places: list[int], facts: list[Facts]) -> _Geometry | None:
     """The operators' integers for tables at these addresses; None where they cannot take them."""
+    dtypes = {dtype for _, dtype, _ in facts}
+    if len(dtypes) > 1 or not _DTYPES.issuperset(dtypes) or not all(on_cpu for on_cpu, _, _ in facts):
+        return None
+    itemsize, shapes = dtypes.pop().itemsize, [shape for _, _, shape in facts]
     used = sorted(set(features))
     if any(not shapes[table][0] or shapes[table][1] % 4 for table in used):
         return None
@@ -205,5 +214,8 @@ def _geometry(
 def _one_dtype(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """The operators take ids and offsets both as int32 or both as int64."""
     if values.dtype != offsets.dtype:
-        values, offsets = values.long(), offsets.long()
+        if values.dtype == torch.int32:
+            values = values.long()
+        else:
+            offsets = offsets.long()
     return values.contiguous(), offsets.contiguous()

@@ -52,10 +52,12 @@ def check_ids(
         return
     if not hasattr(features, "stride_per_key"):
         raise TypeError(f"a collection of tables takes a KeyedJaggedTensor, got {type(features).__name__}")
-    keys, known = features.keys(), features.index_per_key()
-    for feature, table, _ in feature_rows:
-        if feature not in known:
-            raise KeyError(f"table {table!r} needs feature {feature!r}, and the batch has the keys {keys}")
+    keys = features.keys()
+    if keys != [feature for feature, _, _ in feature_rows]:  # where they are equal, as in most batches, none is missing
+        known = features.index_per_key()
+        for feature, table, _ in feature_rows:
+            if feature not in known:
+                raise KeyError(f"table {table!r} needs feature {feature!r}, and the batch has the keys {keys}")
     if weighted and features.weights_or_none() is None:
         raise ValueError(
             f"a weighted collection needs one weight per id, and the batch (keys {keys}) has no weights; "
