@@ -12,6 +12,7 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import Ranks
 
@@ -71,3 +72,10 @@ def test_a_sharded_step_on_cuda_equals_the_cpu(world_size, backend):
         actual = world.run(one_step, "cuda")
     for mine, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_a_bad_id_on_the_device_is_told_at_the_next_sync_point():
+    batch = KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1])).to(torch.device("cuda"))
+    check_ids(batch, [("item", "items", 8)])  # nothing is read from the device here
+    with pytest.raises(ValueError, match="feature 'item', sample 1, holds id 9"):
+        batch.unsync().sync()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
+from tutorec.sparse.deferred import report
 from tutorec.sparse.kjt_checks import FEW_LISTS, check_numbers, row_sums, sums_per_key
 from tutorec.sparse.kjt_variable import strides_of_ranks
 from tutorec.sparse.validate import key_list
@@ -74,6 +75,8 @@ def counts_of_lists(batch: KeyedJaggedTensor) -> list[int] | None:
         return _spread(values.shape[0], len(batch._keys))
     if type(values) is not Tensor or is_compiling() or is_tracing():
         return None
+    if not values.is_cpu:
+        report()  # this is a sync point, where the device tells what its checks of earlier ids have found
     if batch._pending is not None:
         check_numbers(batch)
         return batch._length_per_key
