@@ -6,17 +6,19 @@ Each function runs fbgemm's operator where fbgemm was chosen and plain torch els
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from tutorec._kernels import reference
-from tutorec._kernels.backend import backend
+from tutorec._kernels.backend import BackendChoice, backend
 
 __all__ = ["jagged_to_padded_dense", "lengths_to_offsets"]
 
+# The backend that was last asked for, and what it finds offsets with.
+_found: list[Any] = [None, None]
 # What fbgemm's operator for the CPU is compiled for.
 _DENSE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32)
 
@@ -30,18 +32,25 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
         >>> lengths_to_offsets(torch.tensor([2, 0, 3])).tolist()
         [0, 2, 2, 5]
     """
-    if lengths.is_cpu and backend().name == "fbgemm":
-        if is_compiling():
+    if lengths.is_cpu:
+        if not is_compiling():
+            return _running_sum(backend())(lengths)
+        if backend().name == "fbgemm":
             return torch.ops.fbgemm.asynchronous_complete_cumsum.default(lengths)
-        return _running_sum()(lengths)
     return reference.lengths_to_offsets(lengths)
 
 
-@cache
-def _running_sum() -> Callable[[Tensor], Tensor]:
-    """The operator of fbgemm without the two layers of Python in front of it, which cost a third of a small call."""
-    operator = torch.ops.fbgemm.asynchronous_complete_cumsum.default
-    return getattr(operator, "_op", operator)
+def _running_sum(choice: BackendChoice) -> Callable[[Tensor], Tensor]:
+    """What finds offsets on the CPU: fbgemm's operator, without the two layers of Python that stand in front of it.
+
+    They cost a third of a small call; so would asking every time what the backend is called.
+    """
+    if choice is not _found[0]:
+        operator: Any = reference.lengths_to_offsets
+        if choice.name == "fbgemm":
+            operator = torch.ops.fbgemm.asynchronous_complete_cumsum.default
+        _found[:] = choice, getattr(operator, "_op", operator)
+    return _found[1]
 
 
 def jagged_to_padded_dense(values: Tensor, offsets: Tensor, max_length: int, padding: float = 0.0) -> Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec.sparse.kjt_checks import confirm
 from tutorec.sparse.kjt_layout import offsets_by_key, offsets_of_lengths, segment_sums, split_optional
 
@@ -36,7 +37,7 @@ def offsets_found(part: KeyedJaggedTensor) -> Tensor:
     if shared is None:
         lengths = part._lengths
         assert lengths is not None, "lengths or offsets are always there"
-        offsets = offsets_of_lengths(lengths)
+        offsets = lengths_to_offsets(lengths) if type(lengths) is Tensor else offsets_of_lengths(lengths)
     else:
         found, position, parts = shared
         if len(found) < parts:
