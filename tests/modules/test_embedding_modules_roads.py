@@ -331,6 +331,30 @@ def test_a_traced_collection_scripts_saves_and_loads(grad: bool) -> None:
         assert torch.jit.load(stream) is not None
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("pooling", "weighted"),
+    [
+        (PoolingType.SUM, False),
+        (PoolingType.SUM, True),
+        (PoolingType.MEAN, False),
+        (PoolingType.SQRTN, False),
+        (PoolingType.SQRTN, True),
+    ],
+)
+def test_a_scripted_collection_pools_the_same_rows(pooling: PoolingType, weighted: bool) -> None:
+    tables = [
+        EmbeddingBagConfig(10, 4, "t1", feature_names=["f2", "f1"], pooling=pooling),
+        EmbeddingBagConfig(10, 8, "t2", feature_names=["f1"], pooling=pooling),
+    ]
+    ebc = EmbeddingBagCollection(tables, is_weighted=weighted)
+    weights = torch.tensor([0.5, 2.0, 1.0, 3.0]) if weighted else None
+    features = KeyedJaggedTensor(["f1", "f2"], torch.tensor([0, 1, 2, 3]), weights, torch.tensor([2, 1, 0, 1]))
+    pooled = torch.jit.script(ebc)(features)
+    assert pooled.keys() == ["f2", "f1@t1", "f1@t2"]
+    torch.testing.assert_close(pooled.values(), ebc(features).values())
+
+
 @torch.no_grad()
 def test_copies_look_up_their_own_tables() -> None:
     ebc = collection()

@@ -28,9 +28,7 @@ def kernel_pooling(pooling: PoolingKind, weighted: bool) -> PoolingKind:
     return "sum" if pooling == "sqrtn" or (pooling == "mean" and weighted) else pooling
 
 
-def bag_weights(
-    pooling: PoolingKind, offsets: Tensor, weights: Tensor | None, count: int | None = None
-) -> Tensor | None:
+def bag_weights(pooling: str, offsets: Tensor, weights: Tensor | None, count: int | None = None) -> Tensor | None:
     """Weight of each id with which a kernel's plain sum (or unweighted mean) gives the pooling.
 
     Of a bag of n ids, with the weights w where there are any, id i gets:
@@ -72,7 +70,7 @@ def bag_weights(
         return lengths.float().rsqrt().repeat_interleave(lengths, output_size=count)
     weights = weights.float()
     bags = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths, output_size=count)
-    squares = weights.new_zeros(lengths.shape[0]).index_add(0, bags, weights.square())
+    squares = weights.new_zeros([lengths.shape[0]]).index_add(0, bags, weights.square())
     empty = squares == 0
     # A root of 0 has no gradient: bags without weight are given a 1 to divide by, and their weights are 0 already.
     return weights * squares.masked_fill(empty, 1.0).rsqrt().index_select(0, bags)

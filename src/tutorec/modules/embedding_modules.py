@@ -5,6 +5,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
 from tutorec.modules.embedding_collection import EmbeddingCollection as EmbeddingCollection
@@ -63,6 +64,8 @@ class EmbeddingBagCollection(nn.Module):
         self._feature_rows = [
             (name, table.name, table.num_embeddings) for table in tables for name in table.feature_names
         ]
+        self._feature_names = [table.feature_names for table in tables]
+        self._poolings: list[str] = [_pooling(table) for table in tables]
         self._lookups = PooledLookups(
             features=tuple(name for table in tables for name in table.feature_names),
             tables=tuple(index for index, table in enumerate(tables) for _ in table.feature_names),
@@ -82,18 +85,20 @@ class EmbeddingBagCollection(nn.Module):
         Returns:
             The pooled rows side by side, ``[B, D]``, one key per feature and table.
         """
-        features = maybe_td_to_kjt(features, self._lookups.keys)
-        check_ids(features, self._feature_rows, self._is_weighted)
-        values = pool_at_once(features, self.embedding_bags, self._lookups)
-        if values is None:  # one call for all tables is not to be had, or not faster: one call for each
-            bags, pooled = features.to_dict(), []
-            for config, table in zip(self._embedding_bag_configs, self.embedding_bags.values(), strict=True):
-                for feature in config.feature_names:
-                    bag = bags[feature]
-                    weights = self._weights_of(bag, config)
-                    pooled.append(table(bag.values(), bag.offsets(), weights).float())
-            values = side_by_side(features, self._lookups, pooled)
-        return KeyedTensor(self._embedding_names, self._length_per_name, values)
+        if not is_scripting():
+            features = maybe_td_to_kjt(features, self._lookups.keys)
+            check_ids(features, self._feature_rows, self._is_weighted)
+            values = pool_at_once(features, self.embedding_bags, self._lookups)
+            if values is not None:  # one call for all tables: where it is to be had, and faster
+                return KeyedTensor(self._embedding_names, self._length_per_name, values)
+        bags = features.to_dict()
+        pooled: list[Tensor] = []
+        for index, table in enumerate(self.embedding_bags.values()):
+            for feature in self._feature_names[index]:
+                bag = bags[feature]
+                weights = self._weights_of(bag, index, table.weight.dtype)
+                pooled.append(table(bag.values(), bag.offsets(), weights).float())
+        return KeyedTensor(self._embedding_names, self._length_per_name, self._side_by_side(features, pooled))
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """What each table is, in order."""
@@ -123,10 +128,16 @@ class EmbeddingBagCollection(nn.Module):
         mode = kernel_pooling(_pooling(table), self._is_weighted)
         return nn.EmbeddingBag(*shape, _weight=weight, mode=mode, include_last_offset=True)
 
-    def _weights_of(self, bag: JaggedTensor, table: EmbeddingBagConfig) -> Tensor | None:
+    def _weights_of(self, bag: JaggedTensor, table: int, dtype: torch.dtype) -> Tensor | None:
         """What each id's row is multiplied by [N]: the caller's weights, and what SQRTN divides by."""
-        weights = bag_weights(_pooling(table), bag.offsets(), bag.weights() if self._is_weighted else None)
-        return None if weights is None else weights.to(data_type_to_dtype(table.data_type))
+        weights = bag_weights(self._poolings[table], bag.offsets(), bag.weights() if self._is_weighted else None)
+        return None if weights is None else weights.to(dtype)
+
+    def _side_by_side(self, features: KeyedJaggedTensor, pooled: list[Tensor]) -> Tensor:
+        """Each result's pooled rows as columns of one tensor [B, D]."""
+        if is_scripting():
+            return torch.cat(pooled, dim=1)
+        return side_by_side(features, self._lookups, pooled)
 
 
 def _pooling(table: EmbeddingBagConfig) -> PoolingKind:
