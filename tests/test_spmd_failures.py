@@ -293,18 +293,19 @@ def test_new_ranks_start_after_a_failure_and_stale_handles_say_so(world, failure
     assert world.run(lambda rank: rank) == [0, 1]
 
 
-def test_an_interrupt_ends_the_ranks_and_reaches_the_caller(world, still_running):
-    world.run(len, ())
-    pids = world.pids
+def test_an_interrupt_ends_the_ranks_and_reaches_the_caller(still_running):
     main = threading.main_thread().ident
     assert main is not None, "tests run in a thread with an id"
-    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        world.run(time.sleep, 60)
-    timer.join()
-    assert still_running(pids) == []
-    assert world.run(lambda rank: rank) == [0, 1]
+    with Ranks(2, timeout=60) as world:  # no deadline may come before the interrupt, however busy the machine
+        world.run(len, ())
+        pids = world.pids
+        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            world.run(time.sleep, 60)
+        timer.join()
+        assert still_running(pids) == []
+        assert world.run(lambda rank: rank) == [0, 1]
 
 
 def test_leaving_the_block_by_an_exception_ends_the_ranks(still_running):
