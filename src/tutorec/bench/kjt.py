@@ -129,7 +129,8 @@ def _construct_synced(library: Library, batch: Input) -> Case:
 
     def call(_: object) -> Any:
         made = kjt.from_lengths_sync(batch.keys, batch.values, batch.lengths)
-        made.length_per_key(), made.offset_per_key()
+        made.length_per_key()
+        made.offset_per_key()
         return _read(made)
 
     return call, lambda _: None

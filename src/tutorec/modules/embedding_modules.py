@@ -66,6 +66,7 @@ class EmbeddingBagCollection(nn.Module):
         ]
         self._feature_names = [table.feature_names for table in tables]
         self._poolings: list[str] = [_pooling(table) for table in tables]
+        self._formats: list[str] = [table.data_type.value for table in tables]
         self._lookups = PooledLookups(
             features=tuple(name for table in tables for name in table.feature_names),
             tables=tuple(index for index, table in enumerate(tables) for _ in table.feature_names),
@@ -96,7 +97,7 @@ class EmbeddingBagCollection(nn.Module):
         for index, table in enumerate(self.embedding_bags.values()):
             for feature in self._feature_names[index]:
                 bag = bags[feature]
-                weights = self._weights_of(bag, index, table.weight.dtype)
+                weights = self._weights_of(bag, index)
                 pooled.append(table(bag.values(), bag.offsets(), weights).float())
         return KeyedTensor(self._embedding_names, self._length_per_name, self._side_by_side(features, pooled))
 
@@ -128,10 +129,15 @@ class EmbeddingBagCollection(nn.Module):
         mode = kernel_pooling(_pooling(table), self._is_weighted)
         return nn.EmbeddingBag(*shape, _weight=weight, mode=mode, include_last_offset=True)
 
-    def _weights_of(self, bag: JaggedTensor, table: int, dtype: torch.dtype) -> Tensor | None:
+    def _weights_of(self, bag: JaggedTensor, table: int) -> Tensor | None:
         """What each id's row is multiplied by [N]: the caller's weights, and what SQRTN divides by."""
         weights = bag_weights(self._poolings[table], bag.offsets(), bag.weights() if self._is_weighted else None)
-        return None if weights is None else weights.to(dtype)
+        if weights is None:
+            return None
+        # TorchScript keeps no list of dtypes.
+        if self._formats[table] == "FP16":
+            return weights.half()
+        return weights.to(torch.bfloat16) if self._formats[table] == "BF16" else weights.float()
 
     def _side_by_side(self, features: KeyedJaggedTensor, pooled: list[Tensor]) -> Tensor:
         """Each result's pooled rows as columns of one tensor [B, D]."""

@@ -20,11 +20,11 @@ def apply_optimizer_in_backward(
 
     What that does depends on whose parameters they are:
 
-    =================================  =================================================================
+    ==================================  ================================================================
     a table of an unsharded collection  backward moves the rows in the batch, and builds no gradient [R, D]
     any other parameter                 the optimizer steps as soon as the gradient is there, and drops it
     a table that is sharded later       the sharder reads the mark and fuses the optimizer into the kernel
-    =================================  =================================================================
+    ==================================  ================================================================
 
     On tables the semantics are those of fused kernels (``updating_lookup.py``). Learning rates are changed, and state
     is stored and loaded, through the optimizers, ``parameter._in_backward_optimizers``. A deep copy of a module carries
