@@ -36,8 +36,9 @@ def check_ids(
     Raises:
         KeyError: A feature is not in the batch.
         TypeError: ``features`` is no KeyedJaggedTensor.
-        ValueError: Ids are no integers, negative, or not below R, weights are missing, or the batch's lengths do not
-            fit its ids (see ``kjt_checks.py``). On another device than the CPU: ids of an earlier batch are.
+        ValueError: Ids are no integers, negative or not below R, weights are missing, or lengths do not fit the ids.
+
+    On another device than the CPU the error may be about an earlier batch.
 
     Example:
         >>> import torch
