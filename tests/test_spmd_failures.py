@@ -293,10 +293,19 @@ def test_new_ranks_start_after_a_failure_and_stale_handles_say_so(world, failure
     assert world.run(lambda rank: rank) == [0, 1]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where a shell started the tests in the background and had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_ranks_and_reaches_the_caller(still_running):
     main = threading.main_thread().ident
     assert main is not None, "tests run in a thread with an id"
-    with Ranks(2, timeout=60) as world:  # no deadline may come before the interrupt, however busy the machine
+    with Ranks(2, timeout=60) as world:
         world.run(len, ())
         pids = world.pids
         timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
