@@ -79,7 +79,7 @@ html: venv ## check the built book: no network, alt text, links
 
 bench: venv ## the benchmarks, as JSON under _build/bench
 	@mkdir -p _build/bench
-	@$(PY) -m tutorec bench import --json _build/bench/import.json
+	@for name in import backends validation kjt ebc; do $(PY) -m tutorec bench $$name --json _build/bench/$$name.json || exit 1; done
 
 parity: venv ## run against torchrec 1.8.0 in .venv-parity and write tests/parity/golden
 	@.ci/parity

@@ -37,7 +37,8 @@ def validation(on: bool) -> AbstractContextManager[None]:
     holds when their pool starts.
 
     Args:
-        on: True to check (the default of a new process), False to trust the data.
+        on: True to check (the default of a new process), False to trust the data: a lookup may then read, and an
+            update write, whatever lies where a bad id points.
 
     Returns:
         A context manager that restores the value from before the call.

@@ -103,3 +103,8 @@ def test_what_cannot_be_drawn_is_refused(options: dict[str, float], message: str
     if options["rows"] < 1 or options["count"] < 0:
         with pytest.raises(ValueError, match=message):
             uniform_ids(options["count"], options["rows"])  # type: ignore[arg-type]
+
+
+def test_numbers_that_are_not_whole_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"power_law_ids: count=2.5 and rows=10 must be whole numbers"):
+        power_law_ids(2.5, 10, 1.0)  # type: ignore[arg-type]

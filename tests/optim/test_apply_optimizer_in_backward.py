@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -536,3 +536,12 @@ def test_a_deep_copy_carries_no_mark() -> None:
     twin = copy.deepcopy(ebc)
     loss_of(twin(batch()).values()).backward()
     assert all(weight.grad is not None for weight in twin.parameters())
+
+
+def test_what_is_no_optimizer_or_no_list_is_refused() -> None:
+    weight, no_class = nn.Parameter(torch.ones(3, 2)), cast(Any, "sgd")
+    with pytest.raises(TypeError, match="optimizer_class is 'sgd'; pass a class of optimizers"):
+        apply_optimizer_in_backward(no_class, [weight], {"lr": 0.1})
+    with pytest.raises(TypeError, match=r"params is one tensor of shape \[3, 2\]; pass a list"):
+        apply_optimizer_in_backward(torch.optim.SGD, weight, {"lr": 0.1})
+    assert not hasattr(weight, "_in_backward_optimizers")

@@ -121,3 +121,8 @@ def test_the_meter_prints_what_it_measured_beside_what_is_expected() -> None:
 def test_a_hash_that_gives_no_rows_is_refused(hash) -> None:
     with pytest.raises(ValueError, match=r"for 2 ids; it must give one row from 0 to 9 for each id"):
         collision_meter(torch.tensor([5, 25]), 10, hash)
+
+
+def test_ids_that_are_no_tensor_are_refused() -> None:
+    with pytest.raises(TypeError, match="ids are a tensor of whole numbers, got list"):
+        collision_meter([1, 2], 10)  # type: ignore[arg-type]

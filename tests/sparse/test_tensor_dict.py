@@ -245,3 +245,9 @@ def test_making_a_nested_tensor_says_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_what_is_no_tensor_dict_is_refused() -> None:
+    not_one: Any = None
+    with pytest.raises(TypeError, match="td_to_kjt takes a TensorDict of nested tensors, got NoneType"):
+        td_to_kjt(not_one)

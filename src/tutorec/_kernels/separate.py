@@ -65,8 +65,7 @@ class _Geometry:
 
 
 # What was asked last of tables that begin at an address, and the answer.
-_last: dict[int, tuple[tuple[tuple[int, ...], list[int], list[Facts]] | None, _Geometry | None]] = {}
-_NOTHING = (None, None)
+_last: dict[int, tuple[tuple[tuple[int, ...], list[int], list[Facts]], _Geometry | None]] = {}
 _MOST_REMEMBERED = 64
 
 
@@ -152,11 +151,12 @@ def find_tables(tables: Sequence[Tensor], feature_tables: Sequence[int]) -> Sepa
     except RuntimeError:  # a tensor without memory, such as one under a transform of torch.func
         return None
     asked = (tuple(feature_tables), places, list(map(_facts, tables)))
-    if asked != _last.get(places[0], _NOTHING)[0]:  # comparing lists costs a tenth of hashing them
+    known, geometry = _last.get(places[0], (None, None))
+    if asked != known:  # comparing lists costs a tenth of hashing them
+        geometry = _geometry(*asked)
         if len(_last) >= _MOST_REMEMBERED:
             _last.clear()
-        _last[places[0]] = asked, _geometry(*asked)
-    geometry = _last[places[0]][1]
+        _last[places[0]] = asked, geometry
     return None if geometry is None else SeparateTables(tables[feature_tables[0]], geometry)
 
 

@@ -119,5 +119,7 @@ def _device(generator: torch.Generator | None) -> torch.device | None:
 
 
 def _check(function: str, count: int, rows: int) -> None:
+    if not (isinstance(count, int) and isinstance(rows, int)):
+        raise TypeError(f"{function}: count={count!r} and rows={rows!r} must be whole numbers: int(count), int(rows)")
     if count < 0 or rows < 1:
         raise ValueError(f"{function}: count={count} and rows={rows}: draw 0 or more ids, from 1 or more rows")

@@ -36,6 +36,7 @@ def apply_optimizer_in_backward(
         optimizer_kwargs: For the constructor.
 
     Raises:
+        TypeError: ``optimizer_class`` is no class of optimizers, or ``params`` is one tensor.
         ValueError: A parameter does not require grad.
 
     Example:
@@ -50,6 +51,10 @@ def apply_optimizer_in_backward(
         TorchRec's ``torchrec.optim.apply_optimizer_in_backward.apply_optimizer_in_backward``, which takes a gradient of
         the size of the table for every step of an unsharded collection.
     """
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
+        raise TypeError(f"optimizer_class is {optimizer_class!r}; pass a class of optimizers, such as torch.optim.SGD")
+    if isinstance(params, torch.Tensor):
+        raise TypeError(f"params is one tensor of shape {list(params.shape)}; pass a list, [parameter]")
     for parameter in params:
         if not parameter.requires_grad:
             raise ValueError(

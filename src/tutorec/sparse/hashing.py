@@ -21,6 +21,8 @@ _SECOND = _signed(0x94D049BB133111EB)
 
 
 def _check(ids: Tensor, rows: int) -> None:
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"ids are a tensor of whole numbers, got {type(ids).__name__}: torch.tensor(ids)")
     if rows <= 0:
         raise ValueError(f"ids are hashed to rows 0 to rows - 1, so rows must be positive, got {rows}")
     if ids.is_floating_point() or ids.is_complex():

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
+from numbers import Real
 
 import torch
 
@@ -35,8 +36,8 @@ def kjt_from_lists(
         The batch, with the ids of each key counted already.
 
     Raises:
-        TypeError: A feature holds no list for each sample.
-        ValueError: The weights have another form than the ids, or an id is no whole number.
+        TypeError: There is no dictionary of features, or a feature holds no list for each sample.
+        ValueError: The weights have another form than the ids, an id is no whole number, or a weight no number.
 
     Example:
         >>> batch = kjt_from_lists({"item": [[7, 8], [9]], "user": [[], [4, 5]]})
@@ -48,6 +49,12 @@ def kjt_from_lists(
     See Also:
         ``kjt_to_lists``. TorchRec has no such function; its users write ``values`` and ``lengths`` by hand.
     """
+    for what, lists in (("ids", ids), ("weights", {} if weights is None else weights)):
+        if not isinstance(lists, Mapping):
+            raise TypeError(
+                f"kjt_from_lists: {what} are {type(lists).__name__}, and should be a dictionary of features, such as "
+                "{'item': [[7, 8], [9]]}"
+            )
     keys = list(ids)
     for key in keys:
         _check_form(key, ids[key])
@@ -66,7 +73,10 @@ def kjt_from_lists(
     flat_weights = None
     if weights is not None:
         flat = [weight for key in keys for bag in weights[key] for weight in bag]
-        flat_weights = torch.tensor(flat, dtype=torch.float32, device=device)
+        try:
+            flat_weights = torch.tensor(flat, dtype=torch.float32, device=device)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(_odd_weight(weights)) from None
     samples = [len(ids[key]) for key in keys]
     same = len(set(samples)) <= 1
     starts = running_sum([sum(map(len, ids[key])) for key in keys])
@@ -167,13 +177,23 @@ def _check_weights(ids: Ids, weights: Weights) -> None:
                 )
 
 
+def _odd_weight(weights: Weights) -> str:
+    """Where the weight stands that is no number."""
+    for key, bags in weights.items():
+        for sample, bag in enumerate(bags):
+            for number in bag:
+                if not isinstance(number, Real):
+                    return f"kjt_from_lists: feature {key!r}, sample {sample}, holds weight {number!r}; give a number"
+    return "kjt_from_lists: the weights make no torch.float32 tensor; give numbers"
+
+
 def _odd_id(ids: Ids, dtype: torch.dtype) -> str:
     """Where the id stands that is no whole number, or none that ``dtype`` holds."""
     for key, bags in ids.items():
         for sample, bag in enumerate(bags):
             for number in bag:
                 place = f"kjt_from_lists: feature {key!r}, sample {sample}, holds id {number!r}"
-                if isinstance(number, float):
+                if number is None or isinstance(number, float):
                     return f"{place}; ids are whole numbers"
                 try:
                     torch.tensor(number, dtype=dtype)

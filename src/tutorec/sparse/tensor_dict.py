@@ -75,6 +75,7 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
 
     Raises:
         KeyError: The TensorDict has no such key.
+        TypeError: ``td`` is no TensorDict.
         ValueError: An entry is no nested tensor, or only some have weights or inverse indices.
 
     Example:
@@ -86,6 +87,8 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
     See Also:
         ``kjt_to_td``.
     """
+    if not hasattr(td, "items"):
+        raise TypeError(f"td_to_kjt takes a TensorDict of nested tensors, got {type(td).__name__}")
     entries = dict(td.items())
     names = list(entries) if keys is None else key_list("td_to_kjt", keys)
     try:
