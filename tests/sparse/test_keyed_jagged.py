@@ -462,6 +462,10 @@ def test_copy_takes_over_what_the_other_knows() -> None:
     unweighted = KeyedJaggedTensor(["a"], torch.tensor([1]), torch.ones(1), lengths=torch.tensor([1]))
     with pytest.raises(ValueError, match="has no weights"):
         unweighted.copy_(KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1])))
+    with pytest.raises(ValueError, match=r"the source has weights and the target has no weights.*empty_like"):
+        KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1])).copy_(unweighted)
+    with pytest.raises(ValueError, match=r"the source has the keys \['a'\] and the target \['b'\]"):
+        KeyedJaggedTensor(["b"], torch.tensor([1]), torch.ones(1), lengths=torch.tensor([1])).copy_(unweighted)
 
 
 def test_clear_storage_gives_the_memory_back() -> None:

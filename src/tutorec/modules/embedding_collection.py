@@ -16,7 +16,7 @@ from tutorec.modules.embedding_rows import (
     rows_in_one_call,
     samples_of_lists,
 )
-from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
+from tutorec.modules.embedding_tables import checked_tables, draw_weights, get_embedding_names_by_table
 from tutorec.optim.updating_lookup import Bags, look_up, updates_in_backward
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor
@@ -194,12 +194,8 @@ class EmbeddingCollection(nn.Module):
         return self._device
 
     def reset_parameters(self) -> None:
-        """Draw initial values again; on the meta device there is nothing to fill."""
-        with torch.no_grad():
-            for config, table in zip(self._embedding_configs, self.embeddings.values(), strict=True):
-                weight = table.get_parameter("weight")
-                if not weight.is_meta:
-                    config.init_weight(weight)
+        """Draw initial values again."""
+        draw_weights(self._embedding_configs, self.embeddings)
 
     def _build(self, table: EmbeddingConfig) -> nn.Embedding:
         """One table as a module, its weight not yet drawn."""

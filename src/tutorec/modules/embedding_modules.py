@@ -10,7 +10,7 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
 from tutorec.modules.embedding_collection import EmbeddingCollection as EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType, pooling_type_to_str
-from tutorec.modules.embedding_tables import checked_tables
+from tutorec.modules.embedding_tables import checked_tables, draw_weights
 from tutorec.modules.embedding_tables import get_embedding_names_by_table as get_embedding_names_by_table
 from tutorec.modules.pooled_lookup import PooledLookups, pool_at_once, side_by_side
 from tutorec.sparse.id_check import check_ids
@@ -115,12 +115,8 @@ class EmbeddingBagCollection(nn.Module):
         return self._device
 
     def reset_parameters(self) -> None:
-        """Draw initial values again; on the meta device there is nothing to fill."""
-        with torch.no_grad():
-            for config, table in zip(self._embedding_bag_configs, self.embedding_bags.values(), strict=True):
-                weight = table.get_parameter("weight")
-                if not weight.is_meta:
-                    config.init_weight(weight)
+        """Draw initial values again."""
+        draw_weights(self._embedding_bag_configs, self.embedding_bags)
 
     def _build(self, table: EmbeddingBagConfig) -> nn.EmbeddingBag:
         """One table as a module, its weight not yet drawn."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
@@ -96,3 +97,12 @@ def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[
         [f"{feature}@{table.name}" if feature in shared else feature for feature in table.feature_names]
         for table in tables
     ]
+
+
+def draw_weights(configs: Sequence[BaseEmbeddingConfig], tables: nn.ModuleDict) -> None:
+    """Fill the tables with initial values; on the meta device there is nothing to fill."""
+    with torch.no_grad():
+        for config, table in zip(configs, tables.values(), strict=True):
+            weight = table.get_parameter("weight")
+            if not weight.is_meta:
+                config.init_weight(weight)

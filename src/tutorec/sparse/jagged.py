@@ -19,6 +19,7 @@ from tutorec.sparse.jagged_layout import (
     pieces_of,
 )
 from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
+from tutorec.sparse.kjt_move import copy_numbers
 from tutorec.sparse.printing import jagged_text, object_text
 from tutorec.sparse.validate import check_form, check_lists, checkable
 
@@ -132,18 +133,7 @@ class JaggedTensor:
     @torch.jit.unused
     def copy_(self, jt: "JaggedTensor", non_blocking: bool = False) -> "JaggedTensor":
         """Copy the other's parts, of equal shapes, into this one's memory."""
-        if (self._weights is None) != (jt._weights is None):
-            raise ValueError(
-                f"JaggedTensor.copy_: {'the source has weights' if self._weights is None else 'the target has weights'}"
-                " and the other has not; make the target with JaggedTensor.empty_like(source, device)"
-            )
-        self._values.copy_(jt._values, non_blocking=non_blocking)
-        if self._weights is not None:
-            self._weights.copy_(jt.weights(), non_blocking=non_blocking)
-        if self._lengths is not None:
-            self._lengths.copy_(jt.lengths(), non_blocking=non_blocking)
-        if self._offsets is not None:
-            self._offsets.copy_(jt.offsets(), non_blocking=non_blocking)
+        copy_numbers("JaggedTensor", self, jt, non_blocking)
         return self
 
     @staticmethod

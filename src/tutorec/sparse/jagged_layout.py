@@ -8,6 +8,7 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec._kernels.jagged import jagged_to_padded_dense
 
 # Up to this many lists their numbers are read into Python, which takes 10 ns each where a tensor operation takes 2 us.
+# The numbers of so few are checked as a batch is built; those of more where they are first used (``kjt_checks.py``).
 FEW_LISTS = 256
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tutorec.sparse.jagged_layout import FEW_LISTS
 from tutorec.sparse.kjt_layout import differences, offset_per_key_of, offsets_at, offsets_of_lengths
 from tutorec.sparse.validate import check_form, check_keys, check_lists, checkable
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 _BATCH = "KeyedJaggedTensor"
-# Up to this many lists their numbers are read into Python, which takes 10 ns each where a tensor operation takes 2 us.
-# They are checked as the batch is built, more are checked where they are first used.
-FEW_LISTS = 256
 _INDEX_TYPES = frozenset({torch.int64, torch.int32})
 # The keys that were last found to be distinct: comparing with them takes a fourth of the time.
 _distinct: list[str] = []

@@ -86,14 +86,17 @@ def without_keys(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def copy_parts(target: KeyedJaggedTensor, source: KeyedJaggedTensor, non_blocking: bool) -> None:
-    """Copy numbers into the memory of another batch of equal keys and shapes, and take over what is known of them."""
-    target._values.copy_(source._values, non_blocking=non_blocking)
-    if target._weights is not None:
-        target._weights.copy_(source.weights(), non_blocking=non_blocking)
-    if target._lengths is not None:
-        target._lengths.copy_(source.lengths(), non_blocking=non_blocking)
-    if target._offsets is not None:
-        target._offsets.copy_(source.offsets(), non_blocking=non_blocking)
+    """Copy numbers into the memory of another batch of equal keys and shapes, and take over what is known of them.
+
+    Raises:
+        ValueError: Keys differ, or only one of the two has weights.
+    """
+    if target._keys != source._keys:
+        raise ValueError(
+            f"KeyedJaggedTensor.copy_: the source has the keys {source._keys} and the target {target._keys}; make the "
+            "target with KeyedJaggedTensor.empty_like(source, device)"
+        )
+    copy_numbers("KeyedJaggedTensor", target, source, non_blocking)
     mine, theirs = target._inverse_indices, source._inverse_indices
     if mine is not None and theirs is not None:
         target._inverse_indices = (theirs[0], mine[1].copy_(theirs[1], non_blocking=non_blocking))
@@ -101,6 +104,33 @@ def copy_parts(target: KeyedJaggedTensor, source: KeyedJaggedTensor, non_blockin
     # What was derived from the numbers that were here.
     target._jt_dict = target._shared_offsets = None
     _keep_pending(target, source)
+
+
+def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> None:
+    """Copy values, weights, lengths and offsets of a batch, or of one feature, into another's memory.
+
+    Args:
+        owner: Name of their class, for the message.
+        target: What is written.
+        source: What is read; the part of lengths and offsets that it lacks is derived.
+        non_blocking: Whether a copy from page-locked memory may overlap with what follows.
+
+    Raises:
+        ValueError: Only one of the two has weights.
+    """
+    if (target._weights is None) != (source._weights is None):
+        has, lacks = ("source", "target") if target._weights is None else ("target", "source")
+        raise ValueError(
+            f"{owner}.copy_: the {has} has weights and the {lacks} has no weights; make the target with "
+            f"{owner}.empty_like(source, device)"
+        )
+    target._values.copy_(source._values, non_blocking=non_blocking)
+    if target._weights is not None:
+        target._weights.copy_(source._weights, non_blocking=non_blocking)
+    if target._lengths is not None:
+        target._lengths.copy_(source.lengths(), non_blocking=non_blocking)
+    if target._offsets is not None:
+        target._offsets.copy_(source.offsets(), non_blocking=non_blocking)
 
 
 def _keep_pending(target: KeyedJaggedTensor, source: KeyedJaggedTensor) -> None:

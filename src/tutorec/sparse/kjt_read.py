@@ -10,7 +10,8 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.deferred import report
-from tutorec.sparse.kjt_checks import FEW_LISTS, check_numbers, row_sums, sums_per_key
+from tutorec.sparse.jagged_layout import FEW_LISTS
+from tutorec.sparse.kjt_checks import check_numbers, row_sums, sums_per_key
 from tutorec.sparse.kjt_variable import strides_of_ranks
 from tutorec.sparse.validate import key_list
 
