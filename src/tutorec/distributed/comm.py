@@ -7,14 +7,17 @@ refused. *Counting*: observers (`traffic.count_traffic`, tests, the book's trace
 
 from __future__ import annotations
 
+import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from tutorec.awaitable import Awaitable, NoWait
 
@@ -54,6 +57,23 @@ class _InFlight(Awaitable[torch.Tensor]):
         return received
 
 
+class _Summed(Awaitable[torch.Tensor]):
+    """The sum of the equally long slices that arrive, in the order of the ranks they come from."""
+
+    def __init__(self, arriving: Awaitable[torch.Tensor], world_size: int) -> None:
+        self._parts = (arriving, world_size)
+
+    def _wait_impl(self) -> torch.Tensor:
+        arriving, world_size = self._parts
+        first, *others = arriving.wait().view(world_size, -1).unbind()
+        if first.is_floating_point() and first.element_size() < 4:
+            first = first.float()
+        total = first + others[0]
+        for other in others[1:]:
+            total += other
+        return total
+
+
 def all_to_all(
     send: torch.Tensor,
     send_counts: Sequence[int],
@@ -82,6 +102,67 @@ def all_to_all(
     return _InFlight(work, send, received)
 
 
+def reduce_scatter(
+    send: torch.Tensor, counts: Sequence[int], group: dist.ProcessGroup, stage: str
+) -> Awaitable[torch.Tensor]:
+    """Issue the sum over ranks of a flat tensor, of which every rank keeps one slice: slice ``r`` stays on rank ``r``.
+
+    Each rank hands its slices over and adds up what it receives, in rank order: the same bits at every run, on every
+    backend, for the bytes of any other way (``sum(counts) - counts[r]`` elements from rank r). What is narrower than
+    32 bits is added in float32, so that only the values sent are rounded, never a sum.
+
+    Args:
+        send: ``[sum(counts)]``, contiguous; not to be written to until the result has been waited for.
+        counts: Elements of each rank's slice, the same W numbers on every rank.
+        group: The ranks.
+        stage: Under what the bytes are counted.
+
+    Returns:
+        A promise of ``[counts[me]]``; of float32 where ``send`` is float16 or bfloat16. In a world of 1 it is ``send``
+        itself.
+    """
+    if len(counts) == 1:
+        return NoWait(send)
+    world_size, mine = len(counts), counts[group.rank()]
+    return _Summed(all_to_all(send, counts, [mine] * world_size, group, stage), world_size)
+
+
+def all_gather(
+    mine: torch.Tensor, counts: Sequence[int], group: dist.ProcessGroup, stage: str
+) -> Awaitable[torch.Tensor]:
+    """Issue the collection of every rank's flat tensor on every rank; ranks may give different numbers of elements.
+
+    Sends ``(W - 1) * counts[me]`` elements.
+
+    Args:
+        mine: ``[counts[me]]``, contiguous; not to be written to until the result has been waited for.
+        counts: Elements that each rank gives, the same W numbers on every rank.
+        group: The ranks.
+        stage: Under what the bytes are counted.
+
+    Returns:
+        A promise of ``[sum(counts)]``, rank 0's elements first. In a world of 1 it is ``mine`` itself.
+    """
+    world_size = len(counts)
+    if world_size == 1:
+        return NoWait(mine)
+    # One exchange of copies, and not torch's all_gather: that refuses tensors of different sizes on gloo.
+    return all_to_all(mine.repeat(world_size), [mine.numel()] * world_size, counts, group, stage)
+
+
+def broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, stage: str) -> None:
+    """Overwrite ``tensor`` with that of rank ``source`` (a number in ``group``) on every rank. Blocks.
+
+    The source sends the tensor's bytes to each other rank, the others send nothing.
+    """
+    world_size = group.size()
+    if world_size == 1:
+        return
+    size = tensor.numel() * tensor.element_size() if group.rank() == source else 0
+    _announce(group, stage, [size] * world_size)
+    dist.broadcast(tensor, dist.get_global_rank(group, source), group)
+
+
 def all_gather_ints(values: Sequence[int], group: dist.ProcessGroup, stage: str) -> list[list[int]]:
     """The 64-bit integers of every rank, in rank order; every rank gives equally many.
 
@@ -107,6 +188,141 @@ def all_gather_objects(value: Any, group: dist.ProcessGroup, stage: str) -> list
     gathered: list[Any] = [None] * world_size
     dist.all_gather_object(gathered, value, group)
     return gathered
+
+
+@dataclass(frozen=True)
+class HostGroups:
+    """The two groups that a rank of a host belongs to, besides that of all ranks.
+
+    Args:
+        intra: The ranks of this rank's host: L of them, traffic that stays inside the machine.
+        cross: The ranks with this rank's number on every host: H of them, traffic between machines.
+    """
+
+    intra: dist.ProcessGroup
+    cross: dist.ProcessGroup
+
+
+# Subgroups of a group, by ranks per host; None where it is the group itself, which must not keep itself alive.
+_Subgroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
+_host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, _Subgroups]] = weakref.WeakKeyDictionary()
+
+
+def host_groups(group: dist.ProcessGroup, local_size: int) -> HostGroups:
+    """The groups inside a host and across hosts, where ``local_size`` consecutive ranks of ``group`` share a host.
+
+    Every rank of ``group`` calls it together the first time; later calls give the same groups. With 4 ranks on 2 hosts
+    rank 3 gets ``intra = {2, 3}`` and ``cross = {1, 3}``.
+
+    Args:
+        group: The ranks; need not be all ranks of the program.
+        local_size: L, ranks of each host.
+
+    Raises:
+        ValueError: ``local_size`` does not divide the number of ranks.
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm.intra_and_cross_node_pg``, which knows the default group only.
+    """
+    world_size = group.size()
+    if local_size < 1 or world_size % local_size:
+        fits = [size for size in range(1, world_size + 1) if world_size % size == 0]
+        raise ValueError(
+            f"{world_size} ranks cannot be split into hosts of {local_size}: local_size (LOCAL_WORLD_SIZE) may be one "
+            f"of {fits}"
+        )
+    known = _host_groups.setdefault(group, {})
+    if local_size not in known:
+        _check_thread(group)
+        known[local_size] = _make_host_groups(group, world_size // local_size, local_size)
+    intra, cross = known[local_size]
+    return HostGroups(group if intra is None else intra, group if cross is None else cross)
+
+
+def _make_host_groups(group: dist.ProcessGroup, hosts: int, local_size: int) -> _Subgroups:
+    """(intra, cross) of this rank; None for one that would be ``group`` itself."""
+    ranks = dist.get_process_group_ranks(group)
+    inside = [ranks[host * local_size : (host + 1) * local_size] for host in range(hosts)] if hosts > 1 else []
+    across = [ranks[place::local_size] for place in range(local_size)] if local_size > 1 else []
+    # torch names a group by how many groups the rank has made, so that every rank of the program makes every group.
+    # Ranks outside of `group` do not know of this one: then its members alone make it, and agree on the number first.
+    alone = group != default_group()
+    if alone:
+        _equal_group_counts(group)
+    backend, me = dist.get_backend(group), dist.get_rank()
+    found: list[dist.ProcessGroup | None] = []
+    for subgroups in (inside, across):
+        made = [dist.new_group(members, backend=backend, use_local_synchronization=alone) for members in subgroups]
+        mine = [each for members, each in zip(subgroups, made, strict=True) if me in members]
+        found.append(cast(dist.ProcessGroup, mine[0]) if mine else None)
+    return found[0], found[1]
+
+
+def _equal_group_counts(group: dist.ProcessGroup) -> None:
+    """Let every rank of ``group`` be in as many groups: torch names one that its members make by that number."""
+    known = distributed_c10d._world.pg_names
+    most = max(count for (count,) in all_gather_ints([len(known)], group, "host groups"))
+    while len(known) < most:
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+
+
+def get_local_size(world_size: int | None = None) -> int:
+    """L, the ranks of a host: ``LOCAL_WORLD_SIZE`` (or what MPI calls it), which torchrun and `Ranks` set.
+
+    Where it is not set all ranks share one host; TorchRec takes 8 for it. Where it does not divide the number of ranks
+    there is a warning, and they share one host, too.
+
+    Args:
+        world_size: W; by default that of the default process group.
+
+    Example:
+        >>> get_local_size(world_size=2)
+        2
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm.get_local_size``.
+    """
+    world_size = dist.get_world_size() if world_size is None else world_size
+    names = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+    local_size = _number_in_environment(names)
+    if local_size is None:
+        return world_size
+    if local_size < 1 or world_size % local_size:
+        warnings.warn(
+            f"LOCAL_WORLD_SIZE={local_size} does not divide {world_size} ranks: all are taken to share one host",
+            stacklevel=2,
+        )
+        return world_size
+    return local_size
+
+
+def get_local_rank(world_size: int | None = None, rank: int | None = None) -> int:
+    """This rank's number on its host: ``LOCAL_RANK`` (or what MPI calls it), else its rank modulo the host's ranks.
+
+    Args:
+        world_size: W; by default that of the default process group.
+        rank: This rank; by default that in the default process group. It is read where ``LOCAL_RANK`` is not set or
+            is no rank of a host of this size.
+
+    Example:
+        >>> get_local_rank(world_size=2, rank=1)
+        1
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm.get_local_rank``.
+    """
+    local_size = get_local_size(world_size)
+    names = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
+    local_rank = _number_in_environment(names)
+    if local_rank is None or local_rank >= local_size:
+        return (dist.get_rank() if rank is None else rank) % local_size
+    return local_rank
+
+
+def _number_in_environment(names: Sequence[str]) -> int | None:
+    """The first of these variables that holds a number from 0; a launcher sets one of them."""
+    found = (int(os.environ.get(name, "-1")) for name in names)
+    return next((number for number in found if number >= 0), None)
 
 
 def default_group() -> dist.ProcessGroup | None:
