@@ -70,6 +70,8 @@ class ParameterSharding:
         ranks: The ranks that hold a piece, in the order of the pieces.
         sharding_spec: The pieces: offsets ``[row, column]``, sizes ``[R, D]``, placement ``"rank:0/cpu"``. None for
             ``data_parallel``.
+        shape: ``(R, D)`` of the table that the entry was made for, where it is known: what a stored plan is compared
+            with. Not printed, and two entries that say the same are equal without it.
 
     Example:
         >>> ParameterSharding("table_wise", "fused", ranks=[1]).ranks
@@ -80,6 +82,7 @@ class ParameterSharding:
     compute_kernel: str
     ranks: list[int] | None = None
     sharding_spec: ShardingSpec | None = None
+    shape: tuple[int, int] | None = field(default=None, repr=False, compare=False)
 
     def shards(self) -> list[ShardMetadata]:
         """The pieces, empty where the plan lists none."""

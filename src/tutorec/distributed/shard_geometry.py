@@ -6,8 +6,10 @@ so that what was planned is what is built.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
@@ -59,6 +61,87 @@ def table_wise_pieces(rows: int, columns: int, rank: int) -> list[ShardPiece]:
     return [ShardPiece(rank, 0, 0, rows, columns)]
 
 
+def row_wise_pieces(rows: int, columns: int, ranks: Sequence[int]) -> list[ShardPiece]:
+    """The pieces of a table that is cut into ranges of rows, one for each rank, in row order.
+
+    Each rank but the last ones holds ``ceil(R / len(ranks))`` rows, so that ``id // that`` is the place of an id's
+    rank. Where rows do not divide, the last pieces are shorter or empty.
+
+    Args:
+        rows: R of the table.
+        columns: D of the table.
+        ranks: Who holds a piece: all ranks (row-wise), or those of one host (table-row-wise).
+
+    Example:
+        >>> [(piece.row_offset, piece.rows) for piece in row_wise_pieces(5, 4, ranks=range(4))]
+        [(0, 2), (2, 2), (4, 1), (5, 0)]
+    """
+    block = -(-rows // len(ranks))
+    starts = [min(index * block, rows) for index in range(len(ranks) + 1)]
+    return [
+        ShardPiece(rank, start, 0, end - start, columns)
+        for rank, (start, end) in zip(ranks, pairwise(starts), strict=True)
+    ]
+
+
+def column_wise_pieces(rows: int, widths: Sequence[int], ranks: Sequence[int]) -> list[ShardPiece]:
+    """The pieces of a table that is cut into ranges of columns, in column order; a rank may hold several.
+
+    Args:
+        rows: R of the table.
+        widths: D of each piece.
+        ranks: Who holds it: any ranks (column-wise), or ranks of one host (table-column-wise).
+
+    Example:
+        >>> [(piece.rank, piece.column_offset, piece.columns) for piece in column_wise_pieces(8, [4, 2], ranks=[1, 0])]
+        [(1, 0, 4), (0, 4, 2)]
+    """
+    starts = accumulate(widths, initial=0)
+    return [ShardPiece(rank, 0, start, rows, width) for rank, start, width in zip(ranks, starts, widths, strict=False)]
+
+
+def grid_pieces(rows: int, widths: Sequence[int], hosts: Sequence[int], local_size: int) -> list[ShardPiece]:
+    """The pieces of a table whose ranges of columns lie on hosts, each cut into rows over the ranks of its host.
+
+    Pieces stand host after host, and within a host in row order.
+
+    Args:
+        rows: R of the table.
+        widths: D of each range of columns.
+        hosts: The host of each range of columns, from 0.
+        local_size: Ranks per host.
+
+    Example:
+        >>> [(p.rank, p.row_offset, p.column_offset, p.rows, p.columns) for p in grid_pieces(8, [2, 2], [0, 1], 2)]
+        [(0, 0, 0, 4, 2), (1, 4, 0, 4, 2), (2, 0, 2, 4, 2), (3, 4, 2, 4, 2)]
+    """
+    pieces = []
+    for host, start, width in zip(hosts, accumulate(widths, initial=0), widths, strict=False):
+        for piece in row_wise_pieces(rows, width, host_ranks(host, local_size)):
+            pieces.append(ShardPiece(piece.rank, piece.row_offset, start, piece.rows, width))
+    return pieces
+
+
+def data_parallel_pieces(rows: int, columns: int, world_size: int) -> list[ShardPiece]:
+    """What ranks hold of a table that is replicated: all of it, each of them. A plan lists no shards for it.
+
+    Example:
+        >>> data_parallel_pieces(8, 4, world_size=2)[1]
+        ShardPiece(rank=1, row_offset=0, column_offset=0, rows=8, columns=4)
+    """
+    return [ShardPiece(rank, 0, 0, rows, columns) for rank in range(world_size)]
+
+
+def host_ranks(host: int, local_size: int) -> range:
+    """The ranks of a host; hosts hold ``local_size`` ranks each, in rank order.
+
+    Example:
+        >>> list(host_ranks(1, local_size=2))
+        [2, 3]
+    """
+    return range(host * local_size, (host + 1) * local_size)
+
+
 def sharding_spec(pieces: Sequence[ShardPiece], device_type: str, local_size: int = 1) -> EnumerableShardingSpec:
     """The pieces in torch's vocabulary.
 
@@ -100,6 +183,40 @@ def pieces_of(sharding: ParameterSharding) -> list[ShardPiece]:
     return pieces
 
 
+def parameter_sharding(
+    sharding_type: ShardingType,
+    pieces: Sequence[ShardPiece],
+    device_type: str,
+    local_size: int = 1,
+    compute_kernel: EmbeddingComputeKernel = EmbeddingComputeKernel.FUSED,
+) -> ParameterSharding:
+    """Pieces of one table as an entry of a plan.
+
+    Args:
+        sharding_type: How the table was cut.
+        pieces: Its pieces, in plan order.
+        device_type: ``"cpu"`` or ``"cuda"``.
+        local_size: Ranks per host.
+        compute_kernel: How its rows are kept.
+
+    Example:
+        >>> entry = parameter_sharding(ShardingType.ROW_WISE, row_wise_pieces(8, 4, ranks=[0, 1]), "cpu")
+        >>> entry.ranks, [shard.shard_sizes for shard in entry.shards()]
+        ([0, 1], [[4, 4], [4, 4]])
+    """
+    replicated = sharding_type is ShardingType.DATA_PARALLEL
+    return ParameterSharding(
+        sharding_type=sharding_type.value,
+        compute_kernel=compute_kernel.value,
+        ranks=[piece.rank for piece in pieces],
+        sharding_spec=None if replicated else sharding_spec(pieces, device_type, local_size),
+        shape=(
+            max(piece.row_offset + piece.rows for piece in pieces),
+            max(piece.column_offset + piece.columns for piece in pieces),
+        ),
+    )
+
+
 def table_wise_sharding(
     shape: Sequence[int],
     rank: int,
@@ -109,29 +226,19 @@ def table_wise_sharding(
 ) -> ParameterSharding:
     """A table ``[R, D]`` whole on ``rank``, as an entry of a plan.
 
-    Args:
-        shape: ``(R, D)``.
-        rank: Where it goes.
-        device_type: ``"cpu"`` or ``"cuda"``.
-        local_size: Ranks per host.
-        compute_kernel: How its rows are kept.
-
     Example:
         >>> table_wise_sharding((8, 4), rank=0, device_type="cpu").sharding_type
         'table_wise'
     """
     rows, columns = shape
     pieces = table_wise_pieces(rows, columns, rank)
-    return ParameterSharding(
-        sharding_type=ShardingType.TABLE_WISE.value,
-        compute_kernel=compute_kernel.value,
-        ranks=[piece.rank for piece in pieces],
-        sharding_spec=sharding_spec(pieces, device_type, local_size),
-    )
+    return parameter_sharding(ShardingType.TABLE_WISE, pieces, device_type, local_size, compute_kernel)
 
 
 def exact_cover(pieces: Sequence[ShardPiece], rows: int, columns: int) -> bool:
-    """Whether the pieces cover a table ``[R, D]`` once: inside it, without gap or overlap.
+    """Whether the pieces cover a table ``[R, D]`` once: inside it, without gap or overlap. Empty pieces cover nothing.
+
+    Takes ``n log n`` steps for n pieces.
 
     Example:
         >>> exact_cover(table_wise_pieces(8, 4, rank=0), 8, 4)
@@ -141,16 +248,29 @@ def exact_cover(pieces: Sequence[ShardPiece], rows: int, columns: int) -> bool:
     """
     if sum(piece.rows * piece.columns for piece in pieces) != rows * columns:
         return False
-    for index, a in enumerate(pieces):
-        if min(a.row_offset, a.column_offset, a.rows, a.columns) < 0:
+    for piece in pieces:
+        if min(piece.row_offset, piece.column_offset, piece.rows, piece.columns) < 0:
             return False
-        if a.row_offset + a.rows > rows or a.column_offset + a.columns > columns:
+        if piece.row_offset + piece.rows > rows or piece.column_offset + piece.columns > columns:
             return False
-        for b in pieces[:index]:
-            rows_meet = a.row_offset < b.row_offset + b.rows and b.row_offset < a.row_offset + a.rows
-            columns_meet = (
-                a.column_offset < b.column_offset + b.columns and b.column_offset < a.column_offset + a.columns
-            )
-            if rows_meet and columns_meet:
-                return False
-    return True
+    # The areas add up, so that without overlap there is no gap.
+    return not any(_overlaps([piece for piece in pieces if piece.rows and piece.columns]))
+
+
+def _overlaps(pieces: Sequence[ShardPiece]) -> Iterator[bool]:
+    """For each piece, from the first row down, whether it meets one that has begun above and not ended."""
+    # At a row where one piece ends and another begins, the end comes first.
+    ends = [(piece.row_offset + piece.rows, 0, index) for index, piece in enumerate(pieces)]
+    begins = [(piece.row_offset, 1, index) for index, piece in enumerate(pieces)]
+    # Column ranges of the pieces that this row crosses. They do not meet, so that only neighbours need a look.
+    crossed: list[tuple[int, int]] = []
+    for _, begin, index in sorted(ends + begins):
+        columns = (pieces[index].column_offset, pieces[index].column_offset + pieces[index].columns)
+        place = bisect_left(crossed, columns)
+        if not begin:
+            del crossed[place]
+            continue
+        left_ends = crossed[place - 1][1] if place else 0
+        right_begins = crossed[place][0] if place < len(crossed) else columns[1]
+        yield left_ends > columns[0] or right_begins < columns[1]
+        crossed.insert(place, columns)

@@ -6,7 +6,7 @@ Corresponds to TorchRec's ``torchrec.distributed.sharding_plan``.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,18 @@ from tutorec.distributed.plan import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingPlan,
+    ShardingType,
 )
-from tutorec.distributed.shard_geometry import table_wise_sharding
+from tutorec.distributed.shard_geometry import (
+    ShardPiece,
+    column_wise_pieces,
+    data_parallel_pieces,
+    grid_pieces,
+    host_ranks,
+    parameter_sharding,
+    row_wise_pieces,
+    table_wise_pieces,
+)
 from tutorec.distributed.sharded_module import ModuleSharder
 
 
@@ -39,27 +49,77 @@ class Machine:
     local_size: int
     device_type: str
 
+    def checked_rank(self, rank: int) -> int:
+        """The rank, if there is one of that number."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(
+                f"the world has {self.world_size} ranks, 0 to {self.world_size - 1}; "
+                "pass world_size= to plan for another world"
+            )
+        return rank
 
-@dataclass(frozen=True)
+    def checked_host(self, host: int) -> int:
+        """The host, if there is one of that number."""
+        hosts = self.world_size // self.local_size
+        if self.world_size % self.local_size:
+            raise ValueError(
+                f"{self.world_size} ranks are no whole number of hosts with {self.local_size} ranks each; "
+                "pass local_size= and world_size= that divide"
+            )
+        if not 0 <= host < hosts:
+            raise ValueError(
+                f"host {host} is none of {hosts}, 0 to {hosts - 1}: the world has {self.world_size} ranks, "
+                f"{self.local_size} per host; pass local_size= and world_size= to plan for other hosts"
+            )
+        return host
+
+
+@dataclass(frozen=True, repr=False)
 class ParameterShardingGenerator:
-    """How one table is to be sharded, before its shape is known; see `table_wise`.
+    """How one table is to be sharded, before its shape is known: what `table_wise` and its kind return.
 
     Args:
-        rank: Where it goes.
+        words: What was asked for, for messages: ``"table_wise(rank=1)"``.
+        sharding_type: How the table is divided.
         compute_kernel: How its rows are kept.
+        cut: ``(R, D, machine)`` -> pieces in plan order.
     """
 
-    rank: int
+    words: str
+    sharding_type: ShardingType
     compute_kernel: EmbeddingComputeKernel
+    cut: Callable[[int, int, Machine], list[ShardPiece]]
 
     def generate(self, table: str, shape: tuple[int, int], machine: Machine) -> ParameterSharding:
         """The entry of the plan for a table ``[R, D]``."""
-        if not 0 <= self.rank < machine.world_size:
-            raise ValueError(
-                f"table_wise(rank={self.rank}) for table {table!r}: the world has {machine.world_size} ranks, "
-                f"0 to {machine.world_size - 1}; pass world_size= to plan for another world"
-            )
-        return table_wise_sharding(shape, self.rank, machine.device_type, machine.local_size, self.compute_kernel)
+        try:
+            pieces = self.cut(*shape, machine)
+        except ValueError as error:
+            raise ValueError(f"{self.words} for table {table!r}: {error}") from None
+        return parameter_sharding(
+            self.sharding_type, pieces, machine.device_type, machine.local_size, self.compute_kernel
+        )
+
+    def __repr__(self) -> str:
+        return self.words
+
+
+def data_parallel(compute_kernel: str | None = None) -> ParameterShardingGenerator:
+    """The whole table on every rank; ranks exchange gradients, no ids and no rows.
+
+    Args:
+        compute_kernel: An `EmbeddingComputeKernel` value; ``"fused"`` by default, here and in the functions below.
+
+    Example:
+        >>> data_parallel()
+        data_parallel()
+    """
+    return ParameterShardingGenerator(
+        "data_parallel()",
+        ShardingType.DATA_PARALLEL,
+        _kernel(compute_kernel),
+        lambda rows, columns, machine: data_parallel_pieces(rows, columns, machine.world_size),
+    )
 
 
 def table_wise(rank: int, compute_kernel: str | None = None) -> ParameterShardingGenerator:
@@ -74,15 +134,168 @@ def table_wise(rank: int, compute_kernel: str | None = None) -> ParameterShardin
         ValueError: There is no such kernel.
 
     Example:
-        >>> table_wise(rank=1).rank
-        1
+        >>> table_wise(rank=1)
+        table_wise(rank=1)
     """
-    try:
-        kernel = EmbeddingComputeKernel(compute_kernel or EmbeddingComputeKernel.FUSED)
-    except ValueError:
-        names = ", ".join(kernel.value for kernel in EmbeddingComputeKernel)
-        raise ValueError(f"compute_kernel {compute_kernel!r} is unknown: use one of {names}") from None
-    return ParameterShardingGenerator(rank, kernel)
+    return ParameterShardingGenerator(
+        f"table_wise(rank={rank})",
+        ShardingType.TABLE_WISE,
+        _kernel(compute_kernel),
+        lambda rows, columns, machine: table_wise_pieces(rows, columns, machine.checked_rank(rank)),
+    )
+
+
+def row_wise(*, compute_kernel: str | None = None) -> ParameterShardingGenerator:
+    """A range of rows on every rank, ``ceil(R / W)`` of them; where they do not divide, the last ranks hold fewer.
+
+    Args:
+        compute_kernel: As in `data_parallel`.
+
+    Example:
+        >>> row_wise()
+        row_wise()
+    """
+    return ParameterShardingGenerator(
+        "row_wise()",
+        ShardingType.ROW_WISE,
+        _kernel(compute_kernel),
+        lambda rows, columns, machine: row_wise_pieces(rows, columns, range(machine.world_size)),
+    )
+
+
+def column_wise(
+    ranks: Sequence[int] | None = None, size_per_rank: Sequence[int] | None = None, compute_kernel: str | None = None
+) -> ParameterShardingGenerator:
+    """A range of columns on each of several ranks.
+
+    Args:
+        ranks: They, in column order; one may stand there several times. By default all ranks, or as many of the first
+            ones as there are sizes.
+        size_per_rank: D of each piece, at least 0; a rank with 0 holds no piece. By default all are equal.
+        compute_kernel: As in `data_parallel`.
+
+    Example:
+        >>> column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48])
+        (column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48]))
+    """
+    given = {"ranks": ranks, "size_per_rank": size_per_rank}
+    words = ", ".join(f"{name}={list(numbers)}" for name, numbers in given.items() if numbers is not None)
+    sizes = list(size_per_rank) if size_per_rank is not None else None
+
+    def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
+        holders = list(ranks) if ranks is not None else list(range(len(sizes or range(machine.world_size))))
+        return _columns_cut(rows, columns, [machine.checked_rank(rank) for rank in holders], sizes)
+
+    return ParameterShardingGenerator(f"column_wise({words})", ShardingType.COLUMN_WISE, _kernel(compute_kernel), cut)
+
+
+def table_row_wise(host_index: int, compute_kernel: str | None = None) -> ParameterShardingGenerator:
+    """A range of rows on every rank of one host.
+
+    Args:
+        host_index: Which, from 0.
+        compute_kernel: As in `data_parallel`.
+
+    Example:
+        >>> table_row_wise(host_index=1)
+        table_row_wise(host_index=1)
+    """
+
+    def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
+        return row_wise_pieces(rows, columns, host_ranks(machine.checked_host(host_index), machine.local_size))
+
+    return ParameterShardingGenerator(
+        f"table_row_wise(host_index={host_index})", ShardingType.TABLE_ROW_WISE, _kernel(compute_kernel), cut
+    )
+
+
+def table_column_wise(
+    host_index: int | None = None, ranks: Sequence[int] | None = None, compute_kernel: str | None = None
+) -> ParameterShardingGenerator:
+    """A range of columns on each of several ranks of one host; TorchRec has no function for it.
+
+    Args:
+        host_index: All ranks of this host, from 0; or
+        ranks: these, in column order, all of one host.
+        compute_kernel: As in `data_parallel`.
+
+    Raises:
+        ValueError: Both a host and ranks are given, or none.
+
+    Example:
+        >>> table_column_wise(host_index=1), table_column_wise(ranks=[2, 3])
+        (table_column_wise(host_index=1), table_column_wise(ranks=[2, 3]))
+    """
+    if (host_index is None) == (ranks is None):
+        raise ValueError(
+            f"table_column_wise takes a host or ranks of one, got host_index={host_index} and ranks={ranks}: "
+            "table_column_wise(host_index=0)"
+        )
+    words = f"host_index={host_index}" if ranks is None else f"ranks={list(ranks)}"
+
+    def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
+        if ranks is None:
+            assert host_index is not None, "one of the two is given, which has been checked"
+            holders = list(host_ranks(machine.checked_host(host_index), machine.local_size))
+        else:
+            holders = [machine.checked_rank(rank) for rank in ranks]
+            hosts = sorted({rank // machine.local_size for rank in holders})
+            if len(hosts) > 1:
+                raise ValueError(
+                    f"its ranks lie on hosts {hosts}, {machine.local_size} ranks per host, and must share one; "
+                    f"column_wise(ranks={holders}) takes ranks of any host"
+                )
+        return _columns_cut(rows, columns, holders, None)
+
+    return ParameterShardingGenerator(
+        f"table_column_wise({words})", ShardingType.TABLE_COLUMN_WISE, _kernel(compute_kernel), cut
+    )
+
+
+def grid_shard(host_indexes: Sequence[int], compute_kernel: str | None = None) -> ParameterShardingGenerator:
+    """A range of columns on each of several hosts, cut into rows over the ranks of its host.
+
+    Args:
+        host_indexes: The hosts, from 0, in column order.
+        compute_kernel: As in `data_parallel`.
+
+    Example:
+        >>> grid_shard(host_indexes=[0, 1])
+        grid_shard(host_indexes=[0, 1])
+    """
+    hosts = list(host_indexes)
+
+    def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
+        checked = [machine.checked_host(host) for host in hosts]
+        return grid_pieces(rows, _equal_widths(columns, checked, "hosts"), checked, machine.local_size)
+
+    return ParameterShardingGenerator(
+        f"grid_shard(host_indexes={hosts})", ShardingType.GRID_SHARD, _kernel(compute_kernel), cut
+    )
+
+
+def apply_to_all(
+    module: nn.Module,
+    parameter_sharding_generator: ParameterShardingGenerator,
+    sharder: ModuleSharder[Any] | None = None,
+) -> dict[str, ParameterShardingGenerator]:
+    """The same for every table of a module, for `construct_module_sharding_plan`.
+
+    Args:
+        module: An unsharded collection.
+        parameter_sharding_generator: What to do with each table.
+        sharder: Knows the tables of ``module``; the one for its class by default.
+
+    Example:
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
+        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "products", feature_names=["item"])])
+        >>> plan = construct_module_sharding_plan(ebc, apply_to_all(ebc, row_wise()), world_size=2)
+        >>> plan["products"].ranks, [shard.shard_sizes for shard in plan["products"].shards()]
+        ([0, 1], [[4, 4], [4, 4]])
+    """
+    sharder = sharder if sharder is not None else _sharder_of(module)
+    return {name: parameter_sharding_generator for name in sharder.shardable_parameters(module)}
 
 
 def construct_module_sharding_plan(
@@ -97,14 +310,15 @@ def construct_module_sharding_plan(
 
     Args:
         module: An unsharded collection; it may be on the meta device.
-        per_param_sharding: Table name -> `table_wise` ..., every table.
+        per_param_sharding: Table name -> `table_wise`, `row_wise` ..., every table.
         sharder: Knows the tables of ``module``; the one for its class by default.
         local_size: Ranks per host; by default ``LOCAL_WORLD_SIZE``, else all on one.
         world_size: W; by default that of the process group, else 1.
         device_type: ``"cuda"`` where there is one, else ``"cpu"``.
 
     Raises:
-        ValueError: A table is left out or does not exist, or a rank is outside of the world.
+        ValueError: A table is left out or does not exist, a rank or host is outside of the world, or columns do not
+            divide.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -175,3 +389,36 @@ def _sharder_of(module: nn.Module) -> ModuleSharder[Any]:
             return sharder
     known = ", ".join(sharder.module_type.__name__ for sharder in default_sharders())
     raise ValueError(f"no sharder for a {type(module).__name__}: pass sharder=, or a module of {known}")
+
+
+def _kernel(compute_kernel: str | None) -> EmbeddingComputeKernel:
+    try:
+        return EmbeddingComputeKernel(compute_kernel or EmbeddingComputeKernel.FUSED)
+    except ValueError:
+        names = ", ".join(kernel.value for kernel in EmbeddingComputeKernel)
+        raise ValueError(f"compute_kernel {compute_kernel!r} is unknown: use one of {names}") from None
+
+
+def _columns_cut(rows: int, columns: int, ranks: list[int], sizes: list[int] | None) -> list[ShardPiece]:
+    """Ranges of columns on ``ranks``, equal ones unless sizes are given."""
+    if sizes is None:
+        return column_wise_pieces(rows, _equal_widths(columns, ranks, "ranks"), ranks)
+    if len(sizes) != len(ranks) or min(sizes, default=0) < 0 or sum(sizes) != columns:
+        raise ValueError(
+            f"the sizes are {len(sizes)} and add up to {sum(sizes)}, the ranks are {len(ranks)} and the columns "
+            f"{columns}; give one size, at least 0, for each rank, which add up to the columns"
+        )
+    return [piece for piece in column_wise_pieces(rows, sizes, ranks) if piece.columns]
+
+
+def _equal_widths(columns: int, holders: list[int], what: str) -> list[int]:
+    """D of the range of columns of each rank or host."""
+    if not holders:
+        raise ValueError(f"it names no {what}, so that nobody would hold the columns; name at least one")
+    if columns % len(holders):
+        fitting = max(parts for parts in range(1, len(holders) + 1) if columns % parts == 0)
+        raise ValueError(
+            f"its {columns} columns do not divide by {len(holders)} {what}; {fitting} of them would do, "
+            f"{holders[:fitting]}, or column_wise(ranks, size_per_rank=[...]) with a width for each rank"
+        )
+    return [columns // len(holders)] * len(holders)

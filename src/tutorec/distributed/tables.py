@@ -15,8 +15,9 @@ import torch
 from tutorec._kernels.pooling import PoolingKind
 from tutorec._kernels.tbe import OptimizerSpec
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
+from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
-from tutorec.distributed.shard_geometry import ShardPiece, exact_cover, pieces_of
+from tutorec.distributed.shard_geometry import ShardPiece
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 from tutorec.types import data_type_to_dtype
 
@@ -26,6 +27,7 @@ _POOLINGS: dict[PoolingType, PoolingKind] = {
     PoolingType.SQRTN: "sqrtn",
     PoolingType.NONE: "none",
 }
+_ROW_SPLITS = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 _E = TypeVar("_E", bound=Enum)
 
 
@@ -46,7 +48,7 @@ class PlacedTable:
         sharding_type: How it is divided.
         kernel: How its rows are kept and updated.
         optimizer: Applied during backward; None where gradients are kept (dense).
-        pieces: In plan order.
+        pieces: In column order, and in row order within; of a replicated table the whole of it for every rank.
     """
 
     name: str
@@ -61,6 +63,11 @@ class PlacedTable:
     kernel: EmbeddingComputeKernel
     optimizer: OptimizerSpec | None
     pieces: tuple[ShardPiece, ...]
+
+    @property
+    def splits_rows(self) -> bool:
+        """Whether a bag's rows may lie on several ranks, so that each pools a part of the bag."""
+        return self.sharding_type in _ROW_SPLITS
 
     def describe(self) -> dict[str, str]:
         """What ranks must agree on, as text: fact -> value. Features are sorted out by the plan, not by order."""
@@ -103,6 +110,7 @@ class PlacementRules:
         sharding_types: Those that are built.
         kernels: Those that are built.
         fused_params: The caller's, for tables that carry no optimizer of their own.
+        local_size: Ranks per host; None: all ranks are on one.
     """
 
     world_size: int
@@ -110,6 +118,7 @@ class PlacementRules:
     sharding_types: Sequence[ShardingType]
     kernels: Sequence[EmbeddingComputeKernel]
     fused_params: Mapping[str, Any] | None
+    local_size: int | None = None
 
 
 def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterSharding]) -> None:
@@ -166,22 +175,15 @@ def place_table(
             f"table {config.name!r} holds {config.data_type}, and sharded tables are trained in FP32: give it "
             "data_type=DataType.FP32, or leave its collection unsharded"
         )
-    pieces = pieces_of(sharding)
-    for piece in pieces:
-        if not 0 <= piece.rank < rules.world_size:
-            raise ValueError(
-                f"the plan puts table {config.name!r} on rank {piece.rank}, and the world has {rules.world_size} "
-                f"ranks: 0 to {rules.world_size - 1}"
-            )
     rows, columns = config.num_embeddings, config.embedding_dim
-    if not exact_cover(pieces, rows, columns):
-        shards = [([piece.row_offset, piece.column_offset], [piece.rows, piece.columns]) for piece in pieces]
+    if sharding.shape is not None and sharding.shape != (rows, columns):
         raise ValueError(
-            f"the plan's shards of table {config.name!r} do not cover its {rows} x {columns} rows and columns once: "
-            f"(offsets, sizes) {shards}; make the plan from this module"
+            f"the plan was made for a table {config.name!r} of {sharding.shape[0]} x {sharding.shape[1]} rows and "
+            f"columns, and this one is {rows} x {columns}; make the plan from this module"
         )
-    if sharding_type is ShardingType.TABLE_WISE and len(pieces) != 1:
-        raise ValueError(f"table {config.name!r} is table_wise, which is one shard, and the plan has {len(pieces)}")
+    pieces = placed_pieces(
+        config.name, (rows, columns), sharding, rules.world_size, rules.local_size or rules.world_size
+    )
     optimizer = None
     if kernel is not EmbeddingComputeKernel.DENSE:
         optimizer = optimizer_spec_of_parameter(config.name, weight) or optimizer_spec(rules.fused_params)
@@ -197,7 +199,7 @@ def place_table(
         sharding_type=sharding_type,
         kernel=kernel,
         optimizer=optimizer,
-        pieces=tuple(pieces),
+        pieces=pieces,
     )
 
 
