@@ -2,7 +2,8 @@
 
 A benchmark is a module beside this one that has ``NAME``, ``ROUNDS`` and ``run(options) -> Report``. Its docstring's
 first line is its help. Common options: ``--rounds``, ``--json``, ``--vs``. One that names its parts in ``SIZES`` or
-``CASES`` takes ``--sizes`` or ``--cases``: a run of some of them.
+``CASES`` takes ``--sizes`` or ``--cases``: a run of some of them. One that runs on several ranks names the numbers of
+them in ``WORLDS`` and takes ``--world``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-_NOT_BENCHMARKS = ("harness", "memory", "peer", "runner")
+_NOT_BENCHMARKS = ("harness", "memory", "peer", "runner", "sharded_rank")
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class Options:
         vs: name of an installed package to compare with, found when the benchmark runs; None for no peer.
         sizes: which sizes to run; None for all.
         cases: which cases to run; None for all.
+        world: how many ranks; None for the benchmark's own choice.
     """
 
     rounds: int
     vs: str | None = None
     sizes: tuple[str, ...] | None = None
     cases: tuple[str, ...] | None = None
+    world: int | None = None
 
 
 def benchmarks() -> dict[str, ModuleType]:
@@ -42,7 +45,7 @@ def benchmarks() -> dict[str, ModuleType]:
     Example:
         >>> from tutorec.bench.runner import benchmarks
         >>> sorted(benchmarks())
-        ['backends', 'ebc', 'import', 'kjt', 'validation']
+        ['backends', 'ebc', 'import', 'kjt', 'sharded', 'validation']
     """
     package = __name__.rpartition(".")[0]
     folder = Path(__file__).parent
@@ -67,8 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for part in ("sizes", "cases"):
         if getattr(options, part) and not hasattr(module, part.upper()):
             parser.error(f"bench {options.name} has no --{part} to choose from")
+    if options.world is not None and not hasattr(module, "WORLDS"):
+        parser.error(f"bench {options.name} runs in one process and takes no --world")
     rounds = module.ROUNDS if options.rounds is None else options.rounds
-    report = module.run(Options(rounds, options.vs, options.sizes, options.cases))
+    report = module.run(Options(rounds, options.vs, options.sizes, options.cases, options.world))
     print(report)
     if options.json is not None:
         options.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
@@ -93,6 +98,8 @@ def _parser(known: dict[str, ModuleType]) -> argparse.ArgumentParser:
             if hasattr(module, part.upper())
         )
         parser.add_argument(f"--{part}", type=_words, metavar="A,B", help=f"only these {part} ({parts})")
+    worlds = [f"{name}: {', '.join(map(str, m.WORLDS))}" for name, m in known.items() if hasattr(m, "WORLDS")]
+    parser.add_argument("--world", type=int, metavar="W", help=f"how many ranks ({'; '.join(worlds) or 'none'})")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write samples, ratios, versions and hardware there")
     return parser
 

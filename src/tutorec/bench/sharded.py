@@ -1,0 +1,178 @@
+"""Sharded collections on W processes: forward, training step, exchange of ids, memory; with --vs beside the peer's.
+
+Both libraries run in the same processes on the same tables, plan and batches: the peer with its fused kernel, except
+for data-parallel tables, of which it knows the dense one only, stepped by ``torch.optim.SGD``. Outputs and every piece
+of every table are compared before anything is timed. One thread a rank; a measurement is that of the slowest rank, and
+CPU time is judged. In a world of 1 row-wise and column-wise cut nothing: they are measured and not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, machine, paired_ratio
+from tutorec.bench.memory import measurable
+from tutorec.bench.peer import OURS, chosen, libraries
+from tutorec.bench.runner import Options
+from tutorec.bench.sharded_rank import Case, Found, Sizes, measure, step_memory
+from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
+from tutorec.spmd import Ranks
+
+NAME = "sharded"
+ROUNDS = 30
+WORLDS = (1, 2, 4)
+
+SIZES_OF_TABLES = Sizes()
+MEMORY_SIZES = Sizes(rows=100_000)
+_MEMORY_BAR, _MEMORY_RUNS = 1.10, 3
+_INPUT_ROUNDS = 2
+_TIMEOUT = 1800.0
+
+# sharding type -> what peer / tutorec should be in a step; the others have no peer to speak of on one machine
+_STEP_BARS = {"table_wise": 1.05, "row_wise": 1.15, "column_wise": 1.4, "data_parallel": 3.0}
+_CUT_NOTHING_ALONE = ("row_wise", "column_wise")
+_FORWARD_BAR, _ONE_SAMPLE_BAR, _EXCHANGE_BAR = 1.4, 1.6, 1.3
+
+
+def _all_cases() -> dict[str, Case]:
+    cases = [Case("exchange", "exchange", repeats=5)]
+    for sharding in (member.value for member in ShardingType):
+        cases.append(Case(f"forward-{sharding}", "forward", sharding, "sgd", repeats=4))
+        cases.append(Case(f"step-{sharding}-sgd", "step", sharding, "sgd"))
+        if sharding != "data_parallel":
+            cases.append(Case(f"step-{sharding}", "step", sharding))
+    cases.append(Case("step-1", "step", samples=1, repeats=30))
+    return {case.name: case for case in cases}
+
+
+_ALL = _all_cases()
+CASES = (*_ALL, "memory")
+
+
+def run(options: Options) -> Report:
+    """Measure in a world of ``options.world`` ranks.
+
+    Args:
+        options: rounds, the peer, which ``--cases``, how many ranks.
+
+    Returns:
+        CPU and wall seconds of the slowest rank; with a peer the ratios with their bars.
+
+    Raises:
+        ValueError: the peer is not installed, an unknown case or world, or the libraries' results differ.
+    """
+    world = options.world or 2
+    if world not in WORLDS:
+        raise ValueError(f"--world {world}: there are {', '.join(map(str, WORLDS))}")
+    roots = [side.root for side in libraries(options.vs)]
+    hosts = 2 if world == 4 else 1
+    report = Report(
+        name=NAME,
+        settings={
+            "world": world,
+            "hosts": hosts,
+            "tables": f"{SIZES_OF_TABLES.tables} x {SIZES_OF_TABLES.rows} x {SIZES_OF_TABLES.columns}",
+            "B of a rank": 256,
+            "ids per bag": SIZES_OF_TABLES.pooling,
+            "checks": "on and off" if world == 1 else "on",
+            "clock": "slowest rank",
+        },
+        samples={},
+        comparisons=[],
+        context=machine([options.vs] if options.vs else []),
+    )
+    names = chosen(CASES, options.cases, "--cases")
+    with Ranks(world, hosts=hosts, backend="gloo", timeout=_TIMEOUT) as ranks:
+        for case in _runnable([_ALL[name] for name in names if name in _ALL], world, report):
+            found = ranks.run(measure, case, SIZES_OF_TABLES, roots, options.rounds, hosts=hosts)
+            _take(report, case, found, roots)
+            if options.vs:
+                report.comparisons += _judged(report.samples, case, options.vs, world)
+    if "memory" in names:
+        _run_memory(report, roots, world)
+    return report
+
+
+def _runnable(cases: Sequence[Case], world: int, report: Report) -> list[Case]:
+    """Those that make sense in this world, of types that are built; what is left out is noted."""
+    built = {kind.value for kind in POOLED_SHARDINGS}
+    missing = sorted({case.sharding for case in cases} - built)
+    if missing:
+        report.notes.append(f"left out, not built: {', '.join(missing)}")
+    kept = [case for case in cases if case.sharding in built]
+    return [case for case in kept if world == 1 or case.samples > 1 if world > 1 or case.kind != "exchange"]
+
+
+def _take(report: Report, case: Case, found: Sequence[Found], roots: Sequence[str]) -> None:
+    """Add the slowest rank's measurements, and what was sent; refuse results that differ."""
+    distances = [of_rank.distance for of_rank in found]
+    if not all(of_rank.samples for of_rank in found):
+        worst = max(range(len(found)), key=lambda rank: distances[rank])
+        raise ValueError(
+            f"{case.name}: {' and '.join(roots)} differ by up to {distances[worst]:.2g} on rank {worst}; "
+            "nothing was timed"
+        )
+    for variant in found[0].samples:
+        rounds = zip(*(of_rank.samples[variant] for of_rank in found), strict=True)
+        report.samples[variant] = [Sample(max(s.cpu for s in one), max(s.wall for s in one)) for one in rounds]
+    traffic = found[0].traffic
+    of_input = sum(count for stage, count in traffic.issues.items() if stage.startswith("input"))
+    if len(found) > 1 and of_input != (0 if case.sharding == "data_parallel" else _INPUT_ROUNDS):
+        raise ValueError(f"{case.name}: {of_input} rounds of input, {_INPUT_ROUNDS} are due: {dict(traffic.issues)}")
+    stages = ", ".join(
+        f"{stage} {count} x, {traffic.total(stage):,} bytes" for stage, count in sorted(traffic.issues.items())
+    )
+    report.notes.append(f"{case.name}: rank 0 sends {stages or 'nothing'}")
+
+
+def _judged(samples: dict[str, list[Sample]], case: Case, peer: str, world: int) -> list[Comparison]:
+    """CPU time against the bar, wall time without one."""
+    checked = f"{case.name}: {OURS} checked"
+    sides = [OURS, f"{OURS} checked"] if checked in samples else [OURS]
+    found = []
+    for side in sides:
+        bar = _bar(case, world)
+        if case.samples == 1 and side != OURS:
+            bar = None  # with one sample the checks are no small part
+        for clock in ("cpu", "wall"):
+            judged = bar if clock == "cpu" else None
+            made = compare(samples, f"{case.name}: {peer}", f"{case.name}: {side}", clock, judged)
+            found.append(replace(made, title=f"{case.name}: {peer} / {side}"))
+    return found
+
+
+def _bar(case: Case, world: int) -> Bar | None:
+    if case.kind == "exchange":
+        return Bar("at least", _EXCHANGE_BAR)
+    if case.samples == 1:
+        return Bar("at least", _ONE_SAMPLE_BAR)
+    if case.sharding not in _STEP_BARS or (world == 1 and case.sharding in _CUT_NOTHING_ALONE):
+        return None
+    return Bar("at least", _FORWARD_BAR if case.kind == "forward" else _STEP_BARS[case.sharding])
+
+
+def _run_memory(report: Report, roots: Sequence[str], world: int) -> None:
+    """Peak of row-wise Adagrad steps against the weights of the rank, each measured in new processes."""
+    if not measurable():
+        report.notes.append("memory is measured on Linux only")
+        return
+    for root in roots:
+        peaks: list[float] = []
+        weights: list[float] = []
+        for _ in range(_MEMORY_RUNS):
+            with Ranks(world, backend="gloo", timeout=_TIMEOUT) as ranks:
+                of_ranks = ranks.run(step_memory, root, MEMORY_SIZES)
+            peak, held = max(of_ranks, key=lambda pair: pair[0] / pair[1])
+            peaks.append(float(peak))
+            weights.append(float(held))
+        report.comparisons.append(
+            Comparison(
+                title=f"memory: peak of a row-wise Adagrad step, {root} / weights of the rank",
+                clock="memory",
+                ratio=paired_ratio(peaks, weights),
+                bar=Bar("at most", _MEMORY_BAR, rounds=_MEMORY_RUNS) if root == OURS else None,
+                medians=(sorted(peaks)[len(peaks) // 2], weights[0]),
+            )
+        )

@@ -1,0 +1,327 @@
+"""What ``bench sharded`` runs on each rank: one case in both libraries, on the same tables, plan and batches."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutorec._validation import validation
+from tutorec.bench.harness import Sample, interleave
+from tutorec.bench.memory import peak_during, resident
+from tutorec.bench.peer import OURS, Library, time_each
+from tutorec.distributed import comm
+from tutorec.distributed.traffic import Traffic, count_traffic
+
+RATE = 0.01
+_STAGE = "bench"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tables of a case, all alike, one feature each, and their batches.
+
+    Args:
+        tables: T.
+        rows: R.
+        columns: D.
+        pooling: Mean number of ids in a bag.
+    """
+
+    tables: int = 26
+    rows: int = 30_000
+    columns: int = 64
+    pooling: int = 10
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing that is measured.
+
+    Args:
+        name: Its name.
+        kind: Forward, a whole training step, or the exchange of ids alone.
+        sharding: A `ShardingType` value.
+        optimizer: ``"sgd"`` or ``"rowwise_adagrad"``.
+        samples: B of each rank.
+        repeats: Calls in one measurement, each on a fresh batch.
+    """
+
+    name: str
+    kind: Literal["forward", "step", "exchange"]
+    sharding: str = "table_wise"
+    optimizer: str = "rowwise_adagrad"
+    samples: int = 256
+    repeats: int = 2
+
+
+@dataclass
+class Found:
+    """What a rank found.
+
+    Args:
+        distance: The largest difference between the two libraries' results, before anything was timed.
+        samples: Variant -> one measurement for each round; empty where the results differ.
+        traffic: What one call of ours sent from this rank.
+    """
+
+    distance: float = 0.0
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+Batch = tuple[list[str], Tensor, Tensor]
+# Gives a KeyedTensor, or where ids alone are exchanged a KeyedJaggedTensor.
+Call = Callable[[Batch], Any]
+
+# Float32 sums in another order, two steps of them.
+TOLERANCE = 1e-4
+
+
+def measure(
+    case: Case, sizes: Sizes, roots: Sequence[str], rounds: int, rank: int, world_size: int, hosts: int = 1
+) -> Found:
+    """Run a case on this rank, in turn with the others; every rank calls it at the same time.
+
+    Args:
+        case: What to run.
+        sizes: On which tables.
+        roots: Libraries; ours first.
+        rounds: Rounds that count.
+        rank: This rank.
+        world_size: W.
+        hosts: Hosts that share the ranks evenly.
+
+    Returns:
+        Its samples; without them where results differ on some rank.
+    """
+    made = {root: _call(Library(root), case, sizes, world_size // hosts) for root in roots}
+    calls = {root: call for root, (call, _) in made.items()}
+    found = Found(_distance(case, sizes, rank, calls, [pieces for _, pieces in made.values()]))
+    if any(flag for (flag,) in comm.all_gather_ints([int(not found.distance <= TOLERANCE)], _group(), _STAGE)):
+        return found
+    [one] = _batches(sizes, case, rank, -2000, 1)
+    with count_traffic() as found.traffic:
+        calls[OURS](one)
+
+    def variant(root: str, checks: bool) -> Callable[[int], Sample]:
+        def sample(number: int) -> Sample:
+            batches = _batches(sizes, case, rank, number, case.repeats)
+            with validation(checks):
+                comm.all_gather_ints([number], _group(), _STAGE)  # all ranks begin together
+                return time_each(calls[root], batches)
+
+        return sample
+
+    variants = {f"{case.name}: {root}": variant(root, world_size > 1) for root in roots}
+    if world_size == 1:
+        variants[f"{case.name}: {OURS} checked"] = variant(OURS, True)
+    found.samples = interleave(variants, rounds, warmup=2)
+    return found
+
+
+def step_memory(root: str, sizes: Sizes, rank: int, world_size: int) -> tuple[int, int]:
+    """Bytes at the highest point of three row-wise Adagrad steps above this process after a warm-up, and of its rows.
+
+    Args:
+        root: The library.
+        sizes: Its tables.
+        rank: This rank.
+        world_size: W.
+    """
+    case = Case("memory", "step")
+
+    def steps(of: Sizes, count: int) -> tuple[Callable[[], None], int]:
+        call, pieces = _call(Library(root), case, of, world_size, device="meta")
+        batches = _batches(of, case, rank, 0, count)
+        held = sum(piece.numel() * piece.element_size() for piece in pieces().values())
+        gc.collect()
+
+        def run_them() -> None:
+            for batch in batches:
+                call(batch)
+
+        return run_them, held
+
+    steps(Sizes(sizes.tables, 100, sizes.columns, sizes.pooling), 2)[0]()
+    before = resident()
+    run_them, held = steps(sizes, 3)
+    return peak_during(run_them) - before, held
+
+
+def _group() -> dist.ProcessGroup:
+    group = comm.default_group()
+    assert group is not None, "a case runs on a rank of a pool"
+    return group
+
+
+def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int) -> list[Batch]:
+    """Fresh ids of a round, ``count`` batches; the same for every variant of it, others on every rank."""
+    keys = [f"f{i}" for i in range(sizes.tables)]
+    found = []
+    for i in range(count):
+        generator = torch.Generator().manual_seed(100_000_000 * rank + 1_000_000 + 1000 * number + i)
+        lengths = torch.randint(0, 2 * sizes.pooling + 1, (sizes.tables * case.samples,), generator=generator)
+        found.append((keys, torch.randint(0, sizes.rows, (int(lengths.sum()),), generator=generator), lengths))
+    return found
+
+
+Pieces = Callable[[], dict[tuple[str, int, int], Tensor]]
+
+
+def _call(library: Library, case: Case, sizes: Sizes, local_size: int, device: str = "cpu") -> tuple[Call, Pieces]:
+    """What is timed, and the pieces of tables that this rank holds: (name, first row, first column) -> rows."""
+    if case.kind == "exchange":
+        return _exchange(library, sizes), dict
+    sharded, optimizer = _sharded(library, case, sizes, local_size, device)
+    batch_of = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
+    # Alike for every feature: the peer brings columns home in another order than the caller's.
+    gradient = torch.linspace(-1, 1, case.samples * sizes.columns).view(case.samples, -1).repeat(1, sizes.tables)
+
+    def call(batch: Batch) -> Any:
+        keys, values, lengths = batch
+        with torch.no_grad() if case.kind == "forward" else nullcontext():
+            result = sharded(batch_of(keys, values, lengths=lengths)).wait()
+            pooled = result.values()
+        if case.kind == "step":
+            if optimizer is not None:
+                optimizer.zero_grad()
+            pooled.backward(gradient)
+            if optimizer is not None:
+                optimizer.step()
+        pooled[-1, -1].item()
+        return result
+
+    def pieces() -> dict[tuple[str, int, int], Tensor]:
+        return {(name, row, column): piece for name, row, column, piece in _pieces(sharded)}
+
+    if device == "cpu":
+        _fill(pieces(), sizes)
+    return call, pieces
+
+
+def _exchange(library: Library, sizes: Sizes) -> Call:
+    group = _group()
+    bounds = [sizes.tables * r // group.size() for r in range(group.size() + 1)]
+    move = library.get("distributed.dist_data.KJTAllToAll")(group, [end - first for first, end in pairwise(bounds)])
+    batch_of = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
+
+    def call(batch: Batch) -> Any:
+        keys, values, lengths = batch
+        arrived = move(batch_of(keys, values, lengths=lengths)).wait().wait()
+        arrived.values(), arrived.lengths(), arrived.offsets()
+        return arrived
+
+    return call
+
+
+def _sharded(library: Library, case: Case, sizes: Sizes, local_size: int, device: str) -> tuple[Any, Any]:
+    """The sharded collection, and the optimizer that its caller has to step: the peer's, of data-parallel tables."""
+    config = library.get("modules.embedding_configs.EmbeddingBagConfig")
+    tables = [
+        config(num_embeddings=sizes.rows, embedding_dim=sizes.columns, name=f"t{i}", feature_names=[f"f{i}"])
+        for i in range(sizes.tables)
+    ]
+    collection = library.get("modules.embedding_modules.EmbeddingBagCollection")(tables, device=torch.device(device))
+    by_caller = case.sharding == "data_parallel" and library.root != OURS
+    if not by_caller:
+        kind, arguments = _optimizer(library, case.optimizer)
+        apply = library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")
+        apply(kind, collection.parameters(), arguments)
+    sharder = library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()
+    env = library.get("distributed.types.ShardingEnv").from_process_group(_group())
+    plan = _plan(library, collection, sharder, case.sharding, local_size)
+    sharded = sharder.shard(collection, plan, env, torch.device("cpu"))
+    optimizer = torch.optim.SGD(sharded.parameters(), lr=RATE) if by_caller else None
+    return sharded, optimizer
+
+
+def _optimizer(library: Library, name: str) -> tuple[Any, dict[str, float]]:
+    if name == "sgd":
+        return torch.optim.SGD, {"lr": RATE}
+    return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": RATE, "eps": 1e-8}
+
+
+def _plan(library: Library, collection: Any, sharder: Any, sharding: str, local_size: int) -> Any:
+    """The same plan in both libraries; kernels are fused, but for the peer's data-parallel tables."""
+    plans = library.module("distributed.sharding_plan")
+    world_size = _group().size()
+    hosts = world_size // local_size
+    fused = {"compute_kernel": "fused"}
+
+    def word(i: int) -> Any:
+        host = list(range(i % hosts * local_size, (i % hosts + 1) * local_size))
+        if sharding == "data_parallel":
+            return plans.data_parallel()
+        if sharding == "table_wise":
+            return plans.table_wise(rank=i % world_size, **fused)
+        if sharding == "row_wise":
+            return plans.row_wise(**fused)
+        if sharding == "column_wise":
+            return plans.column_wise(ranks=sorted({i % world_size, (i + 1) % world_size}), **fused)
+        if sharding == "table_column_wise":
+            return plans.column_wise(ranks=host, **fused)
+        if sharding == "table_row_wise":
+            return plans.table_row_wise(host_index=i % hosts, **fused)
+        assert sharding == "grid_shard", f"no plan for {sharding}"
+        return plans.grid_shard(host_indexes=list(range(hosts)), **fused)
+
+    names = [config.name for config in collection.embedding_bag_configs()]
+    plan = plans.construct_module_sharding_plan(
+        collection, {name: word(i) for i, name in enumerate(names)}, sharder, local_size, world_size, "cpu"
+    )
+    for entry in plan.values():
+        entry.sharding_type = sharding  # table-column-wise is column-wise on the ranks of one host
+    return plan
+
+
+def _pieces(sharded: Any) -> Iterator[tuple[str, int, int, Tensor]]:
+    """(table, first row, first column, rows) of what this rank holds; writing to the rows moves the tables."""
+    for name, value in sharded.state_dict().items():
+        table = name.split(".")[-2]
+        if not hasattr(value, "local_shards"):
+            yield table, 0, 0, value.detach()
+            continue
+        for shard in value.local_shards():
+            row, column = shard.metadata.shard_offsets
+            yield table, row, column, shard.tensor.detach()
+
+
+@torch.no_grad()
+def _fill(pieces: dict[tuple[str, int, int], Tensor], sizes: Sizes) -> None:
+    """The same rows in every library, under any plan."""
+    for i in range(sizes.tables):
+        mine = {place: piece for place, piece in pieces.items() if place[0] == f"t{i}"}
+        if not mine:
+            continue
+        rows = torch.rand(sizes.rows, sizes.columns, generator=torch.Generator().manual_seed(i)) - 0.5
+        for (_, row, column), piece in mine.items():
+            piece.copy_(rows[row : row + piece.shape[0], column : column + piece.shape[1]])
+
+
+def _distance(case: Case, sizes: Sizes, rank: int, calls: dict[str, Call], pieces: Sequence[Pieces]) -> float:
+    """How far the libraries are apart after two batches: outputs, and every piece of every table."""
+    batches = _batches(sizes, case, rank, -1000, 2)
+    ours, *others = [[part for batch in batches for part in _tensors(call(batch))] for call in calls.values()]
+    my_pieces, *other_pieces = [of_library() for of_library in pieces]
+    distance = 0.0
+    for theirs, their_pieces in zip(others, other_pieces, strict=True):
+        if [a.shape for a in ours] != [b.shape for b in theirs] or my_pieces.keys() != their_pieces.keys():
+            return float("inf")
+        pairs = [*zip(ours, theirs, strict=True), *((my_pieces[k], their_pieces[k]) for k in my_pieces)]
+        distance = max([distance, *(float((a - b).abs().max()) for a, b in pairs if a.numel())])
+    return distance
+
+
+def _tensors(result: Any) -> list[Tensor]:
+    """Of a KeyedTensor its features by name, of a KeyedJaggedTensor ids and lengths."""
+    if hasattr(result, "lengths"):
+        return [result.values(), result.lengths()]
+    return [result[key].detach() for key in sorted(result.keys())]
