@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
-from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingPlan, ShardingType
-from tutorec.distributed.shard_geometry import ShardPiece, exact_cover, pieces_of, placement, table_wise_pieces
-from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from tutorec.distributed.plan import EmbeddingComputeKernel, EmbeddingModuleShardingPlan, ShardingPlan, ShardingType
+from tutorec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    apply_to_all,
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    grid_shard,
+    row_wise,
+    table_column_wise,
+    table_row_wise,
+    table_wise,
+)
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 
@@ -102,36 +110,153 @@ def test_sharding_types_have_torchrecs_values():
     ]
 
 
-@given(rows=st.integers(1, 50), columns=st.integers(1, 50), rank=st.integers(0, 7))
-def test_table_wise_pieces_cover_the_table_and_survive_the_plan(rows, columns, rank):
-    pieces = table_wise_pieces(rows, columns, rank)
-    assert exact_cover(pieces, rows, columns)
-    ebc = EmbeddingBagCollection(
-        [EmbeddingBagConfig(rows, columns, "t", feature_names=["f"])], device=torch.device("meta")
+def documents_collection() -> EmbeddingBagCollection:
+    """Two large and two small tables, on the meta device, as *Exploring TorchRec sharding* has them."""
+    return EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(rows, 64, f"{size}_table_{index}", feature_names=[f"{size}_table_feature_{index}"])
+            for size, rows in (("large", 4096), ("small", 1024))
+            for index in range(2)
+        ],
+        device=torch.device("meta"),
     )
-    plan = construct_module_sharding_plan(ebc, {"t": table_wise(rank)}, world_size=8, device_type="cpu")
-    assert pieces_of(plan["t"]) == pieces
+
+
+def documents_plan(
+    word: ParameterShardingGenerator, world_size: int = 2, local_size: int | None = None
+) -> EmbeddingModuleShardingPlan:
+    ebc = documents_collection()
+    return construct_module_sharding_plan(
+        ebc, apply_to_all(ebc, word), world_size=world_size, local_size=local_size, device_type="cuda"
+    )
+
+
+def shard(offsets: str, sizes: str, place: str) -> str:
+    return f"ShardMetadata(shard_offsets={offsets}, shard_sizes={sizes}, placement={place})"
+
+
+def printed(sharding_type: str, ranks: str, *shards: str, kernel: str = "fused") -> str:
+    spec = f"EnumerableShardingSpec(shards=[{', '.join(shards)}])" if shards else "None"
+    return (
+        f"ParameterSharding(sharding_type='{sharding_type}', compute_kernel='{kernel}', ranks={ranks}, "
+        f"sharding_spec={spec})"
+    )
+
+
+def test_table_wise_plan_is_the_documents():
+    words = {f"{size}_table_{index}": table_wise(rank=index) for size in ("large", "small") for index in range(2)}
+    plan = construct_module_sharding_plan(documents_collection(), words, world_size=2, device_type="cuda")
+    assert repr(plan["large_table_1"]) == printed("table_wise", "[1]", shard("[0, 0]", "[4096, 64]", "rank:1/cuda:1"))
+    assert repr(plan["small_table_0"]) == printed("table_wise", "[0]", shard("[0, 0]", "[1024, 64]", "rank:0/cuda:0"))
+    assert str(ShardingPlan({"": plan}).plan).startswith("{'': {'large_table_0': ParameterSharding(sharding_type='tab")
+
+
+def test_row_wise_plan_is_the_documents():
+    plan = documents_plan(row_wise())
+    for name, half in (("large_table_0", 2048), ("large_table_1", 2048), ("small_table_0", 512)):
+        assert repr(plan[name]) == printed(
+            "row_wise",
+            "[0, 1]",
+            shard("[0, 0]", f"[{half}, 64]", "rank:0/cuda:0"),
+            shard(f"[{half}, 0]", f"[{half}, 64]", "rank:1/cuda:1"),
+        )
+
+
+@pytest.mark.parametrize("word", [column_wise(ranks=[0, 1]), column_wise(), column_wise(size_per_rank=[32, 32])])
+def test_column_wise_plan_is_the_documents(word):
+    plan = documents_plan(word)
+    for name, rows in (("large_table_0", 4096), ("small_table_1", 1024)):
+        assert repr(plan[name]) == printed(
+            "column_wise",
+            "[0, 1]",
+            shard("[0, 0]", f"[{rows}, 32]", "rank:0/cuda:0"),
+            shard("[0, 32]", f"[{rows}, 32]", "rank:1/cuda:1"),
+        )
+
+
+def test_data_parallel_plan_is_the_documents():
+    plan = documents_plan(data_parallel("batched_dense"))
+    assert {repr(sharding) for sharding in plan.values()} == {printed("data_parallel", "[0, 1]", kernel="dense")}
+    assert documents_plan(data_parallel())["small_table_0"].compute_kernel == "fused"
+    assert str(plan).splitlines()[-1].split(" | ")[1:] == ["None         ", "None       ", "None     "]
+
+
+def test_table_row_wise_plan_lies_on_one_host():
+    plan = documents_plan(table_row_wise(host_index=1), world_size=4, local_size=2)
+    assert repr(plan["large_table_1"]) == printed(
+        "table_row_wise",
+        "[2, 3]",
+        shard("[0, 0]", "[2048, 64]", "rank:2/cuda:0"),
+        shard("[2048, 0]", "[2048, 64]", "rank:3/cuda:1"),
+    )
+
+
+@pytest.mark.parametrize("word", [table_column_wise(host_index=1), table_column_wise(ranks=[2, 3])])
+def test_table_column_wise_plan_lies_on_one_host(word):
+    plan = documents_plan(word, world_size=4, local_size=2)
+    assert repr(plan["small_table_0"]) == printed(
+        "table_column_wise",
+        "[2, 3]",
+        shard("[0, 0]", "[1024, 32]", "rank:2/cuda:0"),
+        shard("[0, 32]", "[1024, 32]", "rank:3/cuda:1"),
+    )
+
+
+def test_grid_plan_cuts_columns_over_hosts_and_rows_inside():
+    plan = documents_plan(grid_shard(host_indexes=[0, 1]), world_size=4, local_size=2)
+    assert repr(plan["large_table_0"]) == printed(
+        "grid_shard",
+        "[0, 1, 2, 3]",
+        shard("[0, 0]", "[2048, 32]", "rank:0/cuda:0"),
+        shard("[2048, 0]", "[2048, 32]", "rank:1/cuda:1"),
+        shard("[0, 32]", "[2048, 32]", "rank:2/cuda:0"),
+        shard("[2048, 32]", "[2048, 32]", "rank:3/cuda:1"),
+    )
+
+
+def test_columns_may_be_of_any_widths_on_any_ranks():
+    plan = documents_plan(column_wise(ranks=[1, 0, 1], size_per_rank=[1, 60, 3]))
+    shards = plan["small_table_0"].shards()
+    assert [(str(s.placement), s.shard_offsets[1], s.shard_sizes[1]) for s in shards] == [
+        ("rank:1/cuda:1", 0, 1),
+        ("rank:0/cuda:0", 1, 60),
+        ("rank:1/cuda:1", 61, 3),
+    ]
+    assert documents_plan(column_wise(size_per_rank=[0, 64]))["small_table_0"].ranks == [1]
 
 
 @pytest.mark.parametrize(
-    "pieces",
+    ("word", "message"),
     [
-        [],
-        [ShardPiece(0, 0, 0, 4, 3)],
-        [ShardPiece(0, 0, 0, 2, 4), ShardPiece(1, 1, 0, 2, 4)],
-        [ShardPiece(0, 0, 0, 2, 4), ShardPiece(1, 3, 0, 2, 4)],
-        [ShardPiece(0, 0, 0, 5, 4), ShardPiece(1, 4, 0, -1, 4)],
+        (
+            column_wise(ranks=[0, 1, 2]),
+            r"ranks=\[0, 1, 2\]\) for table 'large_table_0': its 64 columns do not divide by 3 ",
+        ),
+        (column_wise(ranks=[0, 1, 2]), r"2 of them would do, \[0, 1\], or column_wise\(ranks, size_per_rank="),
+        (column_wise(ranks=[]), "it names no ranks"),
+        (column_wise(ranks=[0, 4]), "the world has 4 ranks, 0 to 3; pass world_size="),
+        (column_wise(size_per_rank=[32, 16]), "the sizes are 2 and add up to 48, the ranks are 2 and the columns 64"),
+        (column_wise(ranks=[0], size_per_rank=[32, 32]), "the sizes are 2 and add up to 64, the ranks are 1"),
+        (column_wise(size_per_rank=[-1, 65]), "at least 0"),
+        (table_row_wise(2), r"table_row_wise\(host_index=2\) for table 'large_table_0': host 2 is none of 2, 0 to 1"),
+        (table_row_wise(-1), "host -1 is none of 2"),
+        (table_column_wise(ranks=[1, 2]), r"lie on hosts \[0, 1\], 2 ranks per host.*column_wise\(ranks=\[1, 2\]\)"),
+        (grid_shard([0, 2]), "host 2 is none of 2"),
+        (grid_shard([]), "it names no hosts"),
+        (grid_shard([0, 1, 0]), "its 64 columns do not divide by 3 hosts; 2 of them would do"),
     ],
-    ids=["nothing", "gap", "overlap", "outside", "negative"],
 )
-def test_pieces_with_gaps_or_overlaps_are_no_cover(pieces):
-    assert not exact_cover(pieces, 4, 4)
+def test_words_that_cannot_be_carried_out_say_what_would_do(word, message):
+    with pytest.raises(ValueError, match=message):
+        documents_plan(word, world_size=4, local_size=2)
 
 
-def test_cuda_devices_are_numbered_within_their_host():
-    assert [placement(rank, "cuda", local_size=2) for rank in range(4)] == [
-        "rank:0/cuda:0",
-        "rank:1/cuda:1",
-        "rank:2/cuda:0",
-        "rank:3/cuda:1",
-    ]
+def test_hosts_need_a_world_of_whole_hosts():
+    with pytest.raises(ValueError, match="3 ranks are no whole number of hosts with 2 ranks each"):
+        documents_plan(table_row_wise(0), world_size=3, local_size=2)
+
+
+@pytest.mark.parametrize("given", [{}, {"host_index": 0, "ranks": [0]}])
+def test_table_column_wise_wants_a_host_or_ranks(given):
+    with pytest.raises(ValueError, match=r"takes a host or ranks of one.*table_column_wise\(host_index=0\)"):
+        table_column_wise(**given)
