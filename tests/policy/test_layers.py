@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 f"distributed.{name}"
                 for name in (
                     "plan plan_json env tables placed_pieces sharded_module shard_geometry shard_traffic traffic "
-                    "layout grouping fused_params comm agreement"
+                    "layout grouping fused_params comm qcomm agreement"
                 ).split()
             ),
         ),
@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
 )
 # They gather names of every layer and hold nothing else; nobody inside the library imports them.
 FACADES = ("distributed.types", "distributed.embedding_types", "distributed.dist_data", "distributed.planner.types")
-FACADES += ("sparse.jagged_tensor",)
+FACADES += ("sparse.jagged_tensor", "distributed.fbgemm_qcomm_codec")
 
 SHARDING_TYPES = tuple(f"distributed.sharding.{name}_sharding" for name in "dp tw cw twcw rw twrw grid".split())
 COLLECTIVE_MODULES = ("distributed.collectives", "distributed.comm", "spmd", "_spmd")

@@ -1,4 +1,13 @@
-"""Pooled rows travel back to the rank of their sample (table-wise and column-wise sharding)."""
+"""Pooled rows travel back to the rank of their sample.
+
+    PooledEmbeddingsAllToAll        whole rows: every rank has some columns of my samples     they stand side by side
+    PooledEmbeddingsReduceScatter   split rows: every rank has a part of each sum             they are added
+    HostPooledEmbeddings            split inside a host: added there, side by side from host to host
+
+``forward`` takes a matrix, samples of rank 0 first. ``variable`` takes a batch whose features have different numbers of
+samples, as one flat tensor: for each rank its samples' rows, feature after feature, since those form no matrix.
+Gradients travel the other way and are divided by W once.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +18,17 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec.awaitable import Awaitable, NoWait
-from tutorec.distributed import comm
 from tutorec.distributed.collectives.autograd import Exchange, issue
-
-ROWS_STAGE = "output rows"
-GRADIENTS_STAGE = "output gradients"
+from tutorec.distributed.collectives.rows import (
+    GRADIENTS_STAGE,
+    ROWS_STAGE,
+    RowsIntoHostSums,
+    RowsIntoSum,
+    RowsToRanks,
+    Then,
+)
+from tutorec.distributed.comm import HostGroups
+from tutorec.distributed.qcomm import QuantizedCommCodecs
 
 
 class PooledEmbeddingsAllToAll(nn.Module):
@@ -24,65 +39,166 @@ class PooledEmbeddingsAllToAll(nn.Module):
     Args:
         pg: The ranks; None in a world of 1.
         dim_sum_per_rank: D_r, the columns that each rank looks up: W numbers.
+        codecs: In what type rows and gradients travel; None: as they are.
 
     Source:
         TorchRec's ``PooledEmbeddingsAllToAll``.
     """
 
-    def __init__(self, pg: dist.ProcessGroup | None, dim_sum_per_rank: Sequence[int]) -> None:
+    def __init__(
+        self,
+        pg: dist.ProcessGroup | None,
+        dim_sum_per_rank: Sequence[int],
+        codecs: QuantizedCommCodecs | None = None,
+    ) -> None:
         super().__init__()
         self._pg = pg
         self._columns = list(dim_sum_per_rank)
+        self._codecs = codecs
 
     def forward(self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int]) -> Awaitable[torch.Tensor]:
         """``pooled [sum of B_s, D_mine]`` -> promise of ``[B_mine, sum of D_r]``, columns in rank order."""
         if self._pg is None or len(self._columns) == 1:
             return NoWait(pooled)
-        return issue(_PooledExchange(self._pg, self._columns, list(batch_size_per_rank)), pooled)
+        me = self._pg.rank()
+        samples, columns = batch_size_per_rank[me], self._columns[me]
+        rows_out = [count * columns for count in batch_size_per_rank]
+        rows_in = [samples * width for width in self._columns]
+        move = RowsToRanks(self._pg, rows_out, rows_in, self._codecs)
+        return issue(_Matrix(move, (sum(batch_size_per_rank), columns), samples, self._columns), pooled)
+
+    def variable(
+        self, flat: torch.Tensor, counts_out: Sequence[int], counts_in: Sequence[int]
+    ) -> Awaitable[torch.Tensor]:
+        """``flat [sum of counts_out]`` -> promise of ``[sum of counts_in]``: elements for, and from, each rank."""
+        if self._pg is None or len(self._columns) == 1:
+            return NoWait(flat)
+        return issue(RowsToRanks(self._pg, list(counts_out), list(counts_in), self._codecs), flat)
 
 
-class _PooledExchange(Exchange):
-    def __init__(self, group: dist.ProcessGroup, columns: list[int], samples: list[int]) -> None:
-        me = group.rank()
-        self._group = group
-        self._columns = columns
-        self._my_samples = samples[me]
-        # The two sides of the exchange; backward swaps them.
-        self._rows_out = [count * columns[me] for count in samples]
-        self._rows_in = [samples[me] * width for width in columns]
-        self._sent_shape = (sum(samples), columns[me])
+class PooledEmbeddingsReduceScatter(nn.Module):
+    """Every sample, my part of each sum -> my samples, the sums.
+
+    Rank r sends ``batch_size_per_rank[s] * D`` elements to each other rank s, and ``batch_size_per_rank[r] * D`` to
+    each in backward. Parts are added in rank order.
+
+    Args:
+        pg: The ranks; None in a world of 1.
+        codecs: In what type rows and gradients travel; None: as they are. Sums are made in float32.
+
+    Source:
+        TorchRec's ``PooledEmbeddingsReduceScatter``.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup | None, codecs: QuantizedCommCodecs | None = None) -> None:
+        super().__init__()
+        self._pg = pg
+        self._codecs = codecs
+
+    def forward(self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int]) -> Awaitable[torch.Tensor]:
+        """``pooled [sum of B_s, D]`` -> promise of ``[B_mine, D]``."""
+        if self._pg is None or self._pg.size() == 1:
+            return NoWait(pooled)
+        samples, columns = sum(batch_size_per_rank), pooled.shape[1]
+        move = RowsIntoSum(self._pg, [count * columns for count in batch_size_per_rank], self._codecs)
+        mine = batch_size_per_rank[self._pg.rank()]
+        return issue(_Matrix(move, (samples, columns), mine, [columns]), pooled)
+
+    def variable(self, flat: torch.Tensor, counts: Sequence[int]) -> Awaitable[torch.Tensor]:
+        """``flat [sum of counts]`` -> promise of ``[counts[me]]``: elements of each rank's samples."""
+        if self._pg is None or self._pg.size() == 1:
+            return NoWait(flat)
+        return issue(RowsIntoSum(self._pg, list(counts), self._codecs), flat)
+
+
+class HostPooledEmbeddings(nn.Module):
+    """Every sample, my part of the sums of my host's columns -> my samples, every column.
+
+    Inside a host rank (h, l) sends the samples of rank (h', l') to its neighbour (h, l'), for each h' and l': D_h
+    columns each. Across hosts it sends the sums of the samples of rank (h', l) to that rank. Backward the same numbers.
+
+    Args:
+        hosts: This rank's groups, `comm.host_groups`; None in a world of 1.
+        rank: This rank in the group of all.
+        local_size: L, ranks of each host.
+        dim_sum_per_host: D_h, the columns that each host looks up: H numbers.
+        codecs: In what type rows and gradients travel, in both steps; None: as they are. Sums are made in float32.
+
+    Source:
+        The two steps of TorchRec's ``TwRwPooledEmbeddingDist``.
+    """
+
+    def __init__(
+        self,
+        hosts: HostGroups | None,
+        rank: int,
+        local_size: int,
+        dim_sum_per_host: Sequence[int],
+        codecs: QuantizedCommCodecs | None = None,
+    ) -> None:
+        super().__init__()
+        self._hosts = hosts
+        self._rank = rank
+        self._host = rank // local_size
+        self._columns = list(dim_sum_per_host)
+        self._world_size = local_size * len(self._columns)
+        self._codecs = codecs
+
+    def forward(self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int]) -> Awaitable[torch.Tensor]:
+        """``pooled [sum of B_s, D_h]`` -> promise of ``[B_mine, sum of D_h over hosts]``, columns in host order."""
+        if self._hosts is None or self._world_size == 1:
+            return NoWait(pooled)
+        samples, columns = batch_size_per_rank[self._rank], self._columns[self._host]
+        rows_out = [count * columns for count in batch_size_per_rank]
+        move = RowsIntoHostSums(self._hosts, rows_out, [samples * width for width in self._columns], self._codecs)
+        return issue(_Matrix(move, (sum(batch_size_per_rank), columns), samples, self._columns), pooled)
+
+    def variable(
+        self, flat: torch.Tensor, counts_out: Sequence[int], counts_in: Sequence[int]
+    ) -> Awaitable[torch.Tensor]:
+        """``flat [sum of counts_out]`` -> promise of ``[sum of counts_in]``.
+
+        ``counts_out`` are the elements of each rank's samples, W numbers; ``counts_in`` those that each host has for
+        my samples, H numbers.
+        """
+        if self._hosts is None or self._world_size == 1:
+            return NoWait(flat)
+        return issue(RowsIntoHostSums(self._hosts, list(counts_out), list(counts_in), self._codecs), flat)
+
+
+class _Matrix(Exchange):
+    """A flat move of matrices: what arrives from each source stands side by side.
+
+    Args:
+        move: Of flat tensors.
+        sent_shape: ``(sum of B_s, my columns)``.
+        samples: B_mine.
+        columns: Of each source.
+    """
+
+    def __init__(self, move: Exchange, sent_shape: tuple[int, int], samples: int, columns: list[int]) -> None:
+        self._move, self._sent_shape, self._samples, self._columns = move, sent_shape, samples, columns
 
     def issue(self, sent: torch.Tensor) -> Awaitable[torch.Tensor]:
         assert sent.shape == self._sent_shape, f"pooled rows are {tuple(sent.shape)}, planned {self._sent_shape}"
         # Samples are the outer dimension, so that what goes to one rank lies in one piece already.
-        flat = sent.detach().contiguous().view(-1)
-        arriving = comm.all_to_all(flat, self._rows_out, self._rows_in, self._group, ROWS_STAGE)
-        return _Joined(arriving, self._rows_in, self._my_samples, self._columns)
+        return Then(self._move.issue(sent), self._side_by_side)
 
     def issue_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
-        world_size = len(self._columns)
-        slices = [columns.reshape(-1) for columns in gradient.split(self._columns, dim=1)]
-        flat = torch.cat(slices).div_(world_size)
-        arriving = comm.all_to_all(flat, self._rows_in, self._rows_out, self._group, GRADIENTS_STAGE)
-        return _Reshaped(arriving, self._sent_shape)
+        if len(self._columns) > 1:
+            gradient = torch.cat([columns.reshape(-1) for columns in gradient.split(self._columns, dim=1)])
+        return Then(self._move.issue_back(gradient), lambda arrived: arrived.view(self._sent_shape))
+
+    def _side_by_side(self, flat: torch.Tensor) -> torch.Tensor:
+        slices = flat.split([self._samples * width for width in self._columns])
+        blocks = [part.view(self._samples, width) for part, width in zip(slices, self._columns, strict=True)]
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
 
-class _Joined(Awaitable[torch.Tensor]):
-    """The slices of all ranks side by side: ``[B_mine, sum of D_r]``."""
-
-    def __init__(self, arriving: Awaitable[torch.Tensor], counts: list[int], samples: int, columns: list[int]) -> None:
-        self._parts = (arriving, counts, samples, columns)
-
-    def _wait_impl(self) -> torch.Tensor:
-        arriving, counts, samples, columns = self._parts
-        slices = arriving.wait().split(counts)
-        return torch.cat([part.view(samples, width) for part, width in zip(slices, columns, strict=True)], dim=1)
-
-
-class _Reshaped(Awaitable[torch.Tensor]):
-    def __init__(self, arriving: Awaitable[torch.Tensor], shape: tuple[int, int]) -> None:
-        self._parts = (arriving, shape)
-
-    def _wait_impl(self) -> torch.Tensor:
-        arriving, shape = self._parts
-        return arriving.wait().view(shape)
+__all__ = [
+    "GRADIENTS_STAGE",
+    "ROWS_STAGE",
+    "HostPooledEmbeddings",
+    "PooledEmbeddingsAllToAll",
+    "PooledEmbeddingsReduceScatter",
+]
