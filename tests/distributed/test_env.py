@@ -1,0 +1,49 @@
+"""The ranks of a sharded module, and which of them share a host."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+from tutorec.distributed.env import ShardingEnv
+
+
+def local_sizes(rank: int, world_size: int) -> list[int]:
+    world = dist.group.WORLD
+    assert world is not None, "a rank of a pool has a process group"
+    sizes = [
+        ShardingEnv.from_process_group(world).local_size,
+        ShardingEnv(world_size, rank, world, local_size=1).local_size,
+    ]
+    for members in ([0, 1], [1, 2], [0, 1, 2], [0, 2, 3]):
+        group = dist.new_group(members)
+        if isinstance(group, dist.ProcessGroup) and rank in members:
+            sizes.append(ShardingEnv.from_process_group(group).local_size)
+        else:
+            sizes.append(0)
+    with mock.patch.dict(os.environ):
+        del os.environ["LOCAL_WORLD_SIZE"]
+        sizes.append(ShardingEnv.from_process_group(world).local_size)
+    return sizes
+
+
+@pytest.mark.world4
+def test_ranks_per_host_are_those_of_the_group(ranks):
+    found = ranks(4, hosts=2).run(local_sizes)
+    # Two of one host; two of two hosts; hosts that differ in size count as one.
+    assert found[0] == [2, 1, 2, 0, 3, 3, 4]
+    assert found[2] == [2, 1, 0, 1, 3, 3, 4]
+
+
+def test_without_a_group_all_ranks_share_a_host(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert ShardingEnv.from_local(world_size=4, rank=0).local_size == 4
+
+
+@pytest.mark.parametrize("local_size", [0, 3])
+def test_hosts_that_do_not_divide_the_ranks_are_refused(local_size):
+    with pytest.raises(ValueError, match=f"4 ranks make no hosts of {local_size} ranks each"):
+        ShardingEnv(4, 0, local_size=local_size)
