@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 CASES = Path(__file__).with_name("cases.py")
+RANK_CASES = Path(__file__).with_name("rank_cases.py")
 # float32 arithmetic in two orders; steps of an optimizer add up a few of them
 TOLERANCE = 1e-5
 
 
-def run(root: str, **environment: str) -> dict[str, Any]:
+def run(root: str, script: Path = CASES, **environment: str) -> dict[str, Any]:
     """The results of every case in this library; raises with the process's errors when it fails."""
     done = subprocess.run(
-        [sys.executable, str(CASES), root],
+        [sys.executable, str(script), root],
         capture_output=True,
         text=True,
         check=False,

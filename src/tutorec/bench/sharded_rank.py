@@ -254,24 +254,23 @@ def _plan(library: Library, collection: Any, sharder: Any, sharding: str, local_
     plans = library.module("distributed.sharding_plan")
     world_size = _group().size()
     hosts = world_size // local_size
-    fused = {"compute_kernel": "fused"}
 
     def word(i: int) -> Any:
         host = list(range(i % hosts * local_size, (i % hosts + 1) * local_size))
         if sharding == "data_parallel":
             return plans.data_parallel()
         if sharding == "table_wise":
-            return plans.table_wise(rank=i % world_size, **fused)
+            return plans.table_wise(rank=i % world_size)
         if sharding == "row_wise":
-            return plans.row_wise(**fused)
+            return plans.row_wise()
         if sharding == "column_wise":
-            return plans.column_wise(ranks=sorted({i % world_size, (i + 1) % world_size}), **fused)
+            return plans.column_wise(ranks=sorted({i % world_size, (i + 1) % world_size}))
         if sharding == "table_column_wise":
-            return plans.column_wise(ranks=host, **fused)
+            return plans.column_wise(ranks=host)
         if sharding == "table_row_wise":
-            return plans.table_row_wise(host_index=i % hosts, **fused)
+            return plans.table_row_wise(host_index=i % hosts)
         assert sharding == "grid_shard", f"no plan for {sharding}"
-        return plans.grid_shard(host_indexes=list(range(hosts)), **fused)
+        return plans.grid_shard(host_indexes=list(range(hosts)))
 
     names = [config.name for config in collection.embedding_bag_configs()]
     plan = plans.construct_module_sharding_plan(
@@ -279,6 +278,8 @@ def _plan(library: Library, collection: Any, sharder: Any, sharding: str, local_
     )
     for entry in plan.values():
         entry.sharding_type = sharding  # table-column-wise is column-wise on the ranks of one host
+        if sharding != "data_parallel":
+            entry.compute_kernel = "fused"  # the peer's hand-written plans say dense
     return plan
 
 

@@ -1,0 +1,51 @@
+"""On two processes tutorec trains as torchrec does: stored results in every run, torchrec itself in `make parity`."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parity.compare import RANK_CASES, differences, run
+from policy.tree import assert_none
+
+from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
+
+GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("ranks.json").read_text(encoding="utf-8"))
+
+
+@cache
+def ours(backend: str) -> dict[str, Any]:
+    return run("tutorec", RANK_CASES, TUTOREC_BACKEND=backend)
+
+
+def is_built(name: str) -> bool:
+    unpooled = name.split()[2] == "none"
+    built = {kind.value for kind in POOLED_SHARDINGS}
+    return name.split()[0] in built and not (unpooled and find_spec("tutorec.distributed.embedding") is None)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("name", sorted(GOLDEN["cases"]))
+def test_outputs_weights_and_state_of_both_ranks_equal_torchrec(name, backend):
+    if not is_built(name):
+        pytest.skip(f"{name}: not built yet")
+    assert_none(differences(name, GOLDEN["cases"][name], ours(backend).get(name)))
+
+
+def test_every_sharding_type_is_compared():
+    assert {name.split()[0] for name in GOLDEN["cases"]} == {kind.value for kind in ShardingType}
+
+
+def test_golden_results_are_those_of_the_pinned_release():
+    assert GOLDEN["versions"]["torchrec"] == "1.8.0"
+
+
+@pytest.mark.live
+def test_golden_results_of_two_ranks_are_what_torchrec_returns_today():
+    pytest.importorskip("torchrec", reason="torchrec is installed by `make parity` only")
+    assert_none(differences("torchrec", GOLDEN["cases"], run("torchrec", RANK_CASES)))
