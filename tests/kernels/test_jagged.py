@@ -1,5 +1,7 @@
 """Jagged functions: fbgemm's operators and plain torch give the same."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from strategies import PROPERTY
 from torch.testing import assert_close
 
-from tutorec._kernels import jagged, reference
+from tutorec._kernels import jagged, reference, row_ranges
 from tutorec._kernels.backend import use_backend
 
 INTEGERS = st.sampled_from([torch.int32, torch.int64])
@@ -61,3 +63,111 @@ def test_padded_dense_sends_gradients_back_to_the_rows_that_were_kept():
     dense = jagged.jagged_to_padded_dense(values, torch.tensor([0, 3, 4]), 2)
     (dense * torch.arange(8.0).view(2, 2, 2)).sum().backward()
     assert_close(values.grad, torch.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 0.0], [4.0, 5.0]]))
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Bags of ids, ``bags[feature][sample]``, and the row ranges that they fall into."""
+
+    bags: list[list[list[int]]]
+    bounds: list[list[int]]
+
+    def tensors(self, lengths_dtype: torch.dtype, ids_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = [len(bag) for of_feature in self.bags for bag in of_feature]
+        ids = [number for of_feature in self.bags for bag in of_feature for number in bag]
+        return torch.tensor(lengths, dtype=lengths_dtype), torch.tensor(ids, dtype=ids_dtype)
+
+    def due(self) -> tuple[list[int], list[int], list[int]]:
+        """Lengths, ids and, for each place of the result, which id of the input stands there."""
+        lengths, ids, source = [], [], []
+        for bucket in range(len(self.bounds[0]) - 1):
+            number = 0
+            for of_feature, bounds in zip(self.bags, self.bounds, strict=True):
+                low, high = bounds[bucket], bounds[bucket + 1]
+                for bag in of_feature:
+                    mine = [(id_ - low, number + at) for at, id_ in enumerate(bag) if low <= id_ < high]
+                    number += len(bag)
+                    lengths.append(len(mine))
+                    ids += [id_ for id_, _ in mine]
+                    source += [place for _, place in mine]
+        return lengths, ids, source
+
+
+@st.composite
+def dealt_bags(draw: st.DrawFn) -> Dealt:
+    """Features with bags of their own number, and ranges that may be empty; often the equal ones of row-wise."""
+    buckets = draw(st.integers(1, 9))
+    bags, bounds = [], []
+    for _ in range(draw(st.integers(1, 3))):
+        rows = draw(st.integers(1, 12))
+        if draw(st.booleans()):
+            block = -(-rows // buckets)
+            bounds.append([min(block * bucket, rows) for bucket in range(buckets + 1)])
+        else:
+            cuts = draw(st.lists(st.integers(0, rows), min_size=buckets - 1, max_size=buckets - 1))
+            bounds.append([0, *sorted(cuts), rows])
+        bag = st.lists(st.integers(0, rows - 1), max_size=5)
+        bags.append(draw(st.lists(bag, max_size=4)))
+    return Dealt(bags, bounds)
+
+
+# Which implementation the sizes of a batch would choose, which drawn batches are too small for.
+ROADS = {
+    "as its size says": {},
+    "a pass for each range": {"_FEW_RANGES": 100, "_IDS_PER_RANGE": 0, "_MANY_RANGES": 100},
+    "one sort": {"_FEW_RANGES": 100, "_IDS_PER_RANGE": 0, "_MANY_RANGES": 0},
+}
+
+
+@pytest.mark.parametrize("road", [*ROADS, "reference"])
+@given(dealt=dealt_bags(), lengths_dtype=INTEGERS, ids_dtype=INTEGERS, weighted=st.booleans(), places=st.booleans())
+@PROPERTY
+def test_bucketize_deals_ids_out_by_row_range(
+    road: str, dealt: Dealt, lengths_dtype: torch.dtype, ids_dtype: torch.dtype, weighted: bool, places: bool
+):
+    lengths, ids = dealt.tensors(lengths_dtype, ids_dtype)
+    weights = torch.arange(ids.numel()).float() if weighted else None
+    segments = [len(of_feature) for of_feature in dealt.bags]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ROADS.get(road, {}).items():
+            patch.setattr(row_ranges, name, value)
+        run = reference.bucketize if road == "reference" else jagged.bucketize
+        result = run(lengths, ids, weights, segments, dealt.bounds, places)
+    found = result if isinstance(result, jagged.Bucketized) else jagged.Bucketized(*result)
+    due_lengths, due_ids, source = dealt.due()
+    assert (found.lengths.dtype, found.lengths.tolist()) == (lengths_dtype, due_lengths)
+    assert (found.values.dtype, found.values.tolist()) == (ids_dtype, due_ids)
+    assert (found.weights is not None) == weighted
+    if found.weights is not None:
+        assert found.weights.tolist() == source
+    assert (found.places is not None) == places
+    if found.places is not None:
+        assert found.places.dtype == torch.int64
+        assert torch.equal(found.places[torch.tensor(source, dtype=torch.int64)], torch.arange(ids.numel()))
+
+
+@pytest.mark.parametrize("buckets", [2, 4, 300])
+def test_bucketize_of_a_large_batch_equals_the_reference(buckets: int):
+    lengths = torch.randint(0, 40, (2 * 500,))
+    ids = torch.randint(0, 1000, (int(lengths.sum()),), dtype=torch.int32)
+    block = -(-1000 // buckets)
+    bounds = [[min(bucket * block, 1000) for bucket in range(buckets + 1)], [0, *[700] * (buckets - 1), 1000]]
+    weights = torch.rand(ids.numel())
+    found = jagged.bucketize(lengths, ids, weights, [500, 500], bounds, keep_places=True)
+    due = reference.bucketize(lengths, ids, weights, [500, 500], bounds, keep_places=True)
+    for mine, wanted in zip((found.lengths, found.values, found.weights, found.places), due, strict=True):
+        assert mine is not None and wanted is not None
+        assert torch.equal(mine, wanted)
+
+
+def test_bucketize_without_features_gives_nothing():
+    nothing = torch.empty(0, dtype=torch.int64)
+    found = jagged.bucketize(nothing, nothing, None, [], [], keep_places=True)
+    assert found.lengths.numel() == found.values.numel() == 0
+    assert found.places is not None and found.places.numel() == 0
+
+
+def test_bucketize_refuses_features_with_unequal_numbers_of_ranges():
+    one = torch.tensor([1, 1])
+    with pytest.raises(AssertionError, match="differ in the number of ranges"):
+        jagged.bucketize(one, one, None, [1, 1], [[0, 5], [0, 2, 5]])

@@ -37,6 +37,7 @@ _OPERATORS = {
     "split_embedding_codegen_lookup_sgd_function_cpu": 18,
     "dense_embedding_codegen_lookup_function": 20,
     "asynchronous_complete_cumsum": 1,
+    "block_bucketize_sparse_features": 13,
     "jagged_to_padded_dense": 4,
 }
 # CUDA major that a CUDA wheel was linked against, where the wheel's version does not say it (no "+cu" suffix).

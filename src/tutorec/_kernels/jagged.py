@@ -5,7 +5,8 @@ Each function runs fbgemm's operator where fbgemm was chosen and plain torch els
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from torch.compiler import is_compiling
 
 from tutorec._kernels import reference
 from tutorec._kernels.backend import BackendChoice, backend
+from tutorec._kernels.row_ranges import bucketize_on_cpu
 
-__all__ = ["jagged_to_padded_dense", "lengths_to_offsets"]
+__all__ = ["Bucketized", "bucketize", "jagged_to_padded_dense", "lengths_to_offsets"]
 
 # The backend that was last asked for, and what it finds offsets with.
 _found: list[Any] = [None, None]
@@ -67,6 +69,66 @@ def jagged_to_padded_dense(values: Tensor, offsets: Tensor, max_length: int, pad
     if _fbgemm_runs(values) and values.dtype in _DENSE_DTYPES and values.dim() <= 2:
         return torch.ops.fbgemm.jagged_to_padded_dense(values, [offsets], [max_length], padding)
     return reference.jagged_to_padded_dense(values, offsets, max_length, padding)
+
+
+@dataclass(frozen=True)
+class Bucketized:
+    """Ids in buckets, one for each row range: all bags of bucket 0, feature after feature, then all bags of bucket 1.
+
+    Args:
+        lengths: Ids of each bag in each bucket, ``[buckets * S]``.
+        values: Ids, counted from the first row of their range, ``[N]``.
+        weights: Their weights ``[N]``, or None.
+        places: Where each id of the input stands now, ``[N]``, or None where that was not asked for.
+    """
+
+    lengths: Tensor
+    values: Tensor
+    weights: Tensor | None
+    places: Tensor | None
+
+
+def bucketize(
+    lengths: Tensor,
+    values: Tensor,
+    weights: Tensor | None,
+    segments: Sequence[int],
+    bounds: Sequence[Sequence[int]],
+    keep_places: bool = False,
+) -> Bucketized:
+    """Deal the ids of each bag out by row range, as the ranks that share a table's rows want them.
+
+    Inside a bag of a bucket ids keep their order. Ids are rows of their table, which is not looked at here: what
+    becomes of others is not defined. No gradient flows to the weights.
+
+    Args:
+        lengths: Ids of each bag, feature after feature, ``[S]``.
+        values: Ids ``[N]``, of any integer dtype that holds the bounds.
+        weights: ``[N]`` or None.
+        segments: Bags of each feature, together S.
+        bounds: For each feature the first row of each bucket's range and the end of the last, ``[F][buckets + 1]``,
+            from 0 on and never falling; a range may be empty.
+        keep_places: Whether to say where each id went.
+
+    Returns:
+        The buckets.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.jagged import bucketize
+        >>> found = bucketize(torch.tensor([3, 1]), torch.tensor([4, 0, 2, 3]), None, [2], [[0, 3, 5]], True)
+        >>> found.lengths.tolist(), found.values.tolist(), found.places.tolist()
+        ([2, 0, 1, 1], [0, 2, 1, 0], [2, 0, 1, 3])
+
+    Source:
+        fbgemm's ``block_bucketize_sparse_features``.
+    """
+    assert len(segments) == len(bounds), f"{len(segments)} features have bags and {len(bounds)} have row ranges"
+    assert len({len(of_feature) for of_feature in bounds}) <= 1, f"features differ in the number of ranges: {bounds}"
+    if not bounds:
+        return Bucketized(lengths, values, weights, torch.arange(0) if keep_places else None)
+    run = bucketize_on_cpu if values.is_cpu and not is_compiling() else reference.bucketize
+    return Bucketized(*run(lengths, values, weights, segments, bounds, keep_places))
 
 
 def _fbgemm_runs(tensor: Tensor) -> bool:

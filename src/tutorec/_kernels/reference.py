@@ -6,10 +6,13 @@ one table and its ids, make whatever they need in full, and leave speed to ``tbe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 __all__ = [
+    "bucketize",
     "embedding_bag_forward",
     "embedding_bag_gradient",
     "jagged_to_padded_dense",
@@ -51,6 +54,39 @@ def jagged_to_padded_dense(values: Tensor, offsets: Tensor, max_length: int, pad
     source = (offsets[:-1].unsqueeze(1) + place)[present]
     dense = values.new_full((batch, max_length, *values.shape[1:]), padding)
     return dense.index_put((present,), values[source])
+
+
+def bucketize(
+    lengths: Tensor,
+    values: Tensor,
+    weights: Tensor | None,
+    segments: Sequence[int],
+    bounds: Sequence[Sequence[int]],
+    keep_places: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Deal ids out by row range: lengths [S], values [N] -> lengths [buckets * S], and values, weights, places [N].
+
+    See ``jagged.bucketize`` for the arguments.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.reference import bucketize
+        >>> bucketize(torch.tensor([3, 1]), torch.tensor([4, 0, 2, 3]), None, [2], [[0, 3, 5]])[:2]
+        (tensor([2, 0, 1, 1]), tensor([0, 2, 1, 0]))
+    """
+    lists, count, buckets = lengths.numel(), values.numel(), len(bounds[0]) - 1
+    firsts = torch.tensor(bounds, dtype=torch.int64, device=values.device)[:, :-1]
+    per_feature = torch.tensor(list(segments), device=values.device)
+    feature = torch.arange(len(bounds), device=values.device).repeat_interleave(per_feature, output_size=lists)
+    bag = torch.arange(lists, device=values.device).repeat_interleave(lengths, output_size=count)
+    bucket = torch.zeros_like(bag)
+    for later in firsts[:, 1:].unbind(1):
+        bucket += values >= later[feature[bag]]
+    order = bucket.argsort(stable=True)
+    counts = lengths.new_zeros(buckets * lists)
+    counts.index_add_(0, bucket * lists + bag, torch.ones_like(bag, dtype=lengths.dtype))
+    inside = values - firsts[feature[bag], bucket].to(values.dtype)
+    return counts, inside[order], None if weights is None else weights[order], order.argsort() if keep_places else None
 
 
 def embedding_bag_forward(
