@@ -146,7 +146,7 @@ def all_gather(
     world_size = len(counts)
     if world_size == 1:
         return NoWait(mine)
-    # One exchange of copies, and not torch's all_gather: that refuses tensors of different sizes on gloo.
+    # An exchange of copies takes ranks that give different numbers, and costs no more than torch's own collection.
     return all_to_all(mine.repeat(world_size), [mine.numel()] * world_size, counts, group, stage)
 
 

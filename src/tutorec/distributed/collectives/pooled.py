@@ -22,6 +22,7 @@ from tutorec.distributed.collectives.autograd import Exchange, issue
 from tutorec.distributed.collectives.rows import (
     GRADIENTS_STAGE,
     ROWS_STAGE,
+    FlatMove,
     RowsIntoHostSums,
     RowsIntoSum,
     RowsToRanks,
@@ -60,12 +61,11 @@ class PooledEmbeddingsAllToAll(nn.Module):
         """``pooled [sum of B_s, D_mine]`` -> promise of ``[B_mine, sum of D_r]``, columns in rank order."""
         if self._pg is None or len(self._columns) == 1:
             return NoWait(pooled)
-        me = self._pg.rank()
-        samples, columns = batch_size_per_rank[me], self._columns[me]
+        samples, columns = batch_size_per_rank[self._pg.rank()], self._columns[self._pg.rank()]
         rows_out = [count * columns for count in batch_size_per_rank]
         rows_in = [samples * width for width in self._columns]
         move = RowsToRanks(self._pg, rows_out, rows_in, self._codecs)
-        return issue(_Matrix(move, (sum(batch_size_per_rank), columns), samples, self._columns), pooled)
+        return issue(_Matrix(move, batch_size_per_rank, samples, self._columns), pooled)
 
     def variable(
         self, flat: torch.Tensor, counts_out: Sequence[int], counts_in: Sequence[int]
@@ -73,7 +73,8 @@ class PooledEmbeddingsAllToAll(nn.Module):
         """``flat [sum of counts_out]`` -> promise of ``[sum of counts_in]``: elements for, and from, each rank."""
         if self._pg is None or len(self._columns) == 1:
             return NoWait(flat)
-        return issue(RowsToRanks(self._pg, list(counts_out), list(counts_in), self._codecs), flat)
+        move = RowsToRanks(self._pg, list(counts_out), list(counts_in), self._codecs)
+        return issue(FlatMove(move, len(counts_out)), flat)
 
 
 class PooledEmbeddingsReduceScatter(nn.Module):
@@ -99,16 +100,15 @@ class PooledEmbeddingsReduceScatter(nn.Module):
         """``pooled [sum of B_s, D]`` -> promise of ``[B_mine, D]``."""
         if self._pg is None or self._pg.size() == 1:
             return NoWait(pooled)
-        samples, columns = sum(batch_size_per_rank), pooled.shape[1]
+        samples, columns = batch_size_per_rank[self._pg.rank()], pooled.shape[1]
         move = RowsIntoSum(self._pg, [count * columns for count in batch_size_per_rank], self._codecs)
-        mine = batch_size_per_rank[self._pg.rank()]
-        return issue(_Matrix(move, (samples, columns), mine, [columns]), pooled)
+        return issue(_Matrix(move, batch_size_per_rank, samples, [columns]), pooled)
 
     def variable(self, flat: torch.Tensor, counts: Sequence[int]) -> Awaitable[torch.Tensor]:
         """``flat [sum of counts]`` -> promise of ``[counts[me]]``: elements of each rank's samples."""
         if self._pg is None or self._pg.size() == 1:
             return NoWait(flat)
-        return issue(RowsIntoSum(self._pg, list(counts), self._codecs), flat)
+        return issue(FlatMove(RowsIntoSum(self._pg, list(counts), self._codecs), len(counts)), flat)
 
 
 class HostPooledEmbeddings(nn.Module):
@@ -151,7 +151,7 @@ class HostPooledEmbeddings(nn.Module):
         samples, columns = batch_size_per_rank[self._rank], self._columns[self._host]
         rows_out = [count * columns for count in batch_size_per_rank]
         move = RowsIntoHostSums(self._hosts, rows_out, [samples * width for width in self._columns], self._codecs)
-        return issue(_Matrix(move, (sum(batch_size_per_rank), columns), samples, self._columns), pooled)
+        return issue(_Matrix(move, batch_size_per_rank, samples, self._columns), pooled)
 
     def variable(
         self, flat: torch.Tensor, counts_out: Sequence[int], counts_in: Sequence[int]
@@ -163,7 +163,8 @@ class HostPooledEmbeddings(nn.Module):
         """
         if self._hosts is None or self._world_size == 1:
             return NoWait(flat)
-        return issue(RowsIntoHostSums(self._hosts, list(counts_out), list(counts_in), self._codecs), flat)
+        move = RowsIntoHostSums(self._hosts, list(counts_out), list(counts_in), self._codecs)
+        return issue(FlatMove(move, self._world_size), flat)
 
 
 class _Matrix(Exchange):
@@ -171,28 +172,42 @@ class _Matrix(Exchange):
 
     Args:
         move: Of flat tensors.
-        sent_shape: ``(sum of B_s, my columns)``.
+        batch_size_per_rank: B_s, W numbers.
         samples: B_mine.
         columns: Of each source.
     """
 
-    def __init__(self, move: Exchange, sent_shape: tuple[int, int], samples: int, columns: list[int]) -> None:
-        self._move, self._sent_shape, self._samples, self._columns = move, sent_shape, samples, columns
+    def __init__(
+        self, move: Exchange, batch_size_per_rank: Sequence[int], samples: int, columns: Sequence[int]
+    ) -> None:
+        self._move, self._samples, self._columns = move, samples, columns
+        self._world_size, self._all_samples = len(batch_size_per_rank), sum(batch_size_per_rank)
+        self._counts = [samples * width for width in columns]
+        self._sent_shape = torch.Size()
 
     def issue(self, sent: torch.Tensor) -> Awaitable[torch.Tensor]:
-        assert sent.shape == self._sent_shape, f"pooled rows are {tuple(sent.shape)}, planned {self._sent_shape}"
         # Samples are the outer dimension, so that what goes to one rank lies in one piece already.
+        self._sent_shape = sent.shape
+        found = sent.shape[0]
+        assert found == self._all_samples, f"pooled rows of {found} samples, planned for {self._all_samples}"
         return Then(self._move.issue(sent), self._side_by_side)
 
     def issue_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
-        if len(self._columns) > 1:
-            gradient = torch.cat([columns.reshape(-1) for columns in gradient.split(self._columns, dim=1)])
-        return Then(self._move.issue_back(gradient), lambda arrived: arrived.view(self._sent_shape))
+        # Laid out and divided in one pass.
+        flat = gradient.new_empty(sum(self._counts))
+        parts = zip(gradient.split(self._columns, dim=1), self._blocks(flat), strict=True)
+        for columns, block in parts:
+            torch.div(columns, self._world_size, out=block)
+        return Then(self._move.issue_back(flat), lambda arrived: arrived.view(self._sent_shape))
 
     def _side_by_side(self, flat: torch.Tensor) -> torch.Tensor:
-        slices = flat.split([self._samples * width for width in self._columns])
-        blocks = [part.view(self._samples, width) for part, width in zip(slices, self._columns, strict=True)]
+        blocks = self._blocks(flat)
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+
+    def _blocks(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The samples' columns of each source, ``[B_mine, D]`` each."""
+        parts = zip(flat.split(self._counts), self._columns, strict=True)
+        return [part.view(self._samples, width) for part, width in parts]
 
 
 __all__ = [

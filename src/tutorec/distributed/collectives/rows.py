@@ -1,7 +1,7 @@
 """How rows move between ranks, as flat tensors: to one rank each, into a sum, into sums per host.
 
-Each of these is an `Exchange`: a move and the move of the gradient back, which divides by W once. They know counts of
-elements and no shapes; `pooled.py` and `sequence.py` know whose elements those are.
+Each of these is an `Exchange`: a move and the move of the gradient back. They know counts of elements and no shapes;
+`pooled.py` and `sequence.py` know whose elements those are, and divide the gradient by W where they lay it out.
 """
 
 from __future__ import annotations
@@ -67,11 +67,9 @@ class RowsToRanks(Exchange):
         return _all_to_all(flat, self._out, self._in, self._group, ROWS_STAGE, self._codecs.forward)
 
     def issue_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
-        """``[sum(counts_in)]`` -> promise of ``[sum(counts_out)]``, divided by W."""
+        """``[sum(counts_in)]`` -> promise of ``[sum(counts_out)]``."""
         flat = _flat(gradient, self._in)
-        arriving = _all_to_all(flat, self._in, self._out, self._group, GRADIENTS_STAGE, self._codecs.backward)
-        # What has arrived is nobody else's: it is divided in place.
-        return Then(arriving, lambda arrived: arrived.div_(len(self._out)))
+        return _all_to_all(flat, self._in, self._out, self._group, GRADIENTS_STAGE, self._codecs.backward)
 
 
 class RowsIntoSum(Exchange):
@@ -93,8 +91,8 @@ class RowsIntoSum(Exchange):
         return _reduce_scatter(flat, self._counts, self._group, ROWS_STAGE, self._codecs.forward)
 
     def issue_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
-        """``[counts[me]]`` -> promise of ``[sum(counts)]``, divided by W: every rank gets every slice's gradient."""
-        flat = gradient.reshape(-1) / len(self._counts)
+        """``[counts[me]]`` -> promise of ``[sum(counts)]``: every rank gets every slice's gradient."""
+        flat = gradient.reshape(-1)
         return _all_gather(flat, self._counts, self._group, GRADIENTS_STAGE, self._codecs.backward)
 
 
@@ -126,7 +124,6 @@ class RowsIntoHostSums(Exchange):
         assert len(counts_out) == local_size * host_count, f"{len(counts_out)} ranks, {host_count} x {local_size}"
         self._hosts, self._in = hosts, counts_in
         self._codecs = codecs or _AS_THEY_ARE
-        self._world_size = len(counts_out)
         # Slices stand host by host; the sum inside the host wants those of one local number together.
         self._by_rank = list(counts_out)
         self._by_place = [
@@ -146,8 +143,8 @@ class RowsIntoHostSums(Exchange):
         )
 
     def issue_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
-        """``[sum(counts_in)]`` -> promise of ``[sum(counts_out)]``, divided by W."""
-        flat, codec = _flat(gradient, self._in) / self._world_size, self._codecs.backward
+        """``[sum(counts_in)]`` -> promise of ``[sum(counts_out)]``; the second step is issued by waiting."""
+        flat, codec = _flat(gradient, self._in), self._codecs.backward
         own = _all_to_all(flat, self._in, self._across, self._hosts.cross, GRADIENTS_STAGE, codec)
         spread = _Chained(own, lambda mine: _all_gather(mine, self._sums, self._hosts.intra, GRADIENTS_STAGE, codec))
         return Then(spread, self._host_by_host)
@@ -156,6 +153,26 @@ class RowsIntoHostSums(Exchange):
         host_count = len(self._in)
         slices = flat.split([count for counts in self._by_place for count in counts])
         return torch.cat([each for host in range(host_count) for each in slices[host::host_count]])
+
+
+class FlatMove(Exchange):
+    """A move of flat rows whose gradient is divided by W on the way back.
+
+    Args:
+        move: One of those above.
+        world_size: W.
+    """
+
+    def __init__(self, move: Exchange, world_size: int) -> None:
+        self._move, self._world_size = move, world_size
+
+    def issue(self, sent: torch.Tensor) -> Awaitable[torch.Tensor]:
+        """As the move."""
+        return self._move.issue(sent)
+
+    def issue_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
+        """As the move, of the gradient over W."""
+        return self._move.issue_back(gradient / self._world_size)
 
 
 class _Chained(Awaitable[torch.Tensor]):
@@ -210,4 +227,4 @@ def _decoded(arriving: Awaitable[torch.Tensor], codec: CommCodec, dtype: torch.d
     return Then(arriving, lambda arrived: codec.decode(arrived, dtype))
 
 
-__all__ = ["GRADIENTS_STAGE", "ROWS_STAGE", "RowsIntoHostSums", "RowsIntoSum", "RowsToRanks", "Then"]
+__all__ = ["GRADIENTS_STAGE", "ROWS_STAGE", "FlatMove", "RowsIntoHostSums", "RowsIntoSum", "RowsToRanks", "Then"]

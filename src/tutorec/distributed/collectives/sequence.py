@@ -10,7 +10,7 @@ from torch import nn
 
 from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed.collectives.autograd import issue
-from tutorec.distributed.collectives.rows import RowsToRanks
+from tutorec.distributed.collectives.rows import FlatMove, RowsToRanks
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 
 
@@ -39,7 +39,8 @@ class SequenceEmbeddingsAllToAll(nn.Module):
         """``rows [sum of counts_out]`` -> promise of ``[sum of counts_in]``: elements for, and from, each rank."""
         if self._pg is None or self._pg.size() == 1:
             return NoWait(rows)
-        return issue(RowsToRanks(self._pg, list(counts_out), list(counts_in), self._codecs), rows)
+        move = RowsToRanks(self._pg, list(counts_out), list(counts_in), self._codecs)
+        return issue(FlatMove(move, len(counts_out)), rows)
 
 
 __all__ = ["SequenceEmbeddingsAllToAll"]
