@@ -151,9 +151,15 @@ def all_gather(
 
 
 def broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, stage: str) -> None:
-    """Overwrite ``tensor`` with that of rank ``source`` (a number in ``group``) on every rank. Blocks.
+    """Overwrite a tensor with that of one rank, on every rank. Blocks.
 
     The source sends the tensor's bytes to each other rank, the others send nothing.
+
+    Args:
+        tensor: Of the same shape and dtype on every rank; written in place.
+        source: Whose numbers count: a rank of ``group``.
+        group: The ranks.
+        stage: Under what the bytes are counted.
     """
     world_size = group.size()
     if world_size == 1:

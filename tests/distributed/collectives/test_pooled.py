@@ -12,6 +12,8 @@ from itertools import product
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tutorec.awaitable import Awaitable
@@ -190,6 +192,25 @@ def test_pooled_rows_come_home_and_gradients_go_back(ranks):
         for kind, columns in (("reduce-scatter", [3]), ("reduce-scatter", [0]), ("all-to-all", [4, 2]))
     ]
     cases += [Case("all-to-all", [2, 1], [0, 5], variable=variable) for variable in (False, True)]
+    check(cases, ranks(2).run(run_cases, cases=cases))
+
+
+@st.composite
+def cases_of_two(draw: st.DrawFn) -> Case:
+    """Any move between two ranks, on one host or on two."""
+    few = st.integers(0, 4)
+    samples = [draw(few), draw(few)]
+    kind = draw(st.sampled_from(["all-to-all", "reduce-scatter", "hosts"]))
+    local_size = draw(st.sampled_from([1, 2]))
+    sources = {"all-to-all": 2, "reduce-scatter": 1, "hosts": 2 // local_size}[kind]
+    return Case(kind, samples, [draw(few) for _ in range(sources)], local_size, draw(st.booleans()))
+
+
+@settings(
+    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(cases=st.lists(cases_of_two(), min_size=1, max_size=8))
+def test_any_move_between_two_ranks_is_the_sum_it_says(ranks, cases):
     check(cases, ranks(2).run(run_cases, cases=cases))
 
 
