@@ -11,8 +11,8 @@ export OMP_NUM_THREADS ?= 1
 # The command, not `python -m pytest`: that would put the current folder on the path, where ranks would then find tests/ by name.
 PYTEST := $(BIN)/pytest -q
 
-UNIT  := tests -n $(JOBS) --dist worksteal -m "not html and not live"
-QUICK := tests -n $(JOBS) --dist worksteal -m "not html and not live and not slow and not world4"
+UNIT  := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full"
+QUICK := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full and not slow and not world4"
 
 .DEFAULT_GOAL := help
 .PHONY: help venv book test quick lint types doctest unit notebooks notebooks-torch nb check html bench parity wheel bare clean clean-venv format

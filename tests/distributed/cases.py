@@ -1,7 +1,8 @@
 """Tables, batches and the global-batch reference that the tests of sharded modules share.
 
 The reference is *fused semantics*: the update is made once per step with the mean over ranks of the gradients of all
-ranks' samples; ids that repeat are summed first; rows that no rank has touched, and their state, do not move.
+ranks' samples; ids that repeat are summed first; rows that no rank has touched, and their state, do not move. Row-wise
+Adagrad keeps one number for each row of each slice of columns.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from torch import Tensor
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from tutorec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    grid_shard,
+    row_wise,
+    table_column_wise,
+    table_row_wise,
+    table_wise,
+)
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -46,6 +57,42 @@ def home(table: int, world_size: int) -> int:
     return (world_size - 1 - table) % world_size
 
 
+def word(kind: str, table: int, world_size: int, local_size: int, kernel: str = "fused") -> ParameterShardingGenerator:
+    """How a table is cut by each type: never in rank order, so that no order can be right by chance."""
+    hosts = world_size // local_size
+    host = (hosts - 1 - table) % hosts
+    first, last = host * local_size, (host + 1) * local_size - 1
+    if kind == "mixed":
+        kind = KINDS[table % len(KINDS)]
+    return {
+        "table_wise": lambda: table_wise(home(table, world_size), kernel),
+        "column_wise": lambda: column_wise(ranks=[(table + 1) % world_size, table % world_size], compute_kernel=kernel),
+        "table_column_wise": lambda: table_column_wise(ranks=[last, first], compute_kernel=kernel),
+        "row_wise": lambda: row_wise(compute_kernel=kernel),
+        "table_row_wise": lambda: table_row_wise(host, kernel),
+        "grid_shard": lambda: grid_shard([host, (host + 1) % hosts], kernel),
+        "data_parallel": lambda: data_parallel(kernel),
+    }[kind]()
+
+
+KINDS = (
+    "row_wise",
+    "grid_shard",
+    "column_wise",
+    "table_row_wise",
+    "table_wise",
+    "table_column_wise",
+)
+CUT_IN_TWO = ("column_wise", "table_column_wise", "grid_shard")
+
+
+def column_slices(kind: str, table: int, columns: int) -> list[slice]:
+    """The slices of columns that a table is cut into."""
+    if kind == "mixed":
+        kind = KINDS[table % len(KINDS)]
+    return [slice(0, columns // 2), slice(columns // 2, columns)] if kind in CUT_IN_TWO else [slice(0, columns)]
+
+
 def group() -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert world is not None, "tests of several ranks run inside a pool"
@@ -53,16 +100,21 @@ def group() -> dist.ProcessGroup:
 
 
 def shard(
-    ebc: EmbeddingBagCollection, optimizer: str = "exact_sgd", kernel: str = "fused", **fused_params: float
+    ebc: EmbeddingBagCollection,
+    optimizer: str = "exact_sgd",
+    kernel: str = "fused",
+    kind: str = "table_wise",
+    **fused_params: float,
 ) -> ShardedEmbeddingBagCollection:
-    """The collection, table-wise over the ranks of the pool."""
+    """The collection over the ranks of the pool, each table cut by one type of sharding, or by one after the other."""
     env = ShardingEnv.from_process_group(group())
     words = {
-        config.name: table_wise(home(index, env.world_size), kernel)
+        config.name: word(kind, index, env.world_size, env.local_size, kernel)
         for index, config in enumerate(ebc.embedding_bag_configs())
     }
     params = {"optimizer": optimizer, "learning_rate": LEARNING_RATE, "eps": EPS, **fused_params}
-    return EmbeddingBagCollectionSharder(params).shard(ebc, construct_module_sharding_plan(ebc, words), env)
+    plan = construct_module_sharding_plan(ebc, words, local_size=env.local_size)
+    return EmbeddingBagCollectionSharder(params).shard(ebc, plan, env)
 
 
 def batch(seed: int, samples: int, weighted: bool = False, dtype: torch.dtype = torch.int64) -> KeyedJaggedTensor:
@@ -96,7 +148,8 @@ class Reference:
     ebc: EmbeddingBagCollection
     optimizer: str
     world_size: int
-    momentum: dict[str, Tensor] = field(default_factory=dict)
+    kind: str = "table_wise"
+    momentum: dict[str, Tensor] = field(default_factory=dict)  # [slices, R]
 
     def weights(self) -> dict[str, Tensor]:
         return {name: bag.get_parameter("weight") for name, bag in self.ebc.embedding_bags.items()}
@@ -107,14 +160,16 @@ class Reference:
     def update(self, gradients: dict[str, Tensor]) -> None:
         """Apply dense gradients of the sum of all ranks' losses. (Untouched rows have none, and no decay.)"""
         with torch.no_grad():
-            for name, weight in self.weights().items():
+            for index, (name, weight) in enumerate(self.weights().items()):
                 gradient = gradients[name] / self.world_size
                 if self.optimizer == "exact_sgd":
                     weight -= LEARNING_RATE * gradient
                     continue
-                state = self.momentum.setdefault(name, torch.zeros(weight.shape[0]))
-                state += gradient.square().mean(dim=1)
-                weight -= LEARNING_RATE * gradient / (state.sqrt() + EPS).unsqueeze(1)
+                slices = column_slices(self.kind, index, weight.shape[1])
+                states = self.momentum.setdefault(name, torch.zeros(len(slices), weight.shape[0]))
+                for state, columns in zip(states, slices, strict=True):
+                    state += gradient[:, columns].square().mean(dim=1)
+                    weight[:, columns] -= LEARNING_RATE * gradient[:, columns] / (state.sqrt() + EPS).unsqueeze(1)
 
     def step(self, batches: list[KeyedJaggedTensor], step: int) -> list[Tensor]:
         """One step on the global batch; returns each rank's outputs."""
@@ -127,6 +182,22 @@ class Reference:
         gradients = torch.autograd.grad(loss, list(weights.values()))
         self.update(dict(zip(weights, gradients, strict=True)))
         return [out.detach() for out in outputs]
+
+
+def held(sharded: ShardedEmbeddingBagCollection) -> dict[str, list[tuple[list[int], Tensor, Tensor | None]]]:
+    """Table -> this rank's pieces: ([row, column], rows, state of row-wise Adagrad)."""
+    rank, parameters = sharded._env.rank, dict(sharded.named_parameters())
+    state = sharded.fused_optimizer.state_dict()["state"]
+    found: dict[str, list[tuple[list[int], Tensor, Tensor | None]]] = {}
+    for table in sharded._tables:
+        mine = [piece for piece in table.pieces if piece.rank == rank]
+        for index, piece in enumerate(mine):
+            name = f"embedding_bags.{table.name}.weight" + (f"_{index}" if index else "")
+            momentum = state.get(name, {}).get(f"{table.name}.momentum1")
+            place = [piece.row_offset, piece.column_offset]
+            own = (place, parameters[name].detach().clone(), None if momentum is None else momentum.clone())
+            found.setdefault(table.name, []).append(own)
+    return found
 
 
 def local_weights(sharded: ShardedEmbeddingBagCollection) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from distributed.cases import batch, collection, shard
 
 from tutorec import _validation
-from tutorec.distributed import embeddingbag
+from tutorec.distributed import embedding_base
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding
@@ -55,11 +55,6 @@ def ids(*values: int, key: str = "item", **options: Any) -> KeyedJaggedTensor:
         (plan(rank=5), ValueError, r"table 'products' on rank 5, and the world has 1 ranks: 0 to 0"),
         (EmbeddingModuleShardingPlan(), ValueError, r"says nothing about table 'products'; it names \[\]"),
         (plan() | {"user": entry()}, ValueError, r"names table 'user', which the module does not have: \['products'\]"),
-        (
-            plan(sharding_type="row_wise"),
-            ValueError,
-            r"'products' the sharding type 'row_wise'; supported now: table_w",
-        ),
         (plan(sharding_type="sideways"), ValueError, r"sharding type 'sideways'; supported now: table_wise"),
         (plan(compute_kernel="fused_uvm"), ValueError, r"compute kernel 'fused_uvm'; supported now: fused, dense"),
         (
@@ -125,7 +120,7 @@ def test_ids_are_not_checked_where_validation_is_off():
     module = sharded()
     module(ids(1))
     with _validation.validation(False):
-        module._arranged(ids(8))
+        module._arranged(ids(8), module.create_context())
 
 
 def test_float_ids_are_refused():
@@ -208,7 +203,7 @@ def test_optimizer_left_by_apply_optimizer_in_backward_is_honoured():
 
 
 def test_plan_made_for_cuda_is_placed_on_cpu_with_one_notice(caplog, monkeypatch):
-    monkeypatch.setattr(embeddingbag, "_noticed", set())
+    monkeypatch.setattr(embedding_base, "_noticed", set())
     ebc = one_table()
     cuda = construct_module_sharding_plan(ebc, {"products": table_wise(rank=0)}, world_size=1, device_type="cuda")
     with caplog.at_level(logging.WARNING, logger="tutorec"):

@@ -289,7 +289,7 @@ def test_counted_bytes_equal_the_formula_of_the_figure(ranks, world_size):
         sent = {stage: [0] * world_size for stage in ("input sizes", "input ids", "output rows", "output gradients")}
         for other in others:
             sent["input sizes"][other] = 24
-            sent["input ids"][other] = 8 * sum(samples[rank] + ids[feature] for feature in features[other])
+            sent["input ids"][other] = 4 * sum(samples[rank] + ids[feature] for feature in features[other])
             sent["output rows"][other] = 4 * samples[other] * columns[rank]
             sent["output gradients"][other] = 4 * samples[rank] * columns[other]
         assert counted == sent | {"rounds": [1, 1, 1, 1]}

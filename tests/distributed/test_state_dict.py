@@ -5,11 +5,22 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import pytest
 import torch
-from distributed.cases import batch, collection, home, local_weights, shard
+from distributed.cases import batch, collection, group, home, local_weights, shard
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from tutorec.distributed.state_dict import sharded_state
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.shard_geometry import (
+    ShardPiece,
+    column_wise_pieces,
+    data_parallel_pieces,
+    grid_pieces,
+    row_wise_pieces,
+)
+from tutorec.distributed.state_dict import local_state, sharded_state
+from tutorec.distributed.tables import PlacedTable
 
 
 def stored(rank: int, world_size: int) -> dict[str, Any]:
@@ -35,7 +46,9 @@ def stored(rank: int, world_size: int) -> dict[str, Any]:
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
-    loaded = other.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = other.load_state_dict(state)
     same = all(torch.equal(rows, before[name]) for name, rows in local_weights(other).items())
     return {
         "kinds": kinds,
@@ -88,7 +101,7 @@ def other_plan(rank: int, world_size: int) -> str:
     sharded = shard(ebc)
     moved = [table for table in sharded._tables]
     # The same tables as if rank 0 and rank 1 had changed places: what is stored there is not what is held here.
-    held = {table.name: torch.zeros(table.rows, table.columns) for table in moved if table.pieces[0].rank == rank}
+    held = {table.name: [torch.zeros(table.rows, table.columns)] for table in moved if table.pieces[0].rank == rank}
     state: dict[str, Any] = {
         f"embedding_bags.{name}.weight": value
         for name, value in sharded_state(moved, held, sharded._env, torch.device("cpu")).items()
@@ -107,3 +120,80 @@ def test_state_of_another_plan_is_refused_with_the_table(ranks):
     for message in ranks(2).run(other_plan):
         assert message.startswith("table 't")
         assert "it was stored under another plan; load it under that plan" in message
+
+
+def placed(kind: ShardingType, pieces: list[ShardPiece], rows: int = 5, columns: int = 4) -> PlacedTable:
+    kernel = EmbeddingComputeKernel.FUSED
+    return PlacedTable(
+        "t", rows, columns, torch.float32, "sum", False, ("f",), ("f",), kind, kernel, None, tuple(pieces)
+    )
+
+
+WHOLE = torch.arange(20.0).view(5, 4)
+PLANS = {
+    "rows on 4 ranks, the last one's empty": placed(ShardingType.ROW_WISE, row_wise_pieces(5, 4, range(4))),
+    "columns, two pieces on rank 2": placed(ShardingType.COLUMN_WISE, column_wise_pieces(5, [1, 2, 1], [2, 0, 2])),
+    "a grid of two slices on one host": placed(ShardingType.GRID_SHARD, grid_pieces(5, [2, 2], [1, 1], 2)),
+    "a replicated table": placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(5, 4, 4)),
+}
+
+
+def pieces_there_and_back(rank: int, world_size: int) -> dict[str, list[Any]]:
+    """For each plan: what a stored state holds here, whether it and the whole table load, and who refuses it."""
+    env = ShardingEnv.from_process_group(group())
+    found: dict[str, list[Any]] = {}
+    states: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, table in PLANS.items():
+            mine = [
+                WHOLE[p.row_offset : p.row_offset + p.rows, p.column_offset : p.column_offset + p.columns].contiguous()
+                for p in table.pieces
+                if p.rank == rank
+            ]
+            states[name] = sharded_state([table], {"t": mine}, env, torch.device("cpu"))
+            held = [
+                local_state([table], loaded, rank).get("t", []) for loaded in (states[name], {"t": WHOLE}, {"t": None})
+            ]
+            same = [
+                len(each) == len(mine) and all(torch.equal(a, b) for a, b in zip(each, mine, strict=True))
+                for each in held[:2]
+            ]
+            found[name] = [type(states[name]["t"]).__name__, [list(rows.shape) for rows in mine], same, held[2]]
+        for name, table in PLANS.items():
+            refused = []
+            for other, state in states.items():
+                try:
+                    local_state([table], state, rank)
+                except ValueError:
+                    refused.append(other)
+            found[name].append(refused)
+    return found
+
+
+@pytest.mark.world4
+def test_several_empty_and_replicated_pieces_are_stored_and_loaded(ranks):
+    results = ranks(4, hosts=2).run(pieces_there_and_back)
+    rows, columns, grid, replicated = PLANS
+    for found in results:
+        assert {name: kind for name, (kind, *_) in found.items()} == {
+            rows: "ShardedTensor",
+            columns: "ShardedTensor",
+            grid: "ShardedTensor",
+            replicated: "Tensor",
+        }
+        assert all(same == [True, True] and absent == [] for _, _, same, absent, _ in found.values())
+        # A replicated table's rows are a plain tensor, which every plan can take its part of.
+        assert all(replicated not in refused for *_, refused in found.values())
+        assert found[replicated][-1] == [rows, columns, grid]
+    assert [found[rows][1] for found in results] == [[[2, 4]], [[2, 4]], [[1, 4]], [[0, 4]]]
+    assert [found[columns][1] for found in results] == [[[5, 2]], [], [[5, 1], [5, 1]], []]
+    assert [found[grid][1] for found in results] == [[], [], [[3, 2], [3, 2]], [[2, 2], [2, 2]]]
+    # A plan under which a rank holds nothing has nothing to refuse there.
+    assert [found[columns][-1] for found in results] == [[rows, grid], [], [rows, grid], []]
+
+
+def test_what_is_no_tensor_is_refused_with_the_table():
+    table = placed(ShardingType.ROW_WISE, row_wise_pieces(5, 4, range(1)))
+    with pytest.raises(TypeError, match="table 't': what is loaded is a list and no tensor"):
+        local_state([table], {"t": [1, 2]}, 0)

@@ -6,12 +6,14 @@ whether ids carry weights, their dtype, their kernel and their optimizer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tutorec._kernels.pooling import PoolingKind
 from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableSpec
 from tutorec.distributed.plan import EmbeddingComputeKernel
-from tutorec.distributed.tables import TableShard
+from tutorec.distributed.tables import PlacedTable, TableShard
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,17 @@ class TableGroup:
         """Width of each output."""
         return [shard.piece.columns for shard in self.shards for _ in shard.table.features]
 
+    @property
+    def parameter_names(self) -> list[str]:
+        """``table.weight`` of each shard; ``table.weight_1`` ... where a rank holds several pieces of a table."""
+        seen = Counter[str]()
+        names = []
+        for shard in self.shards:
+            name = shard.table.name
+            names.append(f"{name}.weight_{seen[name]}" if seen[name] else f"{name}.weight")
+            seen[name] += 1
+        return names
+
     def spec(self) -> GroupSpec:
         """The group as the operator wants it."""
         first = self.shards[0].table
@@ -58,7 +71,7 @@ class TableGroup:
                 for shard in self.shards
             ),
             feature_tables=tuple(index for index, shard in enumerate(self.shards) for _ in shard.table.features),
-            pooling=first.pooling,
+            pooling=_lookup_pooling(first),
             weighted=first.weighted,
         )
 
@@ -68,6 +81,14 @@ def group_tables(shards: Sequence[TableShard]) -> list[TableGroup]:
     groups: dict[tuple[object, ...], list[TableShard]] = {}
     for shard in shards:
         table = shard.table
-        alike = (table.pooling, table.weighted, table.dtype, table.kernel, table.optimizer)
+        pooling = _lookup_pooling(table)
+        # Rows that come one by one fit into one tensor only where they are equally long.
+        width = shard.piece.columns if pooling == "none" else 0
+        alike = (pooling, table.weighted, table.dtype, table.kernel, table.optimizer, width)
         groups.setdefault(alike, []).append(shard)
     return [TableGroup(tuple(members)) for members in groups.values()]
+
+
+def _lookup_pooling(table: PlacedTable) -> PoolingKind:
+    """How a lookup pools: where rows are split it adds up what it has, and the result is averaged at home."""
+    return "sum" if table.splits_rows and table.pooling != "none" else table.pooling

@@ -7,7 +7,9 @@ orders happen to agree. What depends only on keys is computed once for each orde
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -63,32 +65,56 @@ class FeatureOrder:
         return None if positions == list(range(len(keys))) else positions
 
 
+@dataclass(frozen=True)
+class ColumnPiece:
+    """Neighbouring columns of one output, which travel together.
+
+    Args:
+        key: The output.
+        offset: Its first column in the output; not 0 where the table is cut by columns.
+        columns: How many.
+    """
+
+    key: str
+    offset: int
+    columns: int
+
+
 class ColumnOrder:
     """Brings pooled columns from the order in which they arrive into the order of the caller.
 
     Args:
-        arriving: Output keys in arriving order, each once.
-        columns: D of each arriving key.
-        wanted: The same keys in the caller's order.
+        arriving: What arrives, in that order; together the pieces make up every column of every key once.
+        wanted: The keys in the caller's order.
 
     Example:
         >>> import torch
-        >>> order = ColumnOrder(["item", "user"], [1, 2], wanted=["user", "item"])
-        >>> order.arrange(torch.tensor([[7, 8, 9]]))
-        tensor([[8, 9, 7]])
+        >>> arriving = [ColumnPiece("item", 0, 1), ColumnPiece("user", 1, 1), ColumnPiece("user", 0, 1)]
+        >>> order = ColumnOrder(arriving, wanted=["user", "item"])
+        >>> order.length_per_key, order.arrange(torch.tensor([[7, 8, 9]]))
+        ([2, 1], tensor([[9, 8, 7]]))
     """
 
-    def __init__(self, arriving: Sequence[str], columns: Sequence[int], wanted: Sequence[str]) -> None:
-        assert sorted(arriving) == sorted(wanted), f"columns of {list(arriving)} arrive where {list(wanted)} are due"
-        width = dict(zip(arriving, columns, strict=True))
-        self.length_per_key: list[int] = [width[key] for key in wanted]
+    def __init__(self, arriving: Sequence[ColumnPiece], wanted: Sequence[str]) -> None:
         place = {key: index for index, key in enumerate(wanted)}
-        targets = [place[key] for key in arriving]
-        self._in_order = targets == list(range(len(targets)))
-        # Keys that are neighbours in both orders move as one block.
+        assert {piece.key for piece in arriving} == set(wanted), f"{arriving} arrive where {list(wanted)} are due"
+        width = Counter[str]()
+        for piece in arriving:
+            width[piece.key] += piece.columns
+        self.length_per_key: list[int] = [width[key] for key in wanted]
+        self._columns = [piece.columns for piece in arriving]
+        self._keys = len(wanted)
+        order = sorted(range(len(arriving)), key=lambda i: (place[arriving[i].key], arriving[i].offset))
+        self._order = order
+        self._places = [place[arriving[i].key] for i in order]
+        self._in_order = order == list(range(len(order)))
+        # Pieces that are neighbours in both orders move as one block.
+        targets = [0] * len(order)
+        for target, piece in enumerate(order):
+            targets[piece] = target
         starts = [i for i, to in enumerate(targets) if i == 0 or to != targets[i - 1] + 1]
         ends = [*starts[1:], len(targets)] if starts else []
-        offsets = [0, *accumulate(columns)]
+        offsets = [0, *accumulate(self._columns)]
         self._block_columns = [offsets[end] - offsets[start] for start, end in zip(starts, ends, strict=True)]
         self._block_order = sorted(range(len(starts)), key=lambda block: targets[starts[block]])
 
@@ -98,3 +124,20 @@ class ColumnOrder:
             return pooled
         blocks = pooled.split(self._block_columns, dim=1)
         return torch.cat([blocks[block] for block in self._block_order], dim=1)
+
+    def by_key(self, flat: torch.Tensor, samples: Sequence[int]) -> list[torch.Tensor]:
+        """Pieces of a variable batch one after the other -> ``[B_key, D]`` of each key, in the caller's order.
+
+        Args:
+            flat: ``[samples, columns]`` of each arriving piece, flattened.
+            samples: Of each arriving piece.
+        """
+        sizes = [count * columns for count, columns in zip(samples, self._columns, strict=True)]
+        pieces = [
+            part.view(count, columns)
+            for part, count, columns in zip(flat.split(sizes), samples, self._columns, strict=True)
+        ]
+        of_keys: list[list[torch.Tensor]] = [[] for _ in range(self._keys)]
+        for key, piece in zip(self._places, self._order, strict=True):
+            of_keys[key].append(pieces[piece])
+        return [parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) for parts in of_keys]

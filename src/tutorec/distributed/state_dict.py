@@ -7,7 +7,6 @@ touches it.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,78 +18,90 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharded_tensor.shard import Shard
 
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.shard_geometry import placement
+from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.shard_geometry import ShardPiece, placement
 from tutorec.distributed.tables import PlacedTable
 
 
 def sharded_state(
-    tables: Sequence[PlacedTable], local: Mapping[str, torch.Tensor], env: ShardingEnv, device: torch.device
-) -> dict[str, ShardedTensor]:
-    """Table name -> the whole table as a `ShardedTensor`. No communication: the plan says it all.
+    tables: Sequence[PlacedTable],
+    local: Mapping[str, Sequence[torch.Tensor]],
+    env: ShardingEnv,
+    device: torch.device,
+) -> dict[str, ShardedTensor | torch.Tensor]:
+    """Table name -> the whole table: a `ShardedTensor`, and of a replicated table the rows that every rank holds.
+
+    No communication: the plan says it all.
 
     Args:
         tables: Every table, those of other ranks included.
-        local: Table name -> rows of this rank's shard; live, and copied only where the backend pads them.
+        local: Table name -> rows of each piece that this rank holds, in the order of ``PlacedTable.pieces``; live, and
+            copied only where the backend pads them.
         env: The ranks; needs a process group.
         device: Where tables live.
     """
-    return {table.name: _sharded_tensor(table, local.get(table.name), env, device) for table in tables}
+    state: dict[str, ShardedTensor | torch.Tensor] = {}
+    for table in tables:
+        held = local.get(table.name, ())
+        if table.sharding_type is not ShardingType.DATA_PARALLEL:
+            state[table.name] = _sharded_tensor(table, held, env, device)
+        elif held:
+            state[table.name] = held[0]
+    return state
 
 
-def local_state(tables: Sequence[PlacedTable], loaded: Mapping[str, Any], rank: int) -> dict[str, torch.Tensor]:
-    """What of a loaded state this rank holds: table name -> rows of its shard.
+def local_state(tables: Sequence[PlacedTable], loaded: Mapping[str, Any], rank: int) -> dict[str, list[torch.Tensor]]:
+    """What of a loaded state this rank holds: table name -> rows of each of its pieces, in their order.
 
     Args:
         tables: Every table.
-        loaded: Table name -> `ShardedTensor`, or the whole table as a plain tensor, as an unsharded module stores it.
+        loaded: Table name -> `ShardedTensor`, or the whole table as a plain tensor, as an unsharded module and a
+            replicated table store it.
         rank: This rank.
 
     Raises:
+        TypeError: What is loaded is no tensor.
         ValueError: Shapes differ, or what is loaded was sharded by another plan.
     """
-    state: dict[str, torch.Tensor] = {}
+    state: dict[str, list[torch.Tensor]] = {}
     for table in tables:
         value = loaded.get(table.name)
         if value is None:
             continue
-        if list(value.size()) != [table.rows, table.columns]:
-            raise ValueError(
-                f"table {table.name!r} is [{table.rows}, {table.columns}], and what is loaded is {list(value.size())}"
-            )
-        for piece in table.pieces:
-            if piece.rank != rank:
-                continue
-            if isinstance(value, ShardedTensor):
-                state[table.name] = _local_shard(value, table, piece.row_offset, piece.column_offset)
-            else:
-                rows = slice(piece.row_offset, piece.row_offset + piece.rows)
-                state[table.name] = value[rows, piece.column_offset : piece.column_offset + piece.columns]
+        if not isinstance(value, ShardedTensor | torch.Tensor):
+            raise TypeError(f"table {table.name!r}: what is loaded is a {type(value).__name__} and no tensor")
+        # Not size(): that goes through ShardedTensor's dispatch, which warns at each call.
+        size = list(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
+        if size != [table.rows, table.columns]:
+            raise ValueError(f"table {table.name!r} is [{table.rows}, {table.columns}], and what is loaded is {size}")
+        held = [piece for piece in table.pieces if piece.rank == rank]
+        if held:
+            state[table.name] = [_rows_of_piece(value, table, piece) for piece in held]
     return state
 
 
 def _sharded_tensor(
-    table: PlacedTable, local: torch.Tensor | None, env: ShardingEnv, device: torch.device
+    table: PlacedTable, local: Sequence[torch.Tensor], env: ShardingEnv, device: torch.device
 ) -> ShardedTensor:
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", env.world_size))
+    # Ranks that share a device, as tests on one GPU do, are not where counting by host puts them.
+    here = f"rank:{env.rank}/{local[0].device}" if local else ""
     shards = [
         ShardMetadata(
             [piece.row_offset, piece.column_offset],
             [piece.rows, piece.columns],
-            # Ranks that share a device, as tests on one GPU do, are not where counting by host puts them.
-            f"rank:{piece.rank}/{local.device}"
-            if local is not None and piece.rank == env.rank
-            else placement(piece.rank, device.type, local_size),
+            here if here and piece.rank == env.rank else placement(piece.rank, device.type, env.local_size),
         )
         for piece in table.pieces
     ]
     mine = [shard for shard, piece in zip(shards, table.pieces, strict=True) if piece.rank == env.rank]
+    assert not local or len(local) == len(mine), f"table {table.name!r}: {len(local)} tensors for {len(mine)} pieces"
     metadata = ShardedTensorMetadata(
         shards_metadata=shards,
         size=torch.Size([table.rows, table.columns]),
         tensor_properties=TensorProperties(dtype=table.dtype),
     )
     # ShardedTensor takes contiguous rows only: those of a padded table are copied.
-    held = [Shard(local.contiguous(), shard) for shard in mine] if local is not None else []
+    held = [Shard(rows.contiguous(), shard) for rows, shard in zip(local, mine, strict=False)]
     with warnings.catch_warnings():
         # torch recommends DTensor, which cannot say that one rank holds a whole table.
         warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
@@ -99,13 +110,17 @@ def _sharded_tensor(
         )
 
 
-def _local_shard(value: ShardedTensor, table: PlacedTable, row: int, column: int) -> torch.Tensor:
-    offsets = []
+def _rows_of_piece(value: ShardedTensor | torch.Tensor, table: PlacedTable, piece: ShardPiece) -> torch.Tensor:
+    row, column = piece.row_offset, piece.column_offset
+    if not isinstance(value, ShardedTensor):
+        return value[row : row + piece.rows, column : column + piece.columns]
+    wanted = ([row, column], [piece.rows, piece.columns])
+    found = []
     for shard in value.local_shards():
-        if list(shard.metadata.shard_offsets) == [row, column]:
+        found.append((shard.metadata.shard_offsets, shard.metadata.shard_sizes))
+        if found[-1] == wanted:
             return shard.tensor
-        offsets.append(shard.metadata.shard_offsets)
     raise ValueError(
-        f"table {table.name!r}: this rank holds the shard at [{row}, {column}], and what is loaded has shards at "
-        f"{offsets} here: it was stored under another plan; load it under that plan"
+        f"table {table.name!r}: this rank holds the shard at {wanted[0]} of size {wanted[1]}, and what is loaded has "
+        f"shards (offsets, sizes) {found} here: it was stored under another plan; load it under that plan"
     )

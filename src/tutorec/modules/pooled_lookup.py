@@ -105,21 +105,46 @@ def side_by_side(features: KeyedJaggedTensor, lookups: PooledLookups, pooled: Se
         return torch.cat(list(pooled), dim=1)
     if not pooled:
         return torch.empty(features.stride(), 0, device=features.device())
-    inverse = features.inverse_indices_or_none()
-    if inverse is not None and inverse[1].numel():
-        places = {key: place for place, key in enumerate(inverse[0])}
-        missing = [name for name in lookups.keys if name not in places]
+    variable = features.variable_stride_per_key()
+    return join_samples(lookups.features, pooled, features.inverse_indices_or_none(), variable)
+
+
+def join_samples(
+    features: Sequence[str],
+    pooled: Sequence[Tensor],
+    inverse_indices: tuple[list[str], Tensor] | None,
+    variable: bool,
+) -> Tensor:
+    """The pooled lists of each result -> the pooled rows of each sample, side by side [B, D].
+
+    Args:
+        features: The feature of each result.
+        pooled: [lists, D] of each result.
+        inverse_indices: Keys, and which list each sample means [F, B]; None where lists are samples.
+        variable: Whether features may have different numbers of lists.
+
+    Raises:
+        KeyError: The inverse indices lack a feature.
+        ValueError: Features have different numbers of samples, and there are no inverse indices.
+
+    Example:
+        >>> pooled = [torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])]
+        >>> join_samples(["a", "b"], pooled, (["a", "b"], torch.tensor([[1, 0], [0, 0]])), variable=True).tolist()
+        [[2.0, 3.0], [1.0, 3.0]]
+    """
+    if inverse_indices is not None and inverse_indices[1].numel():
+        places = {key: place for place, key in enumerate(inverse_indices[0])}
+        missing = [name for name in dict.fromkeys(features) if name not in places]
         if missing:
-            raise KeyError(f"inverse_indices lack the features {missing}; they have {inverse[0]}")
-        rows = inverse[1].unbind(0)
-        pooled = [one.index_select(0, rows[places[name]]) for name, one in zip(lookups.features, pooled, strict=True)]
-    elif features.variable_stride_per_key():
-        samples = dict(zip(features.keys(), features.stride_per_key(), strict=True))
-        if len({samples[name] for name in lookups.keys}) > 1:
+            raise KeyError(f"inverse_indices lack the features {missing}; they have {inverse_indices[0]}")
+        rows = inverse_indices[1].unbind(0)
+        pooled = [one.index_select(0, rows[places[name]]) for name, one in zip(features, pooled, strict=True)]
+    elif variable:
+        samples = {name: one.shape[0] for name, one in zip(features, pooled, strict=True)}
+        if len(set(samples.values())) > 1:
             raise ValueError(
-                f"features have different numbers of samples, { ({name: samples[name] for name in lookups.keys}) }, so "
-                "that their pooled rows do not stand side by side; build the batch with inverse_indices, which say "
-                "which of a feature's lists each sample means"
+                f"features have different numbers of samples, {samples}, so that their pooled rows do not stand side "
+                "by side; build the batch with inverse_indices, which say which of a feature's lists each sample means"
             )
     return torch.cat(list(pooled), dim=1)
 

@@ -1,25 +1,33 @@
-"""Sharded equals unsharded: outputs, table weights and optimizer state, each by itself, on the global batch."""
+"""Sharded equals unsharded: outputs, table weights and optimizer state, each by itself, on the global batch.
+
+By default a pairwise cover runs: every two values of two parameters meet. `pytest -m full` runs the whole product.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from distributed.cases import (
+    KINDS,
     LEARNING_RATE,
     ROWS,
     Reference,
     batch,
     coefficients,
     collection,
+    column_slices,
+    held,
     local_state,
     local_weights,
     samples_of,
     seed_of,
     shard,
 )
+from distributed.pairwise import pairwise_cover
 from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
@@ -34,16 +42,28 @@ POOLINGS = {
     "weighted": (PoolingType.SUM, True),
     "weighted sqrtn": (PoolingType.SQRTN, True),
 }
-WORLDS = [1, 2, pytest.param(4, marks=pytest.mark.world4)]
+OPTIMIZERS = ("exact_sgd", "exact_row_wise_adagrad")
+BACKENDS = ("fbgemm", "torch")
+MATRIX = ((*KINDS, "mixed"), tuple(POOLINGS), OPTIMIZERS, (1, 2, 4), BACKENDS)
+PAIRWISE = pairwise_cover(MATRIX)
+
+
+def cases() -> list[Any]:
+    found = []
+    for case in product(*MATRIX):
+        marks = [] if case in PAIRWISE else [pytest.mark.full]
+        marks += [pytest.mark.world4] if case[3] == 4 else []
+        found.append(pytest.param(*case, marks=marks, id="-".join(map(str, case))))
+    return found
 
 
 def train(
-    rank: int, world_size: int, pooling: str, optimizer: str, backend: str, dtype: torch.dtype = torch.int64
+    rank: int, world_size: int, kind: str, pooling: str, optimizer: str, backend: str, dtype: torch.dtype = torch.int64
 ) -> dict[str, Any]:
     """Three steps on one rank; what it computed, holds, and remembers."""
-    kind, weighted = POOLINGS[pooling]
+    pooled, weighted = POOLINGS[pooling]
     with use_backend(backend):
-        sharded = shard(collection(kind, weighted), optimizer)
+        sharded = shard(collection(pooled, weighted), optimizer, kind=kind)
         outputs = []
         for step in range(STEPS):
             features = batch(seed_of(rank, step), samples_of(rank, step), weighted, dtype)
@@ -51,12 +71,12 @@ def train(
             outputs.append(out.values().detach())
             (out.values() * coefficients(out.values(), seed_of(rank, step))).sum().backward()
         keys = sharded(features).keys()
-    return {"outputs": outputs, "keys": keys, "weights": local_weights(sharded), "state": local_state(sharded)}
+    return {"outputs": outputs, "keys": keys, "held": held(sharded)}
 
 
-def expected(world_size: int, pooling: str, optimizer: str) -> tuple[list[list[torch.Tensor]], Reference]:
-    kind, weighted = POOLINGS[pooling]
-    reference = Reference(collection(kind, weighted), optimizer, world_size)
+def expected(kind: str, world_size: int, pooling: str, optimizer: str) -> tuple[list[list[torch.Tensor]], Reference]:
+    pooled, weighted = POOLINGS[pooling]
+    reference = Reference(collection(pooled, weighted), optimizer, world_size, kind)
     outputs = []
     for step in range(STEPS):
         batches = [batch(seed_of(rank, step), samples_of(rank, step), weighted) for rank in range(world_size)]
@@ -64,38 +84,41 @@ def expected(world_size: int, pooling: str, optimizer: str) -> tuple[list[list[t
     return outputs, reference
 
 
-@pytest.mark.parametrize("backend", ["fbgemm", "torch"])
-@pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
-@pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("world_size", WORLDS, ids=lambda size: f"w{size}")
-class TestTableWise:
-    @pytest.fixture
-    def trained(
-        self, ranks: Callable[..., Ranks], world_size: int, pooling: str, optimizer: str, backend: str
-    ) -> tuple[list[dict[str, Any]], list[list[torch.Tensor]], Reference]:
-        with use_backend("auto") as found:
-            if backend == "fbgemm" and found.name != "fbgemm":
-                pytest.skip(f"no fbgemm here: {found.reason}")
-        return (
-            ranks(world_size).run(train, pooling=pooling, optimizer=optimizer, backend=backend),
-            *expected(world_size, pooling, optimizer),
-        )
+def skip_without(backend: str) -> None:
+    with use_backend("auto") as found:
+        if backend == "fbgemm" and found.name != "fbgemm":
+            pytest.skip(f"no fbgemm here: {found.reason}")
 
-    def test_outputs_weights_and_state_equal_unsharded(self, trained, optimizer, world_size):
-        of_ranks, outputs, reference = trained
-        for rank, result in enumerate(of_ranks):
-            assert result["keys"] == ["f0", "f1@t0", "f1@t1", "f2", "f3"]
-            for step in range(STEPS):
-                message = f"outputs of step {step} on rank {rank}"
-                assert_close(result["outputs"][step], outputs[step][rank], rtol=1e-5, atol=1e-6, msg=message)
-        weights = {name: rows for result in of_ranks for name, rows in result["weights"].items()}
-        assert sum(len(result["weights"]) for result in of_ranks) == 3
-        for name, rows in reference.weights().items():
-            assert_close(weights[name], rows.detach(), rtol=1e-5, atol=1e-6, msg=f"weights of {name}")
-        state = {name: tensor for result in of_ranks for name, tensor in result["state"].items()}
-        assert set(state) == {f"{name}.momentum1" for name in reference.momentum}
-        for name, momentum in reference.momentum.items():
-            assert_close(state[f"{name}.momentum1"], momentum, rtol=1e-5, atol=1e-6, msg=f"state of {name}")
+
+@pytest.mark.parametrize(("kind", "pooling", "optimizer", "world_size", "backend"), cases())
+def test_outputs_weights_and_state_equal_unsharded(
+    ranks: Callable[..., Ranks], kind: str, pooling: str, optimizer: str, world_size: int, backend: str
+) -> None:
+    skip_without(backend)
+    pool = ranks(world_size, hosts=2) if world_size == 4 else ranks(world_size)
+    of_ranks = pool.run(train, kind=kind, pooling=pooling, optimizer=optimizer, backend=backend)
+    outputs, reference = expected(kind, world_size, pooling, optimizer)
+    for rank, result in enumerate(of_ranks):
+        assert result["keys"] == ["f0", "f1@t0", "f1@t1", "f2", "f3"]
+        for step in range(STEPS):
+            message = f"outputs of step {step} on rank {rank}"
+            assert_close(result["outputs"][step], outputs[step][rank], rtol=1e-5, atol=1e-6, msg=message)
+    covered = {name: torch.zeros_like(rows) for name, rows in reference.weights().items()}
+    for rank, result in enumerate(of_ranks):
+        for name, (row, column), rows, state in (
+            (name, *own) for name, pieces in result["held"].items() for own in pieces
+        ):
+            part = slice(row, row + rows.shape[0]), slice(column, column + rows.shape[1])
+            covered[name][part] += 1
+            weights = reference.weights()[name].detach()[part]
+            assert_close(rows, weights, rtol=1e-5, atol=1e-6, msg=f"weights of {name} on rank {rank}")
+            if optimizer == "exact_sgd":
+                assert state is None
+                continue
+            slices = column_slices(kind, list(covered).index(name), covered[name].shape[1])
+            momentum = reference.momentum[name][[columns.start for columns in slices].index(column)]
+            assert_close(state, momentum[part[0]], rtol=1e-5, atol=1e-6, msg=f"state of {name} on rank {rank}")
+    assert all(bool((count == 1).all()) for count in covered.values())
 
 
 def touched_rows_only(rank: int, world_size: int) -> dict[str, tuple[bool, bool]]:
@@ -116,31 +139,41 @@ def test_rows_outside_of_the_batch_and_their_state_do_not_move(ranks):
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.world4)])
 def test_int32_ids_train_like_int64_ids(ranks, world_size):
-    options = {"pooling": "sum", "optimizer": "exact_sgd", "backend": "auto"}
+    options = {"kind": "mixed", "pooling": "sum", "optimizer": "exact_sgd", "backend": "auto"}
     wide = ranks(world_size).run(train, **options)
     narrow = ranks(world_size).run(train, **options, dtype=torch.int32)
     for a, b in zip(wide, narrow, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a["outputs"], b["outputs"], strict=True))
-        assert all(torch.equal(a["weights"][name], b["weights"][name]) for name in a["weights"])
+        for name, pieces in a["held"].items():
+            assert all(torch.equal(x[1], y[1]) for x, y in zip(pieces, b["held"][name], strict=True))
 
 
-def train_dense(rank: int, world_size: int) -> dict[str, torch.Tensor]:
-    sharded = shard(collection(), kernel="dense")
+def train_dense(rank: int, world_size: int, kind: str) -> list[tuple[str, int, int, torch.Tensor]]:
+    """The gradient of each piece here: its table, first row, first column."""
+    sharded = shard(collection(), kernel="dense", kind=kind)
     out = sharded(batch(rank, 3 + rank)).values()
     (out * coefficients(out, rank)).sum().backward()
-    gradients = {name.split(".")[1]: parameter.grad for name, parameter in sharded.named_parameters()}
-    return {name: gradient for name, gradient in gradients.items() if gradient is not None}
+    gradients = {name: parameter.grad for name, parameter in sharded.named_parameters()}
+    found = []
+    for name, pieces in held(sharded).items():
+        for index, ((row, column), _, _) in enumerate(pieces):
+            gradient = gradients[f"embedding_bags.{name}.weight" + (f"_{index}" if index else "")]
+            assert gradient is not None
+            found.append((name, row, column, gradient))
+    return found
 
 
-def test_dense_kernel_leaves_the_gradient_of_the_global_mean(ranks):
-    gradients = {name: tensor for result in ranks(2).run(train_dense) for name, tensor in result.items()}
+@pytest.mark.parametrize("kind", [*KINDS, "mixed"])
+def test_dense_kernel_leaves_the_gradient_of_the_global_mean(ranks, kind):
     reference = Reference(collection(), "exact_sgd", 2)
     outputs = reference.outputs([batch(0, 3), batch(1, 4)])
     loss = sum((out * coefficients(out, rank)).sum() for rank, out in enumerate(outputs)) / 2
     loss.backward()
-    assert set(gradients) == {"t0", "t1", "t2"}
-    for name, weight in reference.weights().items():
-        assert_close(gradients[name], weight.grad)
+    found = [piece for of_rank in ranks(2).run(train_dense, kind=kind) for piece in of_rank]
+    assert {name for name, *_ in found} == {"t0", "t1", "t2"}
+    for name, row, column, gradient in found:
+        whole = reference.weights()[name].grad
+        assert_close(gradient, whole[row : row + gradient.shape[0], column : column + gradient.shape[1]])
 
 
 def loss_drop(rank: int, world_size: int) -> float:

@@ -31,12 +31,12 @@ class BatchedDenseEmbeddingBag(nn.Module):
         return self._emb_module(values, offsets, weights)
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(table name, its rows as a parameter), in group order."""
-        for shard, rows in zip(self._group.shards, self._emb_module.table_weights(), strict=True):
+        """(``table.weight``, its rows as a parameter), in group order."""
+        for name, rows in zip(self._group.parameter_names, self._emb_module.table_weights(), strict=True):
             assert isinstance(rows, nn.Parameter), (
                 "a dense operator's rows are parameters: backward gives them gradients"
             )
-            yield shard.table.name, rows
+            yield name, rows
 
     def rebind(self) -> None:
         """Nothing: the parameters are the operator's own and move with it."""

@@ -28,7 +28,7 @@ class BatchedFusedEmbeddingBag(nn.Module, FusedOptimizerModule):
         self._emb_module = build_table_batch(group.spec(), optimizer=group.optimizer, device=device, weights=weights)
         # Views of the operator's rows: writing into a parameter moves the rows.
         self._weights = [nn.Parameter(rows) for rows in self._emb_module.table_weights()]
-        names = [f"embedding_bags.{shard.table.name}.weight" for shard in group.shards]
+        names = [f"embedding_bags.{name}" for name in group.parameter_names]
         self._optimizer = EmbeddingFusedOptimizer(self._emb_module, names, self._weights)
         for parameter in self._weights:
             parameter._in_backward_optimizers = [self._optimizer]  # pyright: ignore[reportAttributeAccessIssue]
@@ -44,9 +44,8 @@ class BatchedFusedEmbeddingBag(nn.Module, FusedOptimizerModule):
         return self._optimizer
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(table name, its rows as a parameter), in group order."""
-        tables = (shard.table.name for shard in self._group.shards)
-        yield from zip(tables, self._weights, strict=True)
+        """(``table.weight``, its rows as a parameter), in group order."""
+        yield from zip(self._group.parameter_names, self._weights, strict=True)
 
     def rebind(self) -> None:
         """Point parameters and optimizer at the operator's memory again, after it has moved."""

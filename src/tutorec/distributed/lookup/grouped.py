@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
 from tutorec.distributed.grouping import TableGroup
+from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
 from tutorec.distributed.lookup.dense import BatchedDenseEmbeddingBag
 from tutorec.distributed.lookup.fused import BatchedFusedEmbeddingBag
+from tutorec.distributed.lookup.variable import flatten_by_rank, pad_bags
 from tutorec.distributed.plan import EmbeddingComputeKernel
 from tutorec.optim.fused import EmbeddingFusedOptimizer
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -21,31 +23,37 @@ _KERNELS: dict[EmbeddingComputeKernel, type[BatchedFusedEmbeddingBag] | type[Bat
 SUPPORTED_KERNELS = tuple(_KERNELS)
 
 
-class GroupedPooledEmbeddingsLookup(nn.Module):
-    """Every sample, my features -> every sample, my columns.
+class GroupedPooledEmbeddingsLookup(EmbeddingLookup):
+    """Every sample, my slots -> every sample, my columns.
 
     Args:
         groups: This rank's tables; none on a rank that holds none.
-        weights: Table name -> initial rows ``[R, D]`` of this rank's shard.
+        rows_of: The initial rows of a shard.
         device: Where the rows live.
 
     Source:
         TorchRec's ``GroupedPooledEmbeddingsLookup``.
     """
 
-    def __init__(self, groups: Sequence[TableGroup], weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    def __init__(self, groups: Sequence[TableGroup], rows_of: ShardRows, device: torch.device) -> None:
         super().__init__()
         self._splits = [len(group.features) for group in groups]
+        self._columns = [columns for group in groups for columns in group.columns]
         self._device = device
         self._emb_modules = nn.ModuleList()
         for group in groups:
-            rows = [weights[shard.table.name] for shard in group.shards]
+            rows = [rows_of(shard) for shard in group.shards]
             self._emb_modules.append(_KERNELS[group.kernel](group, rows, device))
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """``features``: F_mine features, sum of B samples, in group order -> ``[sum of B, D_mine]``."""
+        """My slots, sum of B samples, in group order -> ``[sum of B, D_mine]``.
+
+        Of a variable batch: for each rank and each slot its samples' columns, flattened.
+        """
         if not self._splits:
             return torch.empty(features.stride(), 0, device=self._device)
+        if features.variable_stride_per_key():
+            return flatten_by_rank(self.forward(pad_bags(features)), features, self._columns)
         if torch.is_inference_mode_enabled():
             # fbgemm registers its training operators for autograd only, which inference mode leaves out.
             with torch.inference_mode(False), torch.no_grad():
@@ -58,7 +66,7 @@ class GroupedPooledEmbeddingsLookup(nn.Module):
         return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(table name, its rows as a parameter), group after group."""
+        """(``table.weight``, its rows as a parameter), group after group."""
         for bags in self._bags():
             yield from bags.named_weights()
 

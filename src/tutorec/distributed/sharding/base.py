@@ -2,40 +2,56 @@
 
     my samples, every feature  | input_dist |  my features, every sample  | lookup |  | output_dist |  my samples
 
-A type is one final class in one file beside this one; types share functions, not parents.
+A type is one final class in one file beside this one; types share functions, not parents. What a type decides is which
+*slots* a rank has (`slots`), how ids find them and how pooled rows come home.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
 from tutorec.awaitable import Awaitable
-from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
+from tutorec.distributed.collectives.kjt import KJTArrival
+from tutorec.distributed.layout import ColumnPiece
+from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
-class FeatureArrival(Protocol):
-    """Features on their way to the ranks that look them up, of which the sizes are known."""
+@dataclass
+class EmbeddingShardingContext:
+    """What the way home must know of the way in: one sharding, one batch.
 
-    # B of each rank whose samples arrive: what the way home needs.
-    batch_size_per_rank: list[int]
+    Args:
+        batch_size_per_rank: B of each rank, whose samples have arrived here.
+        batch_size_per_rank_per_feature: Of a variable batch: samples of each slot of mine, ``[W][slots]``.
+        batch_size_per_feature_pre_a2a: My samples of each feature, in ``feature_names()`` order.
+        factors: Of rows that are split: for each feature what its pooled bags are multiplied by at home, ``[B]`` each,
+            None for 1; None where no feature has any.
+        places: Of split rows that come home one by one: where each of my ids stood among those that I sent.
 
-    def wait(self) -> KeyedJaggedTensor:
-        """Every sample, my features."""
-        ...
+    Source:
+        TorchRec's ``torchrec.distributed.embedding_sharding.EmbeddingShardingContext``.
+    """
+
+    batch_size_per_rank: list[int] = field(default_factory=list)
+    batch_size_per_rank_per_feature: list[list[int]] | None = None
+    batch_size_per_feature_pre_a2a: list[int] = field(default_factory=list)
+    factors: list[torch.Tensor | None] | None = None
+    places: torch.Tensor | None = None
 
 
 class SparseFeaturesDist(nn.Module, ABC):
     """The way in: ids to the ranks that hold their rows."""
 
     @abstractmethod
-    def forward(self, features: KeyedJaggedTensor) -> Awaitable[FeatureArrival]:
-        """My samples, the features of this sharding -> promise of a promise: sizes first, then ids."""
+    def forward(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> Awaitable[KJTArrival]:
+        """My samples, ``feature_names()`` -> promise of a promise: sizes first, then ids of my slots."""
 
 
 class PooledEmbeddingDist(nn.Module, ABC):
@@ -46,11 +62,15 @@ class PooledEmbeddingDist(nn.Module, ABC):
         """Make the exchange, at the first batch: a sharded module that is only looked at needs no process group."""
 
     @abstractmethod
-    def forward(self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int]) -> Awaitable[torch.Tensor]:
-        """``[every sample, my columns]`` -> promise of ``[my samples, columns of this sharding]``."""
+    def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
+        """``[every sample, my columns]`` -> promise of ``[my samples, columns of this sharding]``.
+
+        With a variable batch both are flat: for each rank (here: none, mine) and each slot (each output piece) its
+        samples' columns.
+        """
 
 
-class PooledEmbeddingSharding(ABC):
+class EmbeddingSharding(ABC):
     """All tables of a collection that are sharded in one way.
 
     Source:
@@ -59,23 +79,31 @@ class PooledEmbeddingSharding(ABC):
 
     @abstractmethod
     def feature_names(self) -> list[str]:
-        """Features in the order in which ``input_dist`` wants them; one that two tables read stands here twice."""
-
-    @abstractmethod
-    def output_keys(self) -> list[str]:
-        """Output keys in the order in which ``output_dist`` delivers their columns."""
-
-    @abstractmethod
-    def output_columns(self) -> list[int]:
-        """D of each output key."""
+        """Features in the order in which ``input_dist`` wants them; a name may stand here twice."""
 
     @abstractmethod
     def create_input_dist(self) -> SparseFeaturesDist:
         """The way in."""
 
     @abstractmethod
-    def create_lookup(self, weights: Mapping[str, torch.Tensor], device: torch.device) -> GroupedPooledEmbeddingsLookup:
-        """This rank's tables, filled with ``weights`` (table name -> rows of this rank's shard)."""
+    def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
+        """This rank's shards, filled with ``rows_of(shard)``."""
+
+    @abstractmethod
+    def create_output_dist(self) -> Any:
+        """The way home."""
+
+
+class PooledEmbeddingSharding(EmbeddingSharding):
+    """A sharding whose lookups pool bags."""
+
+    @abstractmethod
+    def output_pieces(self) -> Sequence[ColumnPiece]:
+        """What ``output_dist`` delivers, in that order."""
+
+    @abstractmethod
+    def output_features(self) -> Sequence[int]:
+        """For each of these pieces which of ``feature_names()`` it comes from."""
 
     @abstractmethod
     def create_output_dist(self) -> PooledEmbeddingDist:

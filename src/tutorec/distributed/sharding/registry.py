@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.base import PooledEmbeddingSharding
+from tutorec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
+from tutorec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
+from tutorec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
 from tutorec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
+from tutorec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingSharding
+from tutorec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
 from tutorec.distributed.tables import PlacedTable
 
-POOLED_SHARDINGS: dict[ShardingType, Callable[[Sequence[PlacedTable], ShardingEnv], PooledEmbeddingSharding]] = {
+PooledBuilder = Callable[
+    [Sequence[PlacedTable], ShardingEnv, Mapping[str, QuantizedCommCodecs]], PooledEmbeddingSharding
+]
+
+POOLED_SHARDINGS: dict[ShardingType, PooledBuilder] = {
     ShardingType.TABLE_WISE: TwPooledEmbeddingSharding,
+    ShardingType.COLUMN_WISE: CwPooledEmbeddingSharding,
+    ShardingType.TABLE_COLUMN_WISE: TwCwPooledEmbeddingSharding,
+    ShardingType.ROW_WISE: RwPooledEmbeddingSharding,
+    ShardingType.TABLE_ROW_WISE: TwRwPooledEmbeddingSharding,
+    ShardingType.GRID_SHARD: GridPooledEmbeddingSharding,
 }

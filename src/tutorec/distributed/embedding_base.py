@@ -1,0 +1,375 @@
+"""What sharded collections have in common: one plan for all ranks, weights kept, features found by name.
+
+A collection becomes a sharded one in three steps: the plan is read and compared with the other ranks', each rank takes
+its shards' rows out of the unsharded tables, and at the first batch the exchanges are built.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from tutorec.awaitable import Awaitable
+from tutorec.distributed.agreement import check_agreement
+from tutorec.distributed.collectives.kjt import KJTArrival
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.initial_rows import draw_piece
+from tutorec.distributed.layout import FeatureOrder
+from tutorec.distributed.lookup.base import EmbeddingLookup
+from tutorec.distributed.lookup.grouped import SUPPORTED_KERNELS
+from tutorec.distributed.plan import ParameterSharding, ShardingType
+from tutorec.distributed.sharded_module import CompIn, Ctx, DistOut, Out, ShardedModule
+from tutorec.distributed.sharding.base import EmbeddingSharding, SparseFeaturesDist
+from tutorec.distributed.state_dict import local_state, sharded_state
+from tutorec.distributed.tables import (
+    PlacedTable,
+    PlacementRules,
+    TableShard,
+    check_plan_covers,
+    place_table,
+)
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig
+from tutorec.modules.embedding_tables import get_embedding_names_by_table
+from tutorec.optim.fused import FusedOptimizerModule
+from tutorec.optim.keyed import CombinedOptimizer
+from tutorec.sparse.id_check import check_ids
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.tensor_dict import maybe_td_to_kjt
+
+_logger = logging.getLogger(__name__)
+_noticed: set[str] = set()
+S = TypeVar("S", bound=EmbeddingSharding)
+
+
+@dataclass(frozen=True)
+class Unsharded:
+    """A collection that is to be sharded.
+
+    Args:
+        kind: Its class, for messages.
+        path: Where its tables stand in it: parameters are ``<path>.<table>.weight``.
+        configs: What each table is.
+        weights: Table name -> ``[R, D]``; may be on the meta device.
+        weighted: Whether each id must carry a weight.
+    """
+
+    kind: str
+    path: str
+    configs: Sequence[BaseEmbeddingConfig]
+    weights: Mapping[str, torch.Tensor]
+    weighted: bool
+
+
+@dataclass
+class BatchContext:
+    """What the moves of one batch tell each other.
+
+    Args:
+        sharding_contexts: One for each sharding of the module.
+        features: The batch as it was given.
+        variable_batch_per_feature: Whether features have different numbers of samples on some rank.
+    """
+
+    sharding_contexts: list[Any] = field(default_factory=list)
+    features: KeyedJaggedTensor | None = None
+    variable_batch_per_feature: bool = False
+
+    @property
+    def batch_size(self) -> int:
+        """B, my samples."""
+        return self.features.stride() if self.features is not None else 0
+
+    @property
+    def inverse_indices(self) -> tuple[list[str], torch.Tensor] | None:
+        """Of a batch that stores lists once: keys, and which list each sample means ``[F, B]``."""
+        return self.features.inverse_indices_or_none() if self.features is not None else None
+
+
+class ShardedEmbeddingModule(
+    ShardedModule[Ctx, CompIn, DistOut, Out], FusedOptimizerModule, Generic[Ctx, CompIn, DistOut, Out, S]
+):
+    """A collection of tables over the ranks of a process group.
+
+    Args:
+        source: The unsharded collection; its weights are copied, and drawn here where they are on the meta device.
+        plan: Table name -> how it is sharded.
+        env: The ranks.
+        fused_params: What the fused optimizer is, see `fused_params.optimizer_spec`.
+        device: Where this rank's tables are to live, by default the CPU.
+        sharding_types: Those that ``build`` knows.
+        build: Makes what moves the tables of one sharding type.
+
+    Raises:
+        ValueError: The plan does not fit the module or the world.
+        AgreementError: Ranks differ, or another rank failed.
+
+    Source:
+        TorchRec's ``torchrec.distributed.embedding_types.ShardedEmbeddingModule``.
+    """
+
+    def __init__(
+        self,
+        source: Unsharded,
+        plan: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: Mapping[str, Any] | None,
+        device: torch.device | None,
+        sharding_types: Sequence[ShardingType],
+        build: Callable[[ShardingType, Sequence[PlacedTable]], S],
+    ) -> None:
+        super().__init__()
+        self._env = env
+        self._kind, self._path, self._is_weighted = source.kind, source.path, source.weighted
+        self._device = usable_device(device, plan)
+        self._tables = self._agreed_tables(source, plan, fused_params, sharding_types)
+        by_type: dict[ShardingType, list[PlacedTable]] = {}
+        for table in self._tables:
+            by_type.setdefault(table.sharding_type, []).append(table)
+        self._shardings: list[S] = [build(kind, members) for kind, members in by_type.items()]
+        rows_of = _InitialRows(source, self._device)
+        self._lookups: list[EmbeddingLookup] = [
+            sharding.create_lookup(rows_of, self._device) for sharding in self._shardings
+        ]
+        self._input_dists: list[SparseFeaturesDist] = []
+        self._output_dists: list[Any] = [sharding.create_output_dist() for sharding in self._shardings]
+        self._dists_are_built = False
+        self._prepare_features()
+        holder = nn.ModuleDict({table.name: nn.Module() for table in self._tables})
+        for lookup in self._lookups:
+            for name, rows in lookup.named_weights():
+                table, _, parameter = name.rpartition(".")
+                holder[table].register_parameter(parameter, rows)
+        self.add_module(source.path, holder)
+        self._optimizer = CombinedOptimizer(
+            [("", optimizer) for lookup in self._lookups for optimizer in lookup.fused_optimizers()]
+        )
+        self.register_state_dict_post_hook(_store_sharded)
+        self.register_load_state_dict_pre_hook(_load_sharded)
+
+    # --- one batch
+
+    def _send(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[list[KJTArrival]]:
+        """Check the batch and issue the first round of every sharding; to wait is to issue the second.
+
+        Raises:
+            KeyError: A feature is missing.
+            ValueError: An id is not a row of its table, or weights are missing.
+        """
+        arranged = self._arranged(features, ctx) if self._dists_are_built else self._first_arranged(features, ctx)
+        parts = [arranged] if len(self._input_dists) == 1 else arranged.split(self._features_per_sharding)
+        moves = zip(self._input_dists, parts, ctx.sharding_contexts, strict=True)
+        return _SizesOnTheWay([dist(part, of_sharding) for dist, part, of_sharding in moves], ctx)
+
+    # --- what it shares with the unsharded module
+
+    @property
+    def fused_optimizer(self) -> CombinedOptimizer:
+        """What updates this rank's tables during backward, one optimizer for each group of tables."""
+        return self._optimizer
+
+    def extra_repr(self) -> str:
+        """Lookups and dists, which are plain lists so that their parameters are not counted twice."""
+        lines: list[str] = []
+        for title, parts in (
+            ("lookups", self._lookups),
+            ("_input_dists", self._input_dists),
+            ("_output_dists", self._output_dists),
+        ):
+            if parts:
+                lines += [f"({title}): ", *(repr(part).replace("\n", "\n  ") for part in parts)]
+        return "\n ".join(lines)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> ShardedEmbeddingModule[Ctx, CompIn, DistOut, Out, S]:
+        """Move the rows (``.to``); parameters and optimizer state follow."""
+        for lookup in self._lookups:
+            lookup._apply(fn)
+        super()._apply(fn, recurse)
+        for lookup in self._lookups:
+            lookup.rebind()
+        return self
+
+    # --- set-up
+
+    def _agreed_tables(
+        self,
+        source: Unsharded,
+        plan: Mapping[str, ParameterSharding],
+        fused_params: Mapping[str, Any] | None,
+        sharding_types: Sequence[ShardingType],
+    ) -> list[PlacedTable]:
+        """The plan, read and checked here and against the other ranks."""
+        tables: list[PlacedTable] = []
+        problem: Exception | None = None
+        env = self._env
+        rules = PlacementRules(
+            env.world_size, self._is_weighted, sharding_types, SUPPORTED_KERNELS, fused_params, env.local_size
+        )
+        names = [config.name for config in source.configs]
+        try:
+            check_plan_covers(names, plan)
+            for config, keys in zip(source.configs, get_embedding_names_by_table(source.configs), strict=True):
+                tables.append(place_table(config, keys, source.weights[config.name], plan[config.name], rules))
+        except (ValueError, KeyError, TypeError) as error:
+            problem = error
+        facts = {"tables": ", ".join(names)}
+        facts |= {f"table {t.name!r}: {fact}": value for t in tables for fact, value in t.describe().items()}
+        article = "an" if source.kind[0] in "AEIOU" else "a"
+        check_agreement(f"sharding {article} {source.kind}", facts, env, problem)
+        return tables
+
+    def _prepare_features(self) -> None:
+        """What depends on names only: the features of each sharding, and which ids are rows of which table."""
+        tables_of: dict[str, list[str]] = {}
+        for table in self._tables:
+            for feature in table.features:
+                tables_of.setdefault(feature, []).append(table.name)
+        self._feature_names = list(tables_of)
+        wanted = [sharding.feature_names() for sharding in self._shardings]
+        self._features_per_sharding = [len(names) for names in wanted]
+        self._features = FeatureOrder([name for names in wanted for name in names], tables_of)
+        self._feature_rows = [(feature, table.name, table.rows) for table in self._tables for feature in table.features]
+
+    def _first_arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
+        """The first batch: ranks tell each other whether theirs is in order, and the dists are built."""
+        arranged: KeyedJaggedTensor | None = None
+        problem: Exception | None = None
+        try:
+            arranged = self._arranged(features, ctx)
+        except (ValueError, KeyError, TypeError) as error:
+            problem = error
+        check_agreement("the first batch", {"weighted": str(self._is_weighted)}, self._env, problem)
+        assert arranged is not None, "check_agreement raises where this rank has a problem"
+        self._input_dists = [sharding.create_input_dist() for sharding in self._shardings]
+        for dist in self._output_dists:
+            dist.build()
+        self._dists_are_built = True
+        return arranged
+
+    def _arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
+        """The batch, checked, with the features of the shardings one after the other."""
+        features = maybe_td_to_kjt(features, self._feature_names)
+        if not isinstance(features, KeyedJaggedTensor):
+            raise TypeError(f"a Sharded{self._kind} takes a KeyedJaggedTensor, got {type(features).__name__}")
+        ctx.features = features
+        arranged = self._features.arrange(features)
+        check_ids(features, self._feature_rows)
+        weights = arranged.weights_or_none()
+        if not self._is_weighted:
+            return arranged if weights is None else without_weights(arranged)
+        if weights is None:
+            raise ValueError(
+                "the collection is weighted (is_weighted=True), and the batch has no weights: "
+                "build it with weights=, one per id"
+            )
+        if weights.requires_grad and self._env.world_size > 1:
+            raise ValueError(
+                "weights of the batch require a gradient, which does not travel back between ranks: "
+                "detach them, weights.detach()"
+            )
+        return arranged
+
+
+class _InitialRows:
+    """The first rows of a shard: those of the unsharded table, or newly drawn where that is on the meta device.
+
+    What is drawn depends on torch's seed and the table's name, not on the plan.
+    """
+
+    def __init__(self, source: Unsharded, device: torch.device) -> None:
+        self._configs = {config.name: config for config in source.configs}
+        self._weights = source.weights
+        self._device = device
+        on_meta = any(weight.is_meta for weight in source.weights.values())
+        self._seed = int(torch.randint(2**31, ())) if on_meta else 0
+
+    def __call__(self, shard: TableShard) -> torch.Tensor:
+        weight, piece = self._weights[shard.table.name].detach(), shard.piece
+        if weight.is_meta:
+            return draw_piece(self._configs[shard.table.name], piece, self._seed, self._device)
+        rows = weight[piece.row_offset : piece.row_offset + piece.rows]
+        return rows[:, piece.column_offset : piece.column_offset + piece.columns]
+
+
+class _SizesOnTheWay(Awaitable[list[KJTArrival]]):
+    """The first round of every sharding; to wait for it is to issue the second."""
+
+    def __init__(self, sizes: Sequence[Awaitable[KJTArrival]], ctx: BatchContext) -> None:
+        self._sizes, self._ctx = sizes, ctx
+
+    def _wait_impl(self) -> list[KJTArrival]:
+        arrivals = [sizes.wait() for sizes in self._sizes]
+        for of_sharding, arrival in zip(self._ctx.sharding_contexts, arrivals, strict=True):
+            of_sharding.batch_size_per_rank = arrival.batch_size_per_rank
+            of_sharding.batch_size_per_rank_per_feature = arrival.batch_size_per_rank_per_feature
+            if arrival.batch_size_per_rank_per_feature is not None:
+                self._ctx.variable_batch_per_feature = True
+        return arrivals
+
+
+def without_weights(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The batch less its weights: a collection that is not weighted does not send them."""
+    variable = batch.variable_stride_per_key()
+    return KeyedJaggedTensor(
+        batch.keys(),
+        batch.values(),
+        None,
+        batch.lengths_or_none(),
+        batch.offsets_or_none(),
+        None if variable else batch.stride(),
+        batch.stride_per_key_per_rank() if variable else None,
+    )
+
+
+def usable_device(device: torch.device | None, plan: Mapping[str, ParameterSharding]) -> torch.device:
+    """The device, or the CPU with one notice where CUDA is asked for and not there."""
+    wanted = torch.device(device) if device is not None else torch.device("cpu")
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        _notice("CUDA is not available here: tables that were to live on cuda are placed on cpu")
+        return torch.device("cpu")
+    entries = plan.values() if isinstance(plan, Mapping) else ()
+    shards = [shard for sharding in entries for shard in sharding.shards()]
+    if wanted.type == "cpu" and any("cuda" in str(shard.placement) for shard in shards):
+        _notice("the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks")
+    return wanted
+
+
+def _notice(text: str) -> None:
+    """Say something once in the life of the process."""
+    if text not in _noticed:
+        _noticed.add(text)
+        _logger.warning(text)
+
+
+def _local_keys(module: Any, state_dict: Mapping[str, Any], prefix: str, table: PlacedTable) -> list[str]:
+    """The keys of this rank's pieces of a table, in plan order."""
+    stem = f"{prefix}{module._path}.{table.name}.weight"
+    pieces = sum(piece.rank == module._env.rank for piece in table.pieces)
+    names = [stem, *(f"{stem}_{index}" for index in range(1, pieces))]
+    return [name for name in names if name in state_dict]
+
+
+def _store_sharded(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    """Name every table in the state dict, as a ShardedTensor. Without a process group the rows stay plain tensors."""
+    if module._env.process_group is None:
+        return
+    local = {
+        table.name: [state_dict.pop(key) for key in _local_keys(module, state_dict, prefix, table)]
+        for table in module._tables
+    }
+    for name, value in sharded_state(module._tables, local, module._env, module._device).items():
+        state_dict[f"{prefix}{module._path}.{name}.weight"] = value
+
+
+def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Leave in the state dict what this rank holds."""
+    stem = f"{prefix}{module._path}."
+    keys = {table.name: f"{stem}{table.name}.weight" for table in module._tables}
+    loaded = {name: state_dict.pop(key) for name, key in keys.items() if key in state_dict}
+    for name, pieces in local_state(module._tables, loaded, module._env.rank).items():
+        for index, rows in enumerate(pieces):
+            state_dict[keys[name] if index == 0 else f"{keys[name]}_{index}"] = rows

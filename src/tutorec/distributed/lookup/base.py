@@ -1,0 +1,31 @@
+"""What every lookup answers: its rows by name, and what updates them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from tutorec.distributed.tables import TableShard
+from tutorec.optim.fused import EmbeddingFusedOptimizer
+
+# The initial rows of a shard: a part of the unsharded table, or newly drawn.
+ShardRows = Callable[[TableShard], torch.Tensor]
+
+
+class EmbeddingLookup(nn.Module, ABC):
+    """This rank's shards of one sharding: rows out of them forward, gradients into them backward."""
+
+    @abstractmethod
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(``table.weight``, its rows as a parameter); ``table.weight_1`` ... for further pieces of the table here."""
+
+    @abstractmethod
+    def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
+        """Those that update rows during backward."""
+
+    @abstractmethod
+    def rebind(self) -> None:
+        """Point parameters at the operators' memory again, after it has moved."""

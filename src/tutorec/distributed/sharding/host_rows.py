@@ -1,0 +1,112 @@
+"""Shards whose rows are split over the ranks of one host: partial sums meet inside the host, sums travel between hosts.
+
+What table-row-wise and grid sharding do alike. The way home has two steps, and each keeps to one kind of wire:
+
+    1. inside a host    rank j adds up the parts of the samples of every rank with local number j     (reduce-scatter)
+    2. between hosts    ranks with local number j swap finished sums                                  (all-to-all)
+
+Between hosts a sample's row travels once, not once for each rank of the host that has a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from tutorec.awaitable import Awaitable
+from tutorec.distributed import comm
+from tutorec.distributed.collectives.pooled import HostPooledEmbeddings
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.layout import ColumnPiece
+from tutorec.distributed.lookup.base import ShardRows
+from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
+from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
+from tutorec.distributed.sharding.base import EmbeddingShardingContext, PooledEmbeddingDist, PooledEmbeddingSharding
+from tutorec.distributed.sharding.slots import PlacedSlots, Route, elements_in, elements_out
+from tutorec.distributed.sharding.split_rows import RwSparseFeaturesDist, Scaling
+from tutorec.distributed.tables import PlacedTable
+
+
+class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
+    """Every sample, partial sums of my host's tables -> my samples, sums of every host's.
+
+    Args:
+        slots: Who looks up what.
+        route: How ids found the slots.
+        scaling: What makes means of sums.
+        codecs: What rows travel as; float32 by default.
+    """
+
+    def __init__(self, slots: PlacedSlots, route: Route, scaling: Scaling, codecs: QuantizedCommCodecs | None) -> None:
+        super().__init__()
+        self._slots, self._route, self._scaling, self._codecs = slots, route, scaling, codecs
+        self._dist: HostPooledEmbeddings | None = None
+
+    def build(self) -> None:
+        """Make the groups of ranks and the exchanges; every rank does so at the same point."""
+        if self._dist is not None:
+            return
+        env, group = self._slots.env, self._slots.process_group()
+        hosts = comm.host_groups(group, env.local_size) if group is not None else None
+        columns = [self._slots.columns[first] for first in first_ranks(env)]
+        self._dist = HostPooledEmbeddings(hosts, env.rank, env.local_size, columns, self._codecs)
+
+    def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
+        """``pooled [sum of B_s, D_host]`` -> promise of ``[B_mine, sum of D_host]``."""
+        assert self._dist is not None, "the exchange is built at the first batch, before anything comes home"
+        if ctx.batch_size_per_rank_per_feature is None:
+            arriving = self._dist(pooled, ctx.batch_size_per_rank)
+        else:
+            ranks = first_ranks(self._slots.env)
+            arriving = self._dist.variable(
+                pooled, elements_out(self._slots, ctx), elements_in(self._slots, self._route, ctx, ranks)
+            )
+        return self._scaling.apply(arriving, ctx)
+
+
+class HostRowsSharding(PooledEmbeddingSharding):
+    """The moves of pooled shards whose rows are split inside a host.
+
+    Args:
+        tables: The tables, in the collection's order.
+        env: The ranks.
+        codecs: Name of a move -> what rows travel as in it; float32 where it has none.
+    """
+
+    def __init__(
+        self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
+    ) -> None:
+        self._slots = PlacedSlots(tables, env)
+        self._route = Route.to_split_rows(self._slots)
+        self._codecs = codecs.get(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)
+
+    def feature_names(self) -> list[str]:
+        """Features, one for each table that reads it."""
+        return self._route.features
+
+    def output_pieces(self) -> list[ColumnPiece]:
+        """Columns in the order of hosts: all ranks of a host have the same ones."""
+        return [slot.output() for rank in first_ranks(self._slots.env) for slot in self._slots.per_rank[rank]]
+
+    def output_features(self) -> list[int]:
+        """Which feature each piece comes from."""
+        return [place for rank in first_ranks(self._slots.env) for place in self._route.positions[rank]]
+
+    def create_input_dist(self) -> RwSparseFeaturesDist:
+        """Ids to the ranks that have their rows."""
+        return RwSparseFeaturesDist(self._slots.process_group(), self._slots, self._route)
+
+    def create_lookup(self, rows_of: ShardRows, device: torch.device) -> GroupedPooledEmbeddingsLookup:
+        """My rows of my host's tables."""
+        return GroupedPooledEmbeddingsLookup(self._slots.mine, rows_of, device)
+
+    def create_output_dist(self) -> TwRwPooledEmbeddingDist:
+        """Partial sums to the ranks of their samples, by way of the host."""
+        scaling = Scaling([piece.columns for piece in self.output_pieces()], self.output_features())
+        return TwRwPooledEmbeddingDist(self._slots, self._route, scaling, self._codecs)
+
+
+def first_ranks(env: ShardingEnv) -> range:
+    """The first rank of each host."""
+    return range(0, env.world_size, env.local_size)

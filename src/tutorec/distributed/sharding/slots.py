@@ -1,0 +1,170 @@
+"""Who looks up what, in the order in which it travels: rank, group, shard, feature.
+
+A *slot* is a feature together with the shard that looks it up. Every rank knows every rank's slots, from the plan
+alone, so that nothing but ids and rows has to be sent. What a type of sharding decides is which shards there are; from
+there on all types agree:
+
+    whole rows (tw, cw, twcw)   the ids of a feature go to every slot that reads it
+    split rows (rw, twrw, grid) the ids of a feature fall into one bucket for each range of rows, a slot gets one bucket
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from tutorec._kernels.pooling import PoolingKind
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.grouping import TableGroup, group_tables
+from tutorec.distributed.layout import ColumnPiece
+from tutorec.distributed.sharding.base import EmbeddingShardingContext
+from tutorec.distributed.tables import PlacedTable, TableShard, shards_on_rank
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One feature that one shard looks up.
+
+    Args:
+        feature: The feature.
+        key: The output that it becomes a part of.
+        shard: The shard.
+    """
+
+    feature: str
+    key: str
+    shard: TableShard
+
+    def output(self) -> ColumnPiece:
+        """The columns that the lookup gives."""
+        return ColumnPiece(self.key, self.shard.piece.column_offset, self.shard.piece.columns)
+
+
+class PlacedSlots:
+    """The slots of every rank.
+
+    Args:
+        tables: The tables of one sharding, in the collection's order.
+        env: The ranks.
+    """
+
+    def __init__(self, tables: Sequence[PlacedTable], env: ShardingEnv) -> None:
+        self.env = env
+        self.tables = list(tables)
+        self.groups_per_rank: list[list[TableGroup]] = [
+            group_tables(shards_on_rank(tables, rank)) for rank in range(env.world_size)
+        ]
+        self.per_rank: list[list[Slot]] = [
+            [
+                Slot(feature, key, shard)
+                for group in groups
+                for shard in group.shards
+                for feature, key in zip(shard.table.features, shard.table.output_keys, strict=True)
+            ]
+            for groups in self.groups_per_rank
+        ]
+
+    @property
+    def mine(self) -> list[TableGroup]:
+        """The groups of this rank."""
+        return self.groups_per_rank[self.env.rank]
+
+    @property
+    def counts(self) -> list[int]:
+        """How many slots each rank has."""
+        return [len(slots) for slots in self.per_rank]
+
+    @property
+    def columns(self) -> list[int]:
+        """How many columns each rank looks up."""
+        return [sum(slot.shard.piece.columns for slot in slots) for slots in self.per_rank]
+
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The ranks; None only in a world of 1."""
+        return self.env.group_for(f"{self.tables[0].sharding_type.value} sharding")
+
+    @property
+    def ids_dtype(self) -> torch.dtype:
+        """What ids travel as: four bytes are enough for tables of up to 2 ** 31 rows."""
+        return torch.int32 if all(table.rows <= 2**31 - 1 for table in self.tables) else torch.int64
+
+
+@dataclass(frozen=True)
+class Route:
+    """How the ids of a batch find slots.
+
+    Args:
+        features: What ``input_dist`` is given.
+        positions: For each rank and slot, which of ``features`` it reads.
+        order: For each slot, rank after rank, the position of what it is sent: of its feature, or of its bucket where
+            features are split into buckets, which stand outermost.
+        bounds: Of split rows: for each feature the first row of each bucket, and the end of the last.
+        poolings: For each feature how its bags are pooled.
+    """
+
+    features: list[str]
+    positions: list[list[int]]
+    order: list[int]
+    bounds: list[list[int]]
+    poolings: list[PoolingKind]
+
+    @classmethod
+    def to_whole_rows(cls, slots: PlacedSlots) -> Route:
+        """Every slot gets all ids of its feature; each feature is given once."""
+        features = list(dict.fromkeys(feature for table in slots.tables for feature in table.features))
+        place = {feature: index for index, feature in enumerate(features)}
+        positions = [[place[slot.feature] for slot in of_rank] for of_rank in slots.per_rank]
+        return cls(features, positions, [place for of_rank in positions for place in of_rank], [], [])
+
+    @classmethod
+    def to_split_rows(cls, slots: PlacedSlots) -> Route:
+        """Every slot gets the ids of its row range; a feature is given once for each table that reads it."""
+        readers = [(feature, table) for table in slots.tables for feature in table.features]
+        place = {(feature, table.name): index for index, (feature, table) in enumerate(readers)}
+        positions = [[place[slot.feature, slot.shard.table.name] for slot in of_rank] for of_rank in slots.per_rank]
+        order = [
+            _bucket_of(slot.shard) * len(readers) + position
+            for of_rank, places in zip(slots.per_rank, positions, strict=True)
+            for slot, position in zip(of_rank, places, strict=True)
+        ]
+        bounds = [[*_row_starts(table), table.rows] for _, table in readers]
+        return cls([feature for feature, _ in readers], positions, order, bounds, [t.pooling for _, t in readers])
+
+
+def elements_out(slots: PlacedSlots, ctx: EmbeddingShardingContext) -> list[int]:
+    """Of a variable batch: how many elements of what I look up belong to the samples of each rank."""
+    arrived = ctx.batch_size_per_rank_per_feature
+    assert arrived is not None, "a variable batch says how many samples of each slot have arrived"
+    columns = [slot.shard.piece.columns for slot in slots.per_rank[slots.env.rank]]
+    return [sum(count * width for count, width in zip(of_rank, columns, strict=True)) for of_rank in arrived]
+
+
+def elements_in(slots: PlacedSlots, route: Route, ctx: EmbeddingShardingContext, ranks: Iterable[int]) -> list[int]:
+    """Of a variable batch: how many elements each of ``ranks`` looks up for my samples.
+
+    Args:
+        slots: Who looks up what.
+        route: How ids found the slots.
+        ctx: Of the batch.
+        ranks: Whose slots count.
+    """
+    samples = ctx.batch_size_per_feature_pre_a2a
+    return [
+        sum(samples[place] * slot.shard.piece.columns for place, slot in zip(places, of_rank, strict=True))
+        for places, of_rank in ((route.positions[rank], slots.per_rank[rank]) for rank in ranks)
+    ]
+
+
+def _row_starts(table: PlacedTable) -> list[int]:
+    """First row of each range, ranges in order; those of the first column slice, which the others repeat."""
+    first = min(piece.column_offset for piece in table.pieces)
+    return sorted(piece.row_offset for piece in table.pieces if piece.column_offset == first)
+
+
+def _bucket_of(shard: TableShard) -> int:
+    """Which of its table's row ranges a shard holds. Ranges without rows may begin at the same row: order decides."""
+    of_slice = [piece for piece in shard.table.pieces if piece.column_offset == shard.piece.column_offset]
+    return sorted(of_slice, key=lambda piece: piece.row_offset).index(shard.piece)

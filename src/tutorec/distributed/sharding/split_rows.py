@@ -1,0 +1,147 @@
+"""Shards with a range of rows: ids fall into buckets, one for each range, and what comes home are partial sums.
+
+What row-wise, table-row-wise and grid sharding do alike. A bag's ids may lie in several ranges, so that every rank that
+has a range gives a part of the bag's sum, and the parts are added on the way home. A mean is a sum whose result is
+divided by the bag's length: that is known at home, so that nothing more has to travel, and tables that are summed and
+tables that are averaged go together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from tutorec._kernels.jagged import bucketize
+from tutorec.awaitable import Awaitable
+from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
+from tutorec.distributed.sharding.base import EmbeddingShardingContext, SparseFeaturesDist
+from tutorec.distributed.sharding.slots import PlacedSlots, Route
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+class RwSparseFeaturesDist(SparseFeaturesDist):
+    """My samples, every feature -> every sample, the ids in my row ranges.
+
+    Args:
+        pg: The ranks.
+        slots: Who looks up what.
+        route: How ids find slots.
+        keep_places: Note where each id went, which rows that come back one by one need.
+    """
+
+    def __init__(
+        self, pg: dist.ProcessGroup | None, slots: PlacedSlots, route: Route, keep_places: bool = False
+    ) -> None:
+        super().__init__()
+        self._route = route
+        self._keep_places = keep_places
+        self._dist = KJTAllToAll(pg, slots.counts, order=route.order, ids_dtype=slots.ids_dtype)
+
+    def forward(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> Awaitable[KJTArrival]:
+        """``features`` stand in the order of the route."""
+        ctx.batch_size_per_feature_pre_a2a = features.stride_per_key()
+        ctx.factors = home_factors(features, self._route.poolings)
+        return self._dist(self._in_buckets(features, ctx))
+
+    def _in_buckets(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> KeyedJaggedTensor:
+        buckets = len(self._route.bounds[0]) - 1
+        if buckets == 1:
+            return features
+        strides = features.stride_per_key()
+        found = bucketize(
+            features.lengths(),
+            features.values(),
+            features.weights_or_none(),
+            strides,
+            self._route.bounds,
+            self._keep_places,
+        )
+        ctx.places = found.places
+        variable = features.variable_stride_per_key()
+        return KeyedJaggedTensor._from_parts(
+            features.keys() * buckets,
+            found.values,
+            found.weights,
+            found.lengths,
+            None,
+            None if variable else features.stride(),
+            None,
+            torch.tensor(strides * buckets, dtype=torch.int32).view(-1, 1) if variable else None,
+        )
+
+
+def home_factors(features: KeyedJaggedTensor, poolings: Sequence[str]) -> list[torch.Tensor | None] | None:
+    """For each feature what its pooled sums are multiplied by, ``[B]``; None for 1, and None where all are 1.
+
+    Args:
+        features: F features.
+        poolings: How each is pooled.
+
+    Example:
+        >>> bags = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([0, 2, 1, 1]))
+        >>> home_factors(bags, ["mean", "sum"])
+        [tensor([1.0000, 0.5000]), None]
+    """
+    if all(pooling in ("sum", "none") for pooling in poolings):
+        return None
+    strides, weights = features.stride_per_key(), features.weights_or_none()
+    of_features = features.lengths().split(strides)
+    counts = features.length_per_key()
+    weights_of = weights.float().split(counts) if weights is not None else [None] * len(counts)
+    return [
+        _factor(pooling, lengths, own) for pooling, lengths, own in zip(poolings, of_features, weights_of, strict=True)
+    ]
+
+
+def _factor(pooling: str, lengths: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor | None:
+    """Of an empty bag 1: its sum is 0."""
+    if pooling == "mean":
+        return lengths.clamp(min=1).float().reciprocal()
+    if pooling != "sqrtn":
+        return None
+    if weights is None:
+        return lengths.clamp(min=1).float().rsqrt()
+    bags = torch.arange(lengths.numel(), device=lengths.device).repeat_interleave(lengths, output_size=weights.numel())
+    squares = weights.new_zeros(lengths.numel()).index_add_(0, bags, weights.square())
+    return torch.where(squares > 0, squares, 1.0).rsqrt()
+
+
+class Scaling:
+    """What pooled sums are multiplied by when they are home.
+
+    Args:
+        columns: Of each piece that comes home.
+        features: Which feature each piece comes from.
+    """
+
+    def __init__(self, columns: Sequence[int], features: Sequence[int]) -> None:
+        self._columns = list(columns)
+        self._features = list(features)
+
+    def apply(self, arriving: Awaitable[torch.Tensor], ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
+        """Promise of ``[B, D]``, or of a variable batch's pieces one after the other -> promise of the same, scaled."""
+        return arriving if ctx.factors is None else _Scaled(arriving, self, ctx)
+
+    def factor(self, ctx: EmbeddingShardingContext) -> torch.Tensor:
+        """One number for each of the elements: ``[B, D]``, flat where the batch is variable."""
+        assert ctx.factors is not None, "without factors nothing is scaled"
+        device = next(factor.device for factor in ctx.factors if factor is not None)
+        factors = [
+            torch.ones(samples, device=device) if factor is None else factor
+            for factor, samples in zip(ctx.factors, ctx.batch_size_per_feature_pre_a2a, strict=True)
+        ]
+        pieces = zip(self._features, self._columns, strict=True)
+        if ctx.batch_size_per_rank_per_feature is None:
+            return torch.cat([factors[feature].unsqueeze(1).expand(-1, columns) for feature, columns in pieces], dim=1)
+        return torch.cat([factors[feature].repeat_interleave(columns) for feature, columns in pieces])
+
+
+class _Scaled(Awaitable[torch.Tensor]):
+    def __init__(self, arriving: Awaitable[torch.Tensor], scaling: Scaling, ctx: EmbeddingShardingContext) -> None:
+        self._parts = (arriving, scaling, ctx)
+
+    def _wait_impl(self) -> torch.Tensor:
+        arriving, scaling, ctx = self._parts
+        return arriving.wait() * scaling.factor(ctx)

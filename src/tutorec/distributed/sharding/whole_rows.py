@@ -1,0 +1,122 @@
+"""Shards with whole columns of rows: ids go to every shard of their table, columns come home side by side.
+
+What table-wise, column-wise and table-column-wise sharding do alike; their files say how they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from tutorec.awaitable import Awaitable
+from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
+from tutorec.distributed.collectives.pooled import PooledEmbeddingsAllToAll
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.layout import ColumnPiece
+from tutorec.distributed.lookup.base import ShardRows
+from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
+from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
+from tutorec.distributed.sharding.base import (
+    EmbeddingShardingContext,
+    PooledEmbeddingDist,
+    PooledEmbeddingSharding,
+    SparseFeaturesDist,
+)
+from tutorec.distributed.sharding.slots import PlacedSlots, Route, elements_in, elements_out
+from tutorec.distributed.tables import PlacedTable
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+class TwSparseFeaturesDist(SparseFeaturesDist):
+    """My samples, every feature -> every sample, the features of my shards.
+
+    Args:
+        pg: The ranks.
+        slots: Who looks up what.
+        route: How ids find slots.
+    """
+
+    def __init__(self, pg: dist.ProcessGroup | None, slots: PlacedSlots, route: Route) -> None:
+        super().__init__()
+        self._dist = KJTAllToAll(pg, slots.counts, order=route.order, ids_dtype=slots.ids_dtype)
+
+    def forward(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> Awaitable[KJTArrival]:
+        """``features`` stand in the order of the route."""
+        ctx.batch_size_per_feature_pre_a2a = features.stride_per_key()
+        return self._dist(features)
+
+
+class TwPooledEmbeddingDist(PooledEmbeddingDist):
+    """Every sample, the columns of my shards -> my samples, every column.
+
+    Args:
+        pg: The ranks.
+        slots: Who looks up what.
+        route: How ids found the slots.
+        codecs: What rows travel as; float32 by default.
+    """
+
+    def __init__(
+        self, pg: dist.ProcessGroup | None, slots: PlacedSlots, route: Route, codecs: QuantizedCommCodecs | None
+    ) -> None:
+        super().__init__()
+        self._pg, self._slots, self._route, self._codecs = pg, slots, route, codecs
+        self._dist: PooledEmbeddingsAllToAll | None = None
+
+    def build(self) -> None:
+        """Make the exchange."""
+        if self._dist is None:
+            self._dist = PooledEmbeddingsAllToAll(self._pg, self._slots.columns, self._codecs)
+
+    def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
+        """``pooled [sum of B_s, D_mine]`` -> promise of ``[B_mine, sum of D_r]``."""
+        assert self._dist is not None, "the exchange is built at the first batch, before anything comes home"
+        if ctx.batch_size_per_rank_per_feature is None:
+            return self._dist(pooled, ctx.batch_size_per_rank)
+        ranks = range(self._slots.env.world_size)
+        return self._dist.variable(
+            pooled, elements_out(self._slots, ctx), elements_in(self._slots, self._route, ctx, ranks)
+        )
+
+
+class WholeRowsSharding(PooledEmbeddingSharding):
+    """The moves of pooled shards that have every row of their table.
+
+    Args:
+        tables: The tables, in the collection's order.
+        env: The ranks.
+        codecs: Name of a move -> what rows travel as in it; float32 where it has none.
+    """
+
+    def __init__(
+        self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
+    ) -> None:
+        self._slots = PlacedSlots(tables, env)
+        self._route = Route.to_whole_rows(self._slots)
+        self._codecs = codecs.get(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name)
+
+    def feature_names(self) -> list[str]:
+        """Features, each once."""
+        return self._route.features
+
+    def output_pieces(self) -> list[ColumnPiece]:
+        """Columns in rank order."""
+        return [slot.output() for of_rank in self._slots.per_rank for slot in of_rank]
+
+    def output_features(self) -> list[int]:
+        """Which feature each piece comes from."""
+        return self._route.order
+
+    def create_input_dist(self) -> TwSparseFeaturesDist:
+        """Ids to the shards of their tables."""
+        return TwSparseFeaturesDist(self._slots.process_group(), self._slots, self._route)
+
+    def create_lookup(self, rows_of: ShardRows, device: torch.device) -> GroupedPooledEmbeddingsLookup:
+        """My shards."""
+        return GroupedPooledEmbeddingsLookup(self._slots.mine, rows_of, device)
+
+    def create_output_dist(self) -> TwPooledEmbeddingDist:
+        """Pooled rows to the ranks of their samples."""
+        return TwPooledEmbeddingDist(self._slots.process_group(), self._slots, self._route, self._codecs)
