@@ -57,7 +57,11 @@ def collection(**changes: Any) -> EmbeddingBagCollection:
     """A table of each type's name; changes are {name: (rows, columns)}."""
     shapes = {kind.value: (8, 4) for kind in PIECES} | changes
     return EmbeddingBagCollection(
-        [EmbeddingBagConfig(*shape, name, feature_names=[f"f_{name}"]) for name, shape in shapes.items() if shape],
+        [
+            EmbeddingBagConfig(shape[0], shape[1], name, feature_names=[f"f_{name}"])
+            for name, shape in shapes.items()
+            if shape
+        ],
         device=torch.device("meta"),
     )
 
@@ -186,7 +190,8 @@ ROW = ("modules", "", "row_wise")
             r"'offsets' of shard 1 of .* is \[0\] and not 2 whole numbers",
         ),
         (changed(*ROW, "shards", 1, "sizes", value=[0, -4]), r"is \[0, -4\] and not 2 whole numbers"),
-        (changed(*ROW, "shards", 0, "placement", value="here"), "a shard of table 'row_wise' cannot be placed: "),
+        (changed(*ROW, "shards", 0, "placement", value="rank:x/cpu"), "a shard of table 'row_wise' cannot be placed: "),
+        (changed(*ROW, "shards", 0, "placement", value="here"), "'row_wise' cannot be placed: 'here/cpu' names no rank"),
         (
             changed(*ROW, "sharding_type", value="sliced"),
             "table 'row_wise' has the unknown ShardingType 'sliced': data_p",
@@ -273,5 +278,5 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_with_its_file(tmp_path):
         check_plan_covers(["t", "u"], {"t": entry})
     with pytest.raises(ValueError, match=r"plan\.json: the plan names table 't', which the module does not have"):
         check_plan_covers([], {"t": entry})
-    with pytest.raises(ValueError, match="^the plan was made for a table 't' of 8 x 4"):
+    with pytest.raises(ValueError, match=r"^the plan was made for a table 't' of 8 x 4"):
         place(table_wise_sharding((8, 4), 0, "cpu"), 8, 5)

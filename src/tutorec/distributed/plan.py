@@ -9,11 +9,17 @@ Corresponds to TorchRec's ``torchrec.distributed.types``.
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec, ShardingSpec
+
+from tutorec.distributed.plan_json import StoredShard, StoredTable, fingerprint, from_text, to_text, write_whole
 
 
 class ShardingType(enum.Enum):
@@ -72,6 +78,7 @@ class ParameterSharding:
             ``data_parallel``.
         shape: ``(R, D)`` of the table that the entry was made for, where it is known: what a stored plan is compared
             with. Not printed, and two entries that say the same are equal without it.
+        source: The file that the entry was read from, for messages; likewise.
 
     Example:
         >>> ParameterSharding("table_wise", "fused", ranks=[1]).ranks
@@ -83,10 +90,54 @@ class ParameterSharding:
     ranks: list[int] | None = None
     sharding_spec: ShardingSpec | None = None
     shape: tuple[int, int] | None = field(default=None, repr=False, compare=False)
+    source: str = field(default="", repr=False, compare=False)
 
     def shards(self) -> list[ShardMetadata]:
         """The pieces, empty where the plan lists none."""
         return list(self.sharding_spec.shards) if isinstance(self.sharding_spec, EnumerableShardingSpec) else []
+
+    def table_shape(self) -> tuple[int, int] | None:
+        """``(R, D)`` of the table: as noted, or as far as the pieces reach; None where nothing is known of it."""
+        if self.shape is not None or not self.shards():
+            return self.shape
+        ends = [
+            (row + rows, column + columns)
+            for (row, column), (rows, columns) in ((s.shard_offsets, s.shard_sizes) for s in self.shards())
+        ]
+        return max(row for row, _ in ends), max(column for _, column in ends)
+
+    def _stored(self) -> StoredTable:
+        shards = [
+            StoredShard(list(s.shard_offsets), list(s.shard_sizes), str(s.placement) if s.placement else None)
+            for s in self.shards()
+        ]
+        return StoredTable(
+            self.sharding_type,
+            self.compute_kernel,
+            list(self.ranks) if self.ranks is not None else None,
+            shards if self.sharding_spec is not None else None,
+            self.table_shape(),
+        )
+
+    @classmethod
+    def _from_stored(cls, table: str, stored: StoredTable, source: str) -> ParameterSharding:
+        for kind, text in ((ShardingType, stored.sharding_type), (EmbeddingComputeKernel, stored.compute_kernel)):
+            try:
+                kind(text)
+            except ValueError:
+                names = ", ".join(each.value for each in kind)
+                raise ValueError(
+                    f"{source}: table {table!r} has the unknown {kind.__name__} {text!r}: {names}"
+                ) from None
+        try:
+            shards = [ShardMetadata(s.offsets, s.sizes, s.placement) for s in stored.shards or ()]
+            for shard in shards:
+                if shard.placement is None or shard.placement.rank() is None:
+                    raise ValueError(f"{str(shard.placement)!r} names no rank, as 'rank:0/cpu' does")
+        except ValueError as error:
+            raise ValueError(f"{source}: a shard of table {table!r} cannot be placed: {error}") from None
+        spec = EnumerableShardingSpec(shards) if stored.shards is not None else None
+        return cls(stored.sharding_type, stored.compute_kernel, stored.ranks, spec, stored.shape, source)
 
 
 class ModuleShardingPlan:
@@ -127,8 +178,16 @@ class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterShardin
 class ShardingPlan:
     """A plan for a whole model: path of the module in the model -> its plan. The model itself has the path ``""``.
 
+    A plan is kept from run to run as a JSON file, `save` and `load`, together with a fingerprint of its tables; a plan
+    for other tables is refused when a module is to be sharded by it, and by `check_fingerprint`.
+
     Example:
-        >>> ShardingPlan({"": EmbeddingModuleShardingPlan()}).get_plan_for_module("sparse") is None
+        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> item = table_wise_sharding((8, 4), rank=0, device_type="cpu")
+        >>> plan = ShardingPlan({"": EmbeddingModuleShardingPlan(item=item)})
+        >>> ShardingPlan.from_json(plan.to_json()) == plan
+        True
+        >>> plan.get_plan_for_module("sparse") is None
         True
     """
 
@@ -138,8 +197,109 @@ class ShardingPlan:
         """The plan of the module at ``module_path``, or None."""
         return self.plan.get(module_path)
 
+    def to_json(self) -> str:
+        """The plan as a JSON document, see `plan_json`."""
+        return to_text(self._stored())
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "the document") -> ShardingPlan:
+        """The plan of a JSON document.
+
+        Args:
+            text: What `to_json` gave.
+            source: Where it comes from, for messages.
+
+        Raises:
+            ValueError: It is damaged, no plan, or names what does not exist.
+        """
+        return cls(
+            {
+                path: EmbeddingModuleShardingPlan(
+                    {name: ParameterSharding._from_stored(name, stored, source) for name, stored in of.items()}
+                )
+                for path, of in from_text(text, source).items()
+            }
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file: whole, or not at all. Several ranks may write the same file."""
+        write_whole(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> ShardingPlan:
+        """Read a plan from a file.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ValueError: It is damaged, no plan, or names what does not exist; the message names the file.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{os.fspath(path)} is no whole JSON document: {error}; save the plan again") from None
+        return cls.from_json(text, source=os.fspath(path))
+
+    def fingerprint(self) -> str:
+        """Digest of the tables that the plan is for: module, name, rows and columns of each."""
+        return fingerprint(self._stored())
+
+    def check_fingerprint(self, model: nn.Module) -> None:
+        """Check that the plan was made for these tables, wherever it puts them.
+
+        Args:
+            model: Sharded or not; collections that the plan does not name are not looked at.
+
+        Raises:
+            ValueError: A module or table is missing, or has other rows or columns.
+
+        Example:
+            >>> ShardingPlan({"sparse": EmbeddingModuleShardingPlan()}).check_fingerprint(nn.Module())
+            Traceback (most recent call last):
+                ...
+            ValueError: the plan is for other tables: the model has no module 'sparse'; make the plan from this model
+        """
+        differences = []
+        for path, module_plan in self.plan.items():
+            try:
+                tables = _shapes_of(model.get_submodule(path))
+            except AttributeError:
+                differences.append(f"the model has no module {path!r}")
+                continue
+            planned = {name: sharding.table_shape() for name, sharding in module_plan.items()}
+            differences += [f"module {path!r} has no table {name!r}" for name in planned if name not in tables]
+            differences += [
+                f"the plan has no table {name!r} of module {path!r}" for name in tables if name not in planned
+            ]
+            differences += [
+                f"table {name!r} is {shape[0]} x {shape[1]} in the plan and {tables[name][0]} x {tables[name][1]} in "
+                "the model"
+                for name, shape in planned.items()
+                if name in tables and shape is not None and shape != tables[name]
+            ]
+        if differences:
+            source = next((s.source for of in self.plan.values() for s in of.values() if s.source), "the plan")
+            raise ValueError(f"{source} is for other tables: {'; '.join(differences)}; make the plan from this model")
+
+    def _stored(self) -> dict[str, dict[str, StoredTable]]:
+        return {path: {name: s._stored() for name, s in of.items()} for path, of in self.plan.items()}
+
     def __str__(self) -> str:
         return "\n\n".join(f"module: {path}{module_plan}" for path, module_plan in self.plan.items())
+
+
+def _shapes_of(collection: Any) -> dict[str, tuple[int, int]]:
+    """Table name -> ``(R, D)`` of a collection, sharded or not."""
+    for name in ("embedding_bag_configs", "embedding_configs"):
+        configs = getattr(collection, name, None)
+        if callable(configs):
+            tables: Any = configs()
+            return {config.name: (config.num_embeddings, config.embedding_dim) for config in tables}
+    # Of a class that is not ours: its tables are ``<path>.<table>.weight``.
+    return {
+        name.split(".")[-2]: (weight.shape[0], weight.shape[1])
+        for name, weight in collection.named_parameters()
+        if "." in name and weight.dim() == 2
+    }
 
 
 def _as_text(rows: Sequence[Sequence[str]]) -> str:

@@ -226,6 +226,13 @@ def table_wise_sharding(
 ) -> ParameterSharding:
     """A table ``[R, D]`` whole on ``rank``, as an entry of a plan.
 
+    Args:
+        shape: ``(R, D)``.
+        rank: Where it goes.
+        device_type: ``"cpu"`` or ``"cuda"``.
+        local_size: Ranks per host.
+        compute_kernel: How its rows are kept.
+
     Example:
         >>> table_wise_sharding((8, 4), rank=0, device_type="cpu").sharding_type
         'table_wise'

@@ -139,12 +139,16 @@ def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterShardin
             f"a module's plan maps table names to ParameterSharding, got {type(plan).__name__}; "
             "of a ShardingPlan, pass plan.plan[path of the module], which is plan.plan[''] for the model itself"
         )
+    source = next((f"{sharding.source}: " for sharding in plan.values() if getattr(sharding, "source", "")), "")
     missing, surplus = [name for name in tables if name not in plan], [name for name in plan if name not in tables]
     if missing:
-        raise ValueError(f"the plan says nothing about table {', '.join(map(repr, missing))}; it names {list(plan)}")
+        raise ValueError(
+            f"{source}the plan says nothing about table {', '.join(map(repr, missing))}; it names {list(plan)}"
+        )
     if surplus:
         raise ValueError(
-            f"the plan names table {', '.join(map(repr, surplus))}, which the module does not have: {list(tables)}"
+            f"{source}the plan names table {', '.join(map(repr, surplus))}, which the module does not have: "
+            f"{list(tables)}"
         )
 
 
@@ -167,6 +171,21 @@ def place_table(
     Raises:
         ValueError: The plan cannot be carried out.
     """
+    try:
+        return _placed(config, output_keys, weight, sharding, rules)
+    except ValueError as error:
+        if not sharding.source:
+            raise
+        raise ValueError(f"{sharding.source}: {error}") from None
+
+
+def _placed(
+    config: BaseEmbeddingConfig,
+    output_keys: Sequence[str],
+    weight: torch.Tensor,
+    sharding: ParameterSharding,
+    rules: PlacementRules,
+) -> PlacedTable:
     sharding_type = _member(ShardingType, sharding.sharding_type, rules.sharding_types, config.name, "sharding type")
     kernel = _member(EmbeddingComputeKernel, sharding.compute_kernel, rules.kernels, config.name, "compute kernel")
     dtype = data_type_to_dtype(config.data_type)

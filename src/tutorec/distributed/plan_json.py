@@ -1,0 +1,220 @@
+"""A sharding plan as a JSON document: what a table's entry is made of, checked as it is read, and written whole.
+
+Beside the entries stands a *fingerprint* of the tables that the plan was made for: a digest of each table's module,
+name, rows and columns. It says at once whether two plans are for the same model, and a document in which a table was
+lost or resized by accident no longer fits its own.
+
+    {"format": "tutorec sharding plan", "version": 1, "fingerprint": "5b0c...",
+     "modules": {"sparse": {"item": {"sharding_type": "row_wise", "compute_kernel": "fused", "rows": 8, "columns": 4,
+       "ranks": [0, 1], "shards": [{"offsets": [0, 0], "sizes": [4, 4], "placement": "rank:0/cpu"}, ...]}}}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT = "tutorec sharding plan"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class StoredShard:
+    """A piece of a table: ``[row, column]``, ``[R, D]``, and where it lies as text, or None."""
+
+    offsets: list[int]
+    sizes: list[int]
+    placement: str | None
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """The entry of a table.
+
+    Args:
+        sharding_type: As text.
+        compute_kernel: As text.
+        ranks: Who holds a piece, or None.
+        shards: The pieces; None where the plan lists none.
+        shape: ``(R, D)`` of the table, or None where it is not known.
+    """
+
+    sharding_type: str
+    compute_kernel: str
+    ranks: list[int] | None
+    shards: list[StoredShard] | None
+    shape: tuple[int, int] | None
+
+
+# Path of a module -> table -> entry.
+Stored = Mapping[str, Mapping[str, StoredTable]]
+
+
+def fingerprint(modules: Stored) -> str:
+    """Digest of module, name, rows and columns of every table, whatever their order.
+
+    Example:
+        >>> entry = StoredTable("table_wise", "fused", [0], None, (8, 4))
+        >>> moved = StoredTable("table_wise", "fused", [1], None, (8, 4))
+        >>> fingerprint({"": {"item": entry}}) == fingerprint({"": {"item": moved}})
+        True
+    """
+    tables = sorted((path, name, entry.shape or ()) for path, of in modules.items() for name, entry in of.items())
+    return hashlib.blake2b(json.dumps(tables).encode(), digest_size=16).hexdigest()
+
+
+def to_text(modules: Stored) -> str:
+    """The document."""
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "fingerprint": fingerprint(modules),
+        "modules": {path: {name: _entry(table) for name, table in of.items()} for path, of in modules.items()},
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
+    """The entries of a document.
+
+    Args:
+        text: The document.
+        source: Where it comes from, for messages.
+
+    Raises:
+        ValueError: It is damaged, is no sharding plan, or was written by a later version.
+
+    Example:
+        >>> from_text("{", "plan.json")
+        Traceback (most recent call last):
+            ...
+        ValueError: plan.json is no whole JSON document: Expecting property name enclosed in double quotes: line 1 ...
+    """
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{source} is no whole JSON document: {error}; it is damaged, save the plan again") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError(f'{source} is JSON, but no sharding plan: it lacks "format": "{FORMAT}"')
+    if document.get("version") != VERSION:
+        raise ValueError(
+            f"{source} is a sharding plan of version {document.get('version')}, and this tutorec reads version "
+            f"{VERSION}: read it with the tutorec that wrote it, and make the plan anew"
+        )
+    reader = _Reader(source)
+    modules = {
+        path: {
+            name: reader.entry(f"module {path!r}, table {name!r}", entry)
+            for name, entry in reader.value(f"module {path!r}", {"tables": of}, "tables", dict).items()
+        }
+        for path, of in reader.value("the document", document, "modules", dict).items()
+    }
+    found = fingerprint(modules)
+    if document.get("fingerprint") != found:
+        tables = {
+            f"{path}.{name}".strip("."): entry.shape for path, of in modules.items() for name, entry in of.items()
+        }
+        raise ValueError(
+            f"{source} is damaged: its fingerprint is {document.get('fingerprint')}, and its tables, of (rows, "
+            f"columns) {tables}, have {found}; make the plan anew from the model"
+        )
+    return modules
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file whole or not at all: a reader sees the old one, or the new one.
+
+    Raises:
+        OSError: The folder is missing, full or not writable; what stood there before still does.
+    """
+    target = Path(path)
+    # Ranks may write the same file at the same time.
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _entry(table: StoredTable) -> dict[str, Any]:
+    rows, columns = table.shape or (None, None)
+    shards = table.shards
+    return {
+        "sharding_type": table.sharding_type,
+        "compute_kernel": table.compute_kernel,
+        "rows": rows,
+        "columns": columns,
+        "ranks": table.ranks,
+        "shards": None
+        if shards is None
+        else [{"offsets": s.offsets, "sizes": s.sizes, "placement": s.placement} for s in shards],
+    }
+
+
+class _Reader:
+    """Takes entries apart; what is not as it should be is named with its place.
+
+    Args:
+        source: Where the document comes from.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def value(self, where: str, holder: Mapping[str, Any], key: str, *kinds: type) -> Any:
+        """``holder[key]``, if it is of one of the kinds."""
+        value = holder.get(key, self)
+        if value is self:
+            raise ValueError(f"{self._source} is damaged: {where} lacks {key!r}")
+        # A boolean is an integer to Python, and none here.
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise ValueError(f"{self._source} is damaged: {key!r} of {where} is {value!r} and no {names}")
+        return value
+
+    def numbers(self, where: str, holder: Mapping[str, Any], key: str, count: int | None) -> list[int]:
+        """``holder[key]``, if it is a list of whole numbers, ``count`` of them."""
+        values = self.value(where, holder, key, list)
+        whole = all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values)
+        if not whole or count not in (None, len(values)):
+            wanted = "whole numbers" if count is None else f"{count} whole numbers"
+            raise ValueError(f"{self._source} is damaged: {key!r} of {where} is {values!r} and not {wanted}")
+        return values
+
+    def entry(self, where: str, entry: Any) -> StoredTable:
+        """The entry of one table."""
+        if not isinstance(entry, dict):
+            raise ValueError(f"{self._source} is damaged: {where} is {entry!r} and no entry of a plan")
+        shards = self.value(where, entry, "shards", list, type(None))
+        rows = self.value(where, entry, "rows", int, type(None))
+        columns = self.value(where, entry, "columns", int, type(None))
+        return StoredTable(
+            sharding_type=self.value(where, entry, "sharding_type", str),
+            compute_kernel=self.value(where, entry, "compute_kernel", str),
+            ranks=None
+            if self.value(where, entry, "ranks", list, type(None)) is None
+            else self.numbers(where, entry, "ranks", None),
+            shards=None
+            if shards is None
+            else [self._shard(f"shard {index} of {where}", shard) for index, shard in enumerate(shards)],
+            shape=None if rows is None or columns is None else (rows, columns),
+        )
+
+    def _shard(self, where: str, shard: Any) -> StoredShard:
+        if not isinstance(shard, dict):
+            raise ValueError(f"{self._source} is damaged: {where} is {shard!r} and no shard")
+        return StoredShard(
+            self.numbers(where, shard, "offsets", 2),
+            self.numbers(where, shard, "sizes", 2),
+            self.value(where, shard, "placement", str, type(None)),
+        )
