@@ -1,0 +1,200 @@
+"""Any plan on any batch equals the unsharded collection: many drawn tables, plans and batches in one run of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from distributed.cases import group
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import PROPERTY, rows_of, table_sets
+from torch import Tensor
+from torch.testing import assert_close
+
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    column_wise,
+    construct_module_sharding_plan,
+    grid_shard,
+    row_wise,
+    table_column_wise,
+    table_row_wise,
+    table_wise,
+)
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+RATE = 0.25
+Word = tuple[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one run does: tables, a word for each, and a batch for each rank, as plain lists."""
+
+    tables: list[EmbeddingBagConfig]
+    weighted: bool
+    words: dict[str, Word]
+    ids: list[dict[str, list[list[int]]]]  # of each rank
+    samples: list[dict[str, int] | None]  # strides of each rank's features, None where all have as many lists
+    inverse: list[list[list[int]] | None]
+
+
+def generator(word: Word) -> ParameterShardingGenerator:
+    kind, where = word
+    makers = {
+        "tw": lambda: table_wise(where),
+        "cw": lambda: column_wise(size_per_rank=where[1], ranks=where[0]),
+        "rw": row_wise,
+        "twrw": lambda: table_row_wise(where),
+        "twcw": lambda: table_column_wise(ranks=where),
+        "grid": lambda: grid_shard(where),
+    }
+    return makers[kind]()
+
+
+@st.composite
+def words(draw: st.DrawFn, columns: int, world_size: int, local_size: int) -> Word:
+    hosts = world_size // local_size
+    kinds = ["tw", "rw", "cw", "twrw"] + (["twcw", "grid"] if columns % 2 == 0 else [])
+    kind = draw(st.sampled_from(kinds))
+    rank = st.integers(0, world_size - 1)
+    host = st.integers(0, hosts - 1)
+    if kind == "tw":
+        return kind, draw(rank)
+    if kind == "cw":
+        cut = draw(st.integers(1, columns))
+        sizes = [cut, columns - cut] if cut < columns else [columns]
+        return kind, ([draw(rank) for _ in sizes], sizes)
+    if kind == "twrw":
+        return kind, draw(host)
+    if kind == "twcw":
+        chosen = draw(host)
+        on_host = st.integers(chosen * local_size, (chosen + 1) * local_size - 1)
+        return kind, [draw(on_host), draw(on_host)]
+    return kind, [draw(host), draw(host)] if kind == "grid" else None
+
+
+@st.composite
+def cases(draw: st.DrawFn, world_size: int, local_size: int) -> Case:
+    weighted = draw(st.booleans())
+    pooling = None if not weighted else draw(st.sampled_from([PoolingType.SUM, PoolingType.SQRTN]))
+    tables = draw(table_sets(pooling=pooling))
+    rows = rows_of(tables)
+    features = draw(st.permutations(list(rows)))
+    ids: list[dict[str, list[list[int]]]] = []
+    samples: list[dict[str, int] | None] = []
+    inverse: list[list[list[int]] | None] = []
+    variable = draw(st.booleans())
+    for _ in range(world_size):
+        count = draw(st.integers(0, 4))
+        strides = {name: draw(st.integers(1, 3)) if variable and count else count for name in features}
+        bag = {name: st.lists(st.integers(0, rows[name] - 1), max_size=3) for name in features}
+        ids.append({name: [draw(bag[name]) for _ in range(strides[name])] for name in features})
+        samples.append(strides if variable else None)
+        means = [[draw(st.integers(0, strides[name] - 1)) for _ in range(count)] for name in features]
+        inverse.append(means if variable and count else None)
+    placed = {t.name: draw(words(t.embedding_dim, world_size, local_size)) for t in tables}
+    return Case(tables, weighted, placed, ids, samples, inverse)
+
+
+def batch_of(case: Case, rank: int) -> KeyedJaggedTensor:
+    ids, strides, inverse = case.ids[rank], case.samples[rank], case.inverse[rank]
+    lists = [one for of_feature in ids.values() for one in of_feature]
+    values = torch.tensor([number for one in lists for number in one], dtype=torch.int64)
+    weights = torch.arange(1, values.numel() + 1).remainder(5).float() / 2 if case.weighted else None
+    lengths = torch.tensor([len(one) for one in lists], dtype=torch.int64)
+    if strides is None:
+        stride = len(next(iter(ids.values())))
+        return KeyedJaggedTensor(list(ids), values, weights, lengths=lengths, stride=stride)
+    return KeyedJaggedTensor(
+        list(ids),
+        values,
+        weights,
+        lengths=lengths,
+        stride_per_key_per_rank=[[stride] for stride in strides.values()],
+        inverse_indices=None if inverse is None else (list(ids), torch.tensor(inverse)),
+    )
+
+
+def collection(case: Case) -> EmbeddingBagCollection:
+    torch.manual_seed(3)
+    return EmbeddingBagCollection(case.tables, is_weighted=case.weighted)
+
+
+def gradient(like: Tensor, rank: int) -> Tensor:
+    return torch.linspace(-1, 1, max(like.numel(), 2))[: like.numel()].view_as(like) * (rank + 1)
+
+
+def run_cases(rank: int, world_size: int, drawn: list[Case]) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """Output of each case, and this rank's pieces after one step of SGD: `table/row/column` -> rows."""
+    env = ShardingEnv.from_process_group(group())
+    found = []
+    for case in drawn:
+        ebc = collection(case)
+        plan = construct_module_sharding_plan(
+            ebc, {name: generator(word) for name, word in case.words.items()}, local_size=env.local_size
+        )
+        sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": RATE})
+        sharded = sharder.shard(ebc, plan, env)
+        out = sharded(batch_of(case, rank)).wait()
+        out.values().backward(gradient(out.values(), rank))
+        pieces: dict[str, Tensor] = {}
+        for table in sharded._tables:
+            mine = [piece for piece in table.pieces if piece.rank == rank]
+            for index, piece in enumerate(mine):
+                name = f"embedding_bags.{table.name}.weight" + (f"_{index}" if index else "")
+                key = f"{table.name}/{piece.row_offset}/{piece.column_offset}"
+                pieces[key] = sharded.get_parameter(name).detach().clone()
+        found.append((out.values().detach(), pieces))
+    return found
+
+
+def unsharded(case: Case, world_size: int) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Outputs of each rank's batch, and the tables after one step with the mean of the ranks' gradients."""
+    ebc = collection(case)
+    outputs = []
+    for rank in range(world_size):
+        out = ebc(batch_of(case, rank)).values()
+        outputs.append(out.detach())
+        if out.requires_grad and out.numel():
+            (out * gradient(out.detach(), rank)).sum().backward()
+    tables = {}
+    for name, bag in ebc.embedding_bags.items():
+        weight = bag.get_parameter("weight")
+        moved = weight.grad if weight.grad is not None else torch.zeros_like(weight)
+        tables[name] = weight.detach() - RATE * moved / world_size
+    return outputs, tables
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world_size", "hosts"), [(1, 1), (2, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.world4)]
+)
+def test_any_plan_on_any_batch_equals_unsharded(ranks, world_size, hosts):
+    drawn: list[Case] = []
+
+    @settings(PROPERTY, max_examples=30, database=None, derandomize=True)
+    @given(cases(world_size, world_size // hosts))
+    def collect(case: Case) -> None:
+        drawn.append(case)
+
+    collect()
+    of_ranks = ranks(world_size, hosts=hosts).run(run_cases, drawn)
+    assert len(drawn) > 20
+    for index, case in enumerate(drawn):
+        outputs, tables = unsharded(case, world_size)
+        for rank in range(world_size):
+            found, pieces = of_ranks[rank][index]
+            assert_close(found, outputs[rank], rtol=1e-5, atol=1e-5, msg=lambda text, case=case: f"{text}\n{case}")
+            for key, rows in pieces.items():
+                name, row, column = key.split("/")
+                part = tables[name][int(row) :][: rows.shape[0], int(column) :][:, : rows.shape[1]]
+                about = f"{key}\n{case}"
+                assert_close(rows, part, rtol=1e-5, atol=1e-5, msg=lambda text, about=about: f"{text}\n{about}")
