@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tutorec.distributed import comm
+from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.plan import (
     EmbeddingComputeKernel,
@@ -356,7 +357,7 @@ def construct_module_sharding_plan(
 
 def default_sharders() -> list[ModuleSharder[Any]]:
     """One sharder for each class of modules that can be sharded."""
-    return [EmbeddingBagCollectionSharder()]
+    return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
 
 def check_plan_fits(plan: ShardingPlan, paths: Mapping[str, nn.Module]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from tutorec._kernels.tbe import build_table_batch
+from tutorec._kernels.tbe import GroupSpec, build_table_batch
 from tutorec.distributed.grouping import TableGroup
 
 
@@ -18,13 +18,20 @@ class BatchedDenseEmbeddingBag(nn.Module):
         group: The shards, without an optimizer.
         weights: Initial rows ``[R, D]`` of each shard.
         device: Where the rows live.
+        spec: What the operator looks up; the group's features, each once, by default.
     """
 
-    def __init__(self, group: TableGroup, weights: Sequence[torch.Tensor], device: torch.device) -> None:
+    def __init__(
+        self,
+        group: TableGroup,
+        weights: Sequence[torch.Tensor],
+        device: torch.device,
+        spec: GroupSpec | None = None,
+    ) -> None:
         super().__init__()
         assert group.optimizer is None, "a dense group has no optimizer: its gradients are the caller's"
         self._group = group
-        self._emb_module = build_table_batch(group.spec(), optimizer=None, device=device, weights=weights)
+        self._emb_module = build_table_batch(spec or group.spec(), optimizer=None, device=device, weights=weights)
 
     def forward(self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         """``values [N]``, ``offsets [F * B + 1]``, ``weights [N]`` -> pooled ``[B, D]``."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from tutorec._kernels.tbe import build_table_batch
+from tutorec._kernels.tbe import GroupSpec, build_table_batch
 from tutorec.distributed.grouping import TableGroup
 from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizerModule
 
@@ -19,16 +19,27 @@ class BatchedFusedEmbeddingBag(nn.Module, FusedOptimizerModule):
         group: The shards, all of one optimizer.
         weights: Initial rows ``[R, D]`` of each shard.
         device: Where the rows live.
+        spec: What the operator looks up; the group's features, each once, by default.
+        path: Where the tables stand in the collection, for the optimizer's names.
     """
 
-    def __init__(self, group: TableGroup, weights: Sequence[torch.Tensor], device: torch.device) -> None:
+    def __init__(
+        self,
+        group: TableGroup,
+        weights: Sequence[torch.Tensor],
+        device: torch.device,
+        spec: GroupSpec | None = None,
+        path: str = "embedding_bags",
+    ) -> None:
         super().__init__()
         self._group = group
         assert group.optimizer is not None, "a fused group has an optimizer"
-        self._emb_module = build_table_batch(group.spec(), optimizer=group.optimizer, device=device, weights=weights)
+        self._emb_module = build_table_batch(
+            spec or group.spec(), optimizer=group.optimizer, device=device, weights=weights
+        )
         # Views of the operator's rows: writing into a parameter moves the rows.
         self._weights = [nn.Parameter(rows) for rows in self._emb_module.table_weights()]
-        names = [f"embedding_bags.{name}" for name in group.parameter_names]
+        names = [f"{path}.{name}" for name in group.parameter_names]
         self._optimizer = EmbeddingFusedOptimizer(self._emb_module, names, self._weights)
         for parameter in self._weights:
             parameter._in_backward_optimizers = [self._optimizer]  # pyright: ignore[reportAttributeAccessIssue]

@@ -23,7 +23,32 @@ _KERNELS: dict[EmbeddingComputeKernel, type[BatchedFusedEmbeddingBag] | type[Bat
 SUPPORTED_KERNELS = tuple(_KERNELS)
 
 
-class GroupedPooledEmbeddingsLookup(EmbeddingLookup):
+class GroupedLookup(EmbeddingLookup):
+    """One operator for each group of this rank's tables; what is looked up in them is the subclass's business."""
+
+    _emb_modules: nn.ModuleList
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(``table.weight``, its rows as a parameter), group after group."""
+        for bags in self._bags():
+            yield from bags.named_weights()
+
+    def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
+        """One for each group that is updated during backward."""
+        return [bags.fused_optimizer for bags in self._bags() if isinstance(bags, BatchedFusedEmbeddingBag)]
+
+    def rebind(self) -> None:
+        """Point parameters at the operators' memory again, after it has moved."""
+        for bags in self._bags():
+            bags.rebind()
+
+    def _bags(self) -> Iterator[BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag]:
+        for bags in self._emb_modules:
+            assert isinstance(bags, BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag), f"unexpected {type(bags)}"
+            yield bags
+
+
+class GroupedPooledEmbeddingsLookup(GroupedLookup):
     """Every sample, my slots -> every sample, my columns.
 
     Args:
@@ -64,22 +89,3 @@ class GroupedPooledEmbeddingsLookup(EmbeddingLookup):
             for bags, part in zip(self._emb_modules, parts, strict=True)
         ]
         return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
-
-    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(``table.weight``, its rows as a parameter), group after group."""
-        for bags in self._bags():
-            yield from bags.named_weights()
-
-    def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
-        """One for each group that is updated during backward."""
-        return [bags.fused_optimizer for bags in self._bags() if isinstance(bags, BatchedFusedEmbeddingBag)]
-
-    def rebind(self) -> None:
-        """Point parameters at the operators' memory again, after it has moved."""
-        for bags in self._bags():
-            bags.rebind()
-
-    def _bags(self) -> Iterator[BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag]:
-        for bags in self._emb_modules:
-            assert isinstance(bags, BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag), f"unexpected {type(bags)}"
-            yield bags

@@ -11,6 +11,7 @@ from tutorec.distributed.sharding.base import PooledEmbeddingSharding
 from tutorec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
 from tutorec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
 from tutorec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from tutorec.distributed.sharding.sequence_sharding import SequenceEmbeddingSharding, SlotSequenceEmbeddingSharding
 from tutorec.distributed.sharding.tw_sharding import TwPooledEmbeddingSharding
 from tutorec.distributed.sharding.twcw_sharding import TwCwPooledEmbeddingSharding
 from tutorec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
@@ -27,4 +28,17 @@ POOLED_SHARDINGS: dict[ShardingType, PooledBuilder] = {
     ShardingType.ROW_WISE: RwPooledEmbeddingSharding,
     ShardingType.TABLE_ROW_WISE: TwRwPooledEmbeddingSharding,
     ShardingType.GRID_SHARD: GridPooledEmbeddingSharding,
+}
+
+SequenceBuilder = Callable[
+    [Sequence[PlacedTable], ShardingEnv, Mapping[str, QuantizedCommCodecs]], SequenceEmbeddingSharding
+]
+
+SEQUENCE_SHARDINGS: dict[ShardingType, SequenceBuilder] = {
+    ShardingType.TABLE_WISE: SlotSequenceEmbeddingSharding,
+    ShardingType.COLUMN_WISE: SlotSequenceEmbeddingSharding,
+    ShardingType.TABLE_COLUMN_WISE: SlotSequenceEmbeddingSharding,
+    ShardingType.ROW_WISE: SlotSequenceEmbeddingSharding,
+    ShardingType.TABLE_ROW_WISE: SlotSequenceEmbeddingSharding,
+    ShardingType.GRID_SHARD: SlotSequenceEmbeddingSharding,
 }

@@ -1,0 +1,312 @@
+"""An `EmbeddingCollection` whose tables lie on several ranks: same input, same output, same names.
+
+A row comes back for each id, and nothing is pooled. How ids find their rows and how rows come home stands in
+``sharding/sequence_sharding.py``; what all sharded collections have in common, in ``embedding_base.py``. Here rows
+become the results of the caller's batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from tutorec.awaitable import Awaitable, LazyAwaitable
+from tutorec.distributed.collectives.kjt import ArrivedIds, KJTArrival
+from tutorec.distributed.embedding_base import BatchContext, ShardedEmbeddingModule, Unsharded
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.fused_params import optimizer_spec
+from tutorec.distributed.lookup.grouped import SUPPORTED_KERNELS
+from tutorec.distributed.plan import ParameterSharding, ShardingType
+from tutorec.distributed.qcomm import QuantizedCommCodecs
+from tutorec.distributed.sharding.registry import SEQUENCE_SHARDINGS
+from tutorec.distributed.sharding.sequence_sharding import (
+    SequenceEmbeddingDist,
+    SequenceEmbeddingSharding,
+    SequenceShardingContext,
+)
+from tutorec.distributed.tables import PlacedTable
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingConfig
+from tutorec.modules.embedding_rows import samples_of_lists
+from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+class EmbeddingCollectionContext(BatchContext):
+    """What the moves of one batch tell each other."""
+
+
+class EmbeddingCollectionAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
+    """Rows on their way home; ``wait()`` gives a `JaggedTensor` for each feature and table, by name.
+
+    Args:
+        arriving: One promise for each sharding.
+        results: Who makes results of them.
+        ctx: Of the batch.
+    """
+
+    def __init__(
+        self, arriving: Sequence[Awaitable[torch.Tensor]], results: RowResults, ctx: EmbeddingCollectionContext
+    ) -> None:
+        super().__init__()
+        self._arriving = arriving
+        self._results = results
+        self._ctx = ctx
+        self._graph_is_recorded = torch.is_grad_enabled()
+
+    def _wait_impl(self) -> dict[str, JaggedTensor]:
+        # A lazy value may first be touched under no_grad, e.g. to print it, and still has to train.
+        with torch.set_grad_enabled(self._graph_is_recorded):
+            return self._results.join([part.wait() for part in self._arriving], self._ctx)
+
+
+class RowResults:
+    """Makes the results out of what the shardings deliver.
+
+    Args:
+        shardings: In the order in which they deliver.
+        dists: Their ways home.
+        tables: In the caller's order.
+        need_indices: Whether results carry their ids, as weights.
+    """
+
+    def __init__(
+        self,
+        shardings: Sequence[SequenceEmbeddingSharding],
+        dists: Sequence[SequenceEmbeddingDist],
+        tables: Sequence[PlacedTable],
+        need_indices: bool,
+    ) -> None:
+        self._dists = dists
+        self._arriving_keys = [key for sharding in shardings for key in sharding.output_keys()]
+        self._feature_of = {
+            key: feature for table in tables for key, feature in zip(table.output_keys, table.features, strict=True)
+        }
+        self._need_indices = need_indices
+
+    def join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingCollectionContext) -> dict[str, JaggedTensor]:
+        """One part for each sharding -> the results, in the order of the tables."""
+        assert ctx.features is not None, "input_dist keeps the batch"
+        if len(parts) > 1:
+            parts = cast(tuple[torch.Tensor, ...], _AllOrNone.apply(*parts))
+        of_shardings = zip(self._dists, parts, ctx.sharding_contexts, strict=True)
+        arrived = [rows for dist, part, own in of_shardings for rows in dist.by_key(part, own)]
+        rows_of = dict(zip(self._arriving_keys, arrived, strict=True))
+        lists = ctx.features.to_dict()
+        found: dict[str, JaggedTensor] = {}
+        for key, feature in self._feature_of.items():
+            ids = lists[feature]
+            indices = ids.values() if self._need_indices else None
+            found[key] = JaggedTensor._from_parts(rows_of[key], indices, ids.lengths(), ids.offsets())
+        return samples_of_lists(found, ctx.features, self._feature_of)
+
+
+class _AllOrNone(torch.autograd.Function):
+    """The rows of several shardings, unchanged. Backward reaches all of them or none, in the same order on every rank.
+
+    A loss may use the results of one sharding on one rank, and of another sharding on the next: each exchange of
+    gradients still finds every rank.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(part.view_as(part) for part in parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return gradients
+
+
+class ShardedEmbeddingCollection(
+    ShardedEmbeddingModule[
+        EmbeddingCollectionContext,
+        list[ArrivedIds],
+        list[torch.Tensor],
+        dict[str, JaggedTensor],
+        SequenceEmbeddingSharding,
+    ],
+):
+    """An `EmbeddingCollection` over the ranks of a process group.
+
+    In: my samples, ``KeyedJaggedTensor`` (or a TensorDict), whose weights have no effect; ranks may bring different
+    numbers of samples. Out: for each feature and table a ``JaggedTensor`` with values ``[N, D]``, a row for each of my
+    ids in their order, lazily. Parameters have the names of the unsharded module, and a rank has those of its own
+    tables. To build one is a collective: every rank does it with the same tables and the same plan, which is checked.
+
+    Args:
+        module: The unsharded collection; its weights are copied, and drawn here where it is on the meta device.
+        table_name_to_parameter_sharding: The plan of this module.
+        env: The ranks.
+        fused_params: What the fused optimizer is, see `fused_params.optimizer_spec`.
+        device: Where this rank's tables are to live, by default the CPU.
+        qcomm_codecs_registry: What rows and their gradients travel as; float32 by default.
+
+    Raises:
+        ValueError: The plan does not fit the module or the world.
+        AgreementError: Ranks differ, or another rank failed.
+
+    Source:
+        TorchRec's ``torchrec.distributed.embedding.ShardedEmbeddingCollection``.
+    """
+
+    def __init__(
+        self,
+        module: EmbeddingCollection,
+        table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: Mapping[str, Any] | None = None,
+        device: torch.device | None = None,
+        qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        self._configs = module.embedding_configs()
+        self._embedding_dim_of = module.embedding_dim
+        weights = {name: table.get_parameter("weight") for name, table in module.embeddings.items()}
+        source = Unsharded("EmbeddingCollection", "embeddings", self._configs, weights, False)
+        codecs = qcomm_codecs_registry or {}
+
+        def build(kind: ShardingType, tables: Sequence[PlacedTable]) -> SequenceEmbeddingSharding:
+            return SEQUENCE_SHARDINGS[kind](tables, env, codecs)
+
+        super().__init__(
+            source, table_name_to_parameter_sharding, env, fused_params, device, tuple(SEQUENCE_SHARDINGS), build
+        )
+        self._need_indices = module.need_indices()
+        self._results = RowResults(self._shardings, self._output_dists, self._tables, self._need_indices)
+
+    # --- one batch
+
+    def create_context(self) -> EmbeddingCollectionContext:
+        """The context of one batch."""
+        return EmbeddingCollectionContext()
+
+    def input_dist(
+        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[list[ArrivedIds]]]:
+        """My samples, every feature -> every rank's ids of my tables; for each sharding.
+
+        Raises:
+            KeyError: A feature is missing.
+            ValueError: An id is not a row of its table.
+        """
+        ctx.sharding_contexts = [SequenceShardingContext() for _ in self._shardings]
+        return _Sizes(self._send(ctx, features), ctx)
+
+    def compute(self, ctx: EmbeddingCollectionContext, dist_input: list[ArrivedIds]) -> list[torch.Tensor]:
+        """Every rank's ids -> their rows, flat; for each sharding."""
+        return [lookup(ids) for lookup, ids in zip(self._lookups, dist_input, strict=True)]
+
+    def output_dist(self, ctx: EmbeddingCollectionContext, output: list[torch.Tensor]) -> EmbeddingCollectionAwaitable:
+        """Every rank's rows -> the rows of my ids."""
+        moves = zip(self._output_dists, output, ctx.sharding_contexts, strict=True)
+        return EmbeddingCollectionAwaitable([dist(rows, own) for dist, rows, own in moves], self._results, ctx)
+
+    # --- what it shares with the unsharded module
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """What each table is, those of other ranks included."""
+        return self._configs
+
+    def embedding_dim(self) -> int:
+        """Width D of every table; -1 without tables, an error where they differ."""
+        return self._embedding_dim_of()
+
+    def need_indices(self) -> bool:
+        """Whether the results carry the ids that they belong to, as weights."""
+        return self._need_indices
+
+
+class _Sizes(Awaitable[Awaitable[list[ArrivedIds]]]):
+    """The first round of every sharding; to wait for it is to issue the second."""
+
+    def __init__(self, sent: Awaitable[list[KJTArrival]], ctx: EmbeddingCollectionContext) -> None:
+        self._sent, self._ctx = sent, ctx
+
+    def _wait_impl(self) -> Awaitable[list[ArrivedIds]]:
+        return _Ids(self._sent.wait(), self._ctx)
+
+
+class _Ids(Awaitable[list[ArrivedIds]]):
+    def __init__(self, arrivals: list[KJTArrival], ctx: EmbeddingCollectionContext) -> None:
+        self._arrivals, self._ctx = arrivals, ctx
+
+    def _wait_impl(self) -> list[ArrivedIds]:
+        of_shardings: list[ArrivedIds] = []
+        for arrival, own in zip(self._arrivals, self._ctx.sharding_contexts, strict=True):
+            ids = arrival.wait_by_rank()
+            own.arrived_counts, own.sent_counts = ids.counts, arrival.sent_counts()
+            of_shardings.append(ids)
+        return of_shardings
+
+
+class EmbeddingCollectionSharder:
+    """Shards an `EmbeddingCollection`.
+
+    Args:
+        fused_params: The optimizer that runs inside backward: ``optimizer``, ``learning_rate``, ``eps``. SGD with a
+            rate of 0.01 by default.
+        qcomm_codecs_registry: What rows and their gradients travel as, from ``get_qcomm_codecs_registry``; float32 by
+            default.
+
+    Raises:
+        ValueError: ``fused_params`` make no sense.
+
+    Example:
+        >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan
+        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> tables = [EmbeddingConfig(num_embeddings=8, embedding_dim=4, name="products", feature_names=["item"])]
+        >>> plan = EmbeddingModuleShardingPlan(products=table_wise_sharding((8, 4), rank=0, device_type="cpu"))
+        >>> sharder = EmbeddingCollectionSharder(fused_params={"learning_rate": 0.02})
+        >>> sharded = sharder.shard(EmbeddingCollection(tables), plan, ShardingEnv.from_local(1, 0))
+        >>> rows = sharded(KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 1])))["item"]
+        >>> rows.values().shape, rows.lengths().tolist()
+        (torch.Size([3, 4]), [2, 1])
+
+    Source:
+        TorchRec's ``torchrec.distributed.embedding.EmbeddingCollectionSharder``.
+    """
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        optimizer_spec(fused_params)
+        self.fused_params: dict[str, Any] | None = dict(fused_params) if fused_params is not None else None
+        self._codecs = qcomm_codecs_registry
+
+    @property
+    def module_type(self) -> type[EmbeddingCollection]:
+        """The class of modules that it shards."""
+        return EmbeddingCollection
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingCollection:
+        """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
+        if not isinstance(module, EmbeddingCollection):
+            raise TypeError(f"this sharder shards an EmbeddingCollection, got a {type(module).__name__}")
+        return ShardedEmbeddingCollection(module, params, env, self.fused_params, device, self._codecs)
+
+    def shardable_parameters(self, module: EmbeddingCollection) -> dict[str, nn.Parameter]:
+        """Table name -> weights ``[R, D]``."""
+        return {name: table.get_parameter("weight") for name, table in module.embeddings.items()}
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """`ShardingType` values that it can build, on any device."""
+        return [sharding_type.value for sharding_type in SEQUENCE_SHARDINGS]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """`EmbeddingComputeKernel` values that it can build, on any device."""
+        return [kernel.value for kernel in SUPPORTED_KERNELS]

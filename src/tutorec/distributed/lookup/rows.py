@@ -1,0 +1,120 @@
+"""Rows one by one: a row for each id, in the order in which the ids came, so that they go back as they are.
+
+ids of rank 0 (slot a, slot b, ...), ids of rank 1 (slot a, ...)      [N]
+  | one call for each group of tables
+their rows in the same order, one behind the other                    [sum of N_slot * D_slot]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, chain
+
+import torch
+from torch import nn
+
+from tutorec._kernels.tbe import GroupSpec
+from tutorec.distributed.collectives.kjt import ArrivedIds
+from tutorec.distributed.grouping import TableGroup
+from tutorec.distributed.lookup.base import ShardRows
+from tutorec.distributed.lookup.dense import BatchedDenseEmbeddingBag
+from tutorec.distributed.lookup.fused import BatchedFusedEmbeddingBag
+from tutorec.distributed.lookup.grouped import GroupedLookup
+from tutorec.distributed.plan import EmbeddingComputeKernel
+
+
+class BatchedFusedEmbedding(BatchedFusedEmbeddingBag):
+    """Rows of one group, looked up in one call; backward applies the optimizer and leaves no gradient.
+
+    Args:
+        group: The shards, all of one width and one optimizer.
+        weights: Initial rows ``[R, D]`` of each shard.
+        device: Where the rows live.
+        ranks: W, whose ids are looked up together: one update for all of them.
+    """
+
+    def __init__(self, group: TableGroup, weights: Sequence[torch.Tensor], device: torch.device, ranks: int) -> None:
+        super().__init__(group, weights, device, _of_ranks(group, ranks), "embeddings")
+
+
+class BatchedDenseEmbedding(BatchedDenseEmbeddingBag):
+    """Rows of one group, looked up in one call; backward fills ``.grad`` with a gradient as large as the table.
+
+    Args:
+        group: The shards, all of one width, without an optimizer.
+        weights: Initial rows ``[R, D]`` of each shard.
+        device: Where the rows live.
+        ranks: W, whose ids are looked up together.
+    """
+
+    def __init__(self, group: TableGroup, weights: Sequence[torch.Tensor], device: torch.device, ranks: int) -> None:
+        super().__init__(group, weights, device, _of_ranks(group, ranks))
+
+
+_KERNELS: dict[EmbeddingComputeKernel, type[BatchedFusedEmbedding] | type[BatchedDenseEmbedding]] = {
+    EmbeddingComputeKernel.FUSED: BatchedFusedEmbedding,
+    EmbeddingComputeKernel.DENSE: BatchedDenseEmbedding,
+}
+
+
+class GroupedEmbeddingsLookup(GroupedLookup):
+    """The ids of every rank in my slots -> their rows.
+
+    Args:
+        groups: This rank's tables; none on a rank that holds none.
+        rows_of: The initial rows of a shard.
+        device: Where the rows live.
+        ranks: W, whose ids arrive.
+
+    Source:
+        TorchRec's ``GroupedEmbeddingsLookup``.
+    """
+
+    def __init__(self, groups: Sequence[TableGroup], rows_of: ShardRows, device: torch.device, ranks: int) -> None:
+        super().__init__()
+        self._ranks = ranks
+        self._slot_bounds = [*accumulate((len(group.features) for group in groups), initial=0)]
+        self._device = device
+        self._emb_modules = nn.ModuleList()
+        for group in groups:
+            rows = [rows_of(shard) for shard in group.shards]
+            self._emb_modules.append(_KERNELS[group.kernel](group, rows, device, ranks))
+
+    def forward(self, ids: ArrivedIds) -> torch.Tensor:
+        """Ids of each rank and slot -> their rows in the same order, flat."""
+        if torch.is_inference_mode_enabled():
+            # fbgemm registers its training operators for autograd only, which inference mode leaves out.
+            with torch.inference_mode(False), torch.no_grad():
+                return self.forward(ids)
+        groups = len(self._emb_modules)
+        if groups == 0:
+            return torch.empty(0, device=self._device)
+        if groups == 1:
+            return self._rows(0, ids.values, ids.counts).reshape(-1)
+        counts = [
+            [of_rank[first:last] for of_rank in ids.counts]
+            for first, last in zip(self._slot_bounds, self._slot_bounds[1:], strict=False)
+        ]
+        sizes = [[sum(of_rank) for of_rank in of_group] for of_group in counts]
+        parts = ids.values.split_with_sizes([size for of_rank in zip(*sizes, strict=True) for size in of_rank])
+        found = [
+            self._rows(group, torch.cat(parts[group::groups]), counts[group]).split_with_sizes(sizes[group])
+            for group in range(groups)
+        ]
+        return torch.cat([rows.reshape(-1) for of_rank in zip(*found, strict=True) for rows in of_rank])
+
+    def _rows(self, group: int, values: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Ids of one group, ``counts[rank][slot]`` of them -> ``[N, D]``."""
+        bounds = [*accumulate(chain.from_iterable(counts), initial=0)]
+        offsets = torch.tensor(bounds, dtype=values.dtype, device=values.device)
+        return self._emb_modules[group](values, offsets, None)
+
+
+def _of_ranks(group: TableGroup, ranks: int) -> GroupSpec:
+    """The group as if its features stood there once for each rank, with one bag each."""
+    spec = group.spec()
+    return replace(spec, feature_tables=spec.feature_tables * ranks)
+
+
+__all__ = ["BatchedDenseEmbedding", "BatchedFusedEmbedding", "GroupedEmbeddingsLookup"]
