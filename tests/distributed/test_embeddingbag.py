@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import Any
 
 import pytest
 import torch
 from distributed.cases import FEATURES, batch, collection, group, home, local_weights, samples_of, shard, tables
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from strategies import DrawnBatch, jagged_batches, rows_of, table_sets
 from torch import Tensor
 
 from tutorec._kernels.backend import use_backend
-from tutorec.distributed import comm
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionAwaitable, EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
@@ -161,9 +156,9 @@ def test_meta_tables_are_drawn_as_unsharded_ones_whatever_the_plan(ranks):
     assert bool((one["z"] == 2.5).all())
 
 
-def in_many_orders(rank: int, world_size: int) -> list[tuple[bool, list[str]]]:
+def in_many_orders(rank: int, world_size: int, kind: str) -> list[tuple[bool, list[str]]]:
     ebc = collection()
-    sharded = shard(ebc)
+    sharded = shard(ebc, kind=kind)
     results = []
     for seed in range(6):
         features = batch(10 * seed + rank, 3)
@@ -173,48 +168,19 @@ def in_many_orders(rank: int, world_size: int) -> list[tuple[bool, list[str]]]:
         extra = KeyedJaggedTensor(["unused"], torch.tensor([10**9]), lengths=torch.tensor([1, 0, 0]))
         shuffled = KeyedJaggedTensor.concat([extra, shuffled]) if seed % 2 else shuffled
         result = sharded(shuffled).wait()
-        results.append((torch.equal(result.values(), ebc(features).values()), result.keys()))
+        results.append((torch.allclose(result.values(), ebc(features).values(), atol=1e-6), result.keys()))
     return results
 
 
-def test_key_order_may_change_from_batch_to_batch_and_the_result_keeps_the_tables_order(ranks):
-    for results in ranks(2).run(in_many_orders):
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "mixed"])
+def test_key_order_may_change_from_batch_to_batch_and_the_result_keeps_the_tables_order(ranks, kind):
+    for results in ranks(2).run(in_many_orders, kind=kind):
         assert results == [(True, ["f0", "f1@t0", "f1@t1", "f2", "f3"])] * 6
-
-
-def on_drawn_tables(
-    rank: int, world_size: int, configs: list[EmbeddingBagConfig], places: list[int], batches: list[DrawnBatch]
-) -> tuple[Tensor, Tensor, list[str], list[str]]:
-    torch.manual_seed(1)
-    drawn = batches[rank]
-    ebc = EmbeddingBagCollection(configs, is_weighted=drawn.weights is not None)
-    words = {config.name: table_wise(rank=place) for config, place in zip(configs, places, strict=True)}
-    env = ShardingEnv.from_process_group(group())
-    sharded = EmbeddingBagCollectionSharder().shard(ebc, construct_module_sharding_plan(ebc, words), env)
-    result, unsharded = sharded(drawn.kjt()).wait(), ebc(drawn.kjt())
-    result.values().sum().backward()
-    return result.values().detach(), unsharded.values().detach(), result.keys(), unsharded.keys()
-
-
-@settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
-@given(data=st.data())
-def test_table_wise_equals_unsharded_on_drawn_tables(ranks, data):
-    from tutorec.modules.embedding_configs import PoolingType
-
-    weighted = data.draw(st.booleans())
-    configs = data.draw(table_sets(pooling=PoolingType.SUM if weighted else None))
-    places = [data.draw(st.integers(0, 1)) for _ in configs]
-    batches = [data.draw(jagged_batches(rows_of(configs), weighted=weighted)) for _ in range(2)]
-    for sharded, unsharded, keys, names in ranks(2).run(on_drawn_tables, configs, places, batches):
-        assert keys == names
-        torch.testing.assert_close(sharded, unsharded)
 
 
 def two_in_flight(rank: int, world_size: int, overlapped: bool) -> list[Tensor]:
     """Both batches are looked up before either is learnt from; overlapped, both leave before either arrives."""
-    sharded = shard(collection(), "exact_row_wise_adagrad")
+    sharded = shard(collection(), "exact_row_wise_adagrad", kind="mixed")
     results = []
     for step in range(3):
         pair = [batch(100 * step + 10 * i + rank, samples_of(rank, step + i)) for i in range(2)]
@@ -231,7 +197,7 @@ def two_in_flight(rank: int, world_size: int, overlapped: bool) -> list[Tensor]:
             out = each.wait().values()
             (out * torch.arange(1, out.shape[1] + 1)).sum().backward()
             results.append(out.detach())
-    return [*results, *local_weights(sharded).values()]
+    return [*results, *(parameter.detach().clone() for parameter in sharded.parameters())]
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.world4)])
@@ -242,26 +208,35 @@ def test_two_batches_in_flight_equal_one_after_the_other(ranks, world_size):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def shaken(rank: int, world_size: int, seed: int | None) -> list[Tensor]:
-    draw = random.Random(1000 * (seed or 0) + rank)
-
-    def sleep(_: comm.Issue) -> None:
-        time.sleep(draw.random() / 100)
-
-    if seed is not None:
-        comm.observers.append(sleep)
-    try:
-        return two_in_flight(rank, world_size, overlapped=True)
-    finally:
-        if seed is not None:
-            comm.observers.remove(sleep)
+def first_touched_without_grad(rank: int, world_size: int, kind: str) -> bool:
+    sharded = shard(collection(), kind=kind)
+    before = [parameter.detach().clone() for parameter in sharded.parameters()]
+    result = sharded(batch(rank, 3))
+    with torch.no_grad():
+        assert result.values().shape[0] == 3
+    result.values().sum().backward()
+    return any(not torch.equal(a, b) for a, b in zip(before, sharded.parameters(), strict=True))
 
 
-def test_random_sleeps_before_every_collective_give_the_same_bits(ranks):
-    calm = ranks(2).run(shaken, seed=None)
-    for seed in range(2):
-        for a, b in zip(calm, ranks(2).run(shaken, seed=seed), strict=True):
-            assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+@pytest.mark.parametrize("kind", ["table_wise", "mixed"])
+def test_result_first_touched_without_grad_still_trains(ranks, kind):
+    assert any(ranks(2).run(first_touched_without_grad, kind=kind))
+
+
+def tensor_dict_and_batch(rank: int, world_size: int) -> list[bool]:
+    from tutorec.sparse.tensor_dict import kjt_to_td
+
+    sharded = shard(collection(), kind="mixed")
+    features = batch(rank, 3)
+    shuffled = features.permute([2, 0, 3, 1])
+    expected = sharded(features).wait()
+    results = [sharded(kjt_to_td(each)).wait() for each in (features, shuffled)]
+    return [torch.equal(result.values(), expected.values()) and result.keys() == expected.keys() for result in results]
+
+
+def test_tensor_dict_is_looked_up_like_the_batch_it_holds(ranks):
+    pytest.importorskip("tensordict", reason="the extra tensordict is not installed")
+    assert ranks(2).run(tensor_dict_and_batch) == [[True, True]] * 2
 
 
 def counted_step(rank: int, world_size: int) -> dict[str, list[int]]:

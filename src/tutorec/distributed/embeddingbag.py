@@ -52,9 +52,13 @@ class EmbeddingBagCollectionAwaitable(LazyAwaitable[KeyedTensor]):
         self._arriving = arriving
         self._outputs = outputs
         self._ctx = ctx
+        self._graph_is_recorded = torch.is_grad_enabled()
 
     def _wait_impl(self) -> KeyedTensor:
-        return self._outputs.join([part.wait() for part in self._arriving], self._ctx)
+        # The graph belongs to where the forward was called: a result that is first touched under no_grad, e.g. to be
+        # printed, still has to train.
+        with torch.set_grad_enabled(self._graph_is_recorded):
+            return self._outputs.join([part.wait() for part in self._arriving], self._ctx)
 
 
 class PooledOutputs:

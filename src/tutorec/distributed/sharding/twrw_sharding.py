@@ -24,7 +24,9 @@ from __future__ import annotations
 
 from typing import final
 
-from tutorec.distributed.sharding.host_rows import HostRowsSharding
+from tutorec.distributed.sharding.host_rows import HostRowsSharding, TwRwPooledEmbeddingDist
+
+__all__ = ["TwRwPooledEmbeddingDist", "TwRwPooledEmbeddingSharding"]
 
 
 @final
