@@ -9,6 +9,7 @@ from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.base import PooledEmbeddingSharding
 from tutorec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
+from tutorec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
 from tutorec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
 from tutorec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
 from tutorec.distributed.sharding.sequence_sharding import SequenceEmbeddingSharding, SlotSequenceEmbeddingSharding
@@ -28,6 +29,7 @@ POOLED_SHARDINGS: dict[ShardingType, PooledBuilder] = {
     ShardingType.ROW_WISE: RwPooledEmbeddingSharding,
     ShardingType.TABLE_ROW_WISE: TwRwPooledEmbeddingSharding,
     ShardingType.GRID_SHARD: GridPooledEmbeddingSharding,
+    ShardingType.DATA_PARALLEL: DpPooledEmbeddingSharding,
 }
 
 SequenceBuilder = Callable[

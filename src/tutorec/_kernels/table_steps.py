@@ -1,0 +1,185 @@
+"""The update of a fused lookup without the lookup: tables, a batch, the gradient of its pooled rows.
+
+Where a table has copies, every copy is moved by the batches of all ranks, which it has not looked up itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from tutorec._kernels.separate import SeparateTables, find_tables
+from tutorec._kernels.tbe import OptimizerSpec
+from tutorec._kernels.tbe_update import RowGroups, add_rows, apply_update, sort_rows
+from tutorec._kernels.weighted_step import PooledBatch, step_rowwise_adagrad
+
+__all__ = ["gradient_of_table", "step_rows", "step_tables", "touched_rows"]
+
+# Ids for each table up to which fbgemm's row-wise Adagrad is faster than the state in torch and the rows by its SGD.
+_FEW_IDS = 600
+
+
+@dataclass(frozen=True)
+class TouchedRows:
+    """The gradient of one table as a batch gives it: never built, only what it is a sum of.
+
+    Row r's is the sum of ``weights[i] * grad[bags[i]]`` over all i with ``ids[i] == r``.
+
+    Attributes:
+        table: Its index.
+        ids: [N].
+        bags: [N].
+        weights: [N], or None for 1.
+        grad: [bags, D].
+    """
+
+    table: int
+    ids: Tensor
+    bags: Tensor
+    weights: Tensor | None
+    grad: Tensor
+
+
+def touched_rows(batch: PooledBatch, grad: Tensor, columns: Sequence[int]) -> Iterator[TouchedRows]:
+    """The gradient of each table that a batch reads; features of one table are neighbours.
+
+    Args:
+        batch: What was looked up.
+        grad: Of the pooled rows [B, sum of D over features].
+        columns: D of each table.
+
+    Example:
+        >>> import torch
+        >>> batch = PooledBatch(torch.tensor([5, 2, 5]), torch.tensor([0, 2, 3]), None, False, (0, 0))
+        >>> [found] = touched_rows(batch, torch.tensor([[1.0, 10.0]]), columns=[1])
+        >>> found.bags.tolist(), found.grad.tolist()
+        ([0, 0, 1], [[1.0], [10.0]])
+    """
+    samples, features = grad.shape[0], batch.feature_tables
+    if samples == 0:
+        return
+    bounds = batch.offsets[::samples].tolist()
+    starts = [*accumulate((columns[table] for table in features), initial=0)]
+    lengths = batch.offsets.diff().view(len(features), samples)
+    first = 0
+    while first < len(features):
+        table, last = features[first], first
+        while last < len(features) and features[last] == table:
+            last += 1
+        own = slice(bounds[first], bounds[last])
+        parts = [grad[:, starts[feature] : starts[feature + 1]] for feature in range(first, last)]
+        of_bags = parts[0] if len(parts) == 1 else torch.cat(parts)
+        counts = lengths[first:last].reshape(-1)
+        if batch.mean:
+            of_bags = of_bags / counts.clamp(min=1).unsqueeze(1)
+        bags = torch.repeat_interleave(counts, output_size=bounds[last] - bounds[first])
+        weights = None if batch.weights is None else batch.weights[own]
+        yield TouchedRows(table, batch.values[own], bags, weights, of_bags.contiguous())
+        first = last
+
+
+def gradient_of_table(touched: TouchedRows, rows: int) -> Tensor:
+    """The gradient of a whole table, [R, D]: zero for rows that are not in the batch.
+
+    Example:
+        >>> import torch
+        >>> batch = PooledBatch(torch.tensor([1, 1]), torch.tensor([0, 1, 2]), None, False, (0,))
+        >>> [found] = touched_rows(batch, torch.tensor([[1.0], [10.0]]), columns=[1])
+        >>> gradient_of_table(found, rows=3).tolist()
+        [[0.0], [11.0], [0.0]]
+    """
+    gradient = touched.grad.new_zeros(rows, touched.grad.shape[1])
+    add_rows(gradient, touched.ids, touched.bags, touched.weights, touched.grad, 1.0)
+    return gradient
+
+
+@torch.no_grad()
+def step_tables(
+    tables: Sequence[Tensor],
+    states: Sequence[Tensor],
+    batch: PooledBatch,
+    grad: Tensor,
+    rule: OptimizerSpec,
+    rate: float,
+) -> None:
+    """Move every row of a batch once, by the sum of its gradients, as the backward of a fused lookup does.
+
+    Args:
+        tables: [R, D] in float32, changed in place.
+        states: Of row-wise Adagrad: each table's [R], changed in place; none of sgd.
+        batch: What was looked up; features of one table are neighbours.
+        grad: Of the pooled rows [B, sum of D over features].
+        rule: The optimizer.
+        rate: Its learning rate now.
+
+    Example:
+        >>> import torch
+        >>> table = torch.zeros(3, 4)
+        >>> batch = PooledBatch(torch.tensor([1, 1]), torch.tensor([0, 1, 2]), None, False, (0,))
+        >>> step_tables([table], [], batch, torch.ones(2, 4), OptimizerSpec("sgd"), rate=0.5)
+        >>> table[:, 0].tolist()
+        [0.0, -1.0, 0.0]
+    """
+    if not batch.values.numel():
+        return
+    found = find_tables(tables, batch.feature_tables)
+    if found is not None and _in_one_call(found, tables, states, batch, grad, rule, rate):
+        return
+    for touched in touched_rows(batch, grad, [table.shape[1] for table in tables]):
+        table = tables[touched.table]
+        if rule.kind == "sgd":
+            add_rows(table, touched.ids, touched.bags, touched.weights, touched.grad, -rate)
+        else:
+            groups = sort_rows(touched.ids, touched.bags, touched.weights, table.shape[0])
+            apply_update(table, states[touched.table], touched.grad, groups, rule, rate)
+
+
+@torch.no_grad()
+def step_rows(table: Tensor, state: Tensor | None, ids: Tensor, grad: Tensor, rule: OptimizerSpec, rate: float) -> None:
+    """Move different rows of one table, each by a gradient of its own.
+
+    Args:
+        table: [R, D], changed in place.
+        state: [R] of row-wise Adagrad, changed in place; None of sgd.
+        ids: Different rows [U].
+        grad: [U, D].
+        rule: The optimizer.
+        rate: Its learning rate now.
+
+    Example:
+        >>> import torch
+        >>> table = torch.zeros(3, 1)
+        >>> step_rows(table, None, torch.tensor([2]), torch.ones(1, 1), OptimizerSpec("sgd"), rate=0.5)
+        >>> table.flatten().tolist()
+        [0.0, 0.0, -0.5]
+    """
+    each = torch.arange(ids.numel() + 1, device=ids.device)
+    momentum = grad.new_empty(0) if state is None else state
+    apply_update(table, momentum, grad, RowGroups(ids, each, each[:-1], None), rule, rate)
+
+
+def _in_one_call(
+    found: SeparateTables,
+    tables: Sequence[Tensor],
+    states: Sequence[Tensor],
+    batch: PooledBatch,
+    grad: Tensor,
+    rule: OptimizerSpec,
+    rate: float,
+) -> bool:
+    """By fbgemm, where that is the fastest way; whether it was done."""
+    arguments = batch.values, batch.offsets, batch.weights, batch.mean
+    if rule.kind == "sgd":
+        found.step_sgd(grad, arguments, rate)
+        return True
+    if batch.values.numel() > _FEW_IDS * len(tables):
+        return step_rowwise_adagrad(found, tables, states, batch, grad, rate, rule.eps)
+    if not found.geometry.grouped:
+        return False
+    of_features = [states[table] for table in batch.feature_tables]
+    found.step_rowwise_adagrad(grad, arguments, of_features, rate, rule.eps)
+    return True

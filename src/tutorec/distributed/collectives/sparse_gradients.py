@@ -1,0 +1,246 @@
+"""Gradients of tables that every rank has a copy of: what is needed to move all copies alike, in the fewest bytes.
+
+The gradient of a table [R, D] is made of what a rank has looked up. There are two ways to tell the others:
+
+    as bags    the ids of my bags and the gradient of each pooled row      grows with the batch
+    as sums    the gradient of the whole table, added up over ranks        grows with the table
+
+Bags travel by one all-gather: afterwards every rank has the batch of all ranks, with its gradients, and does what a
+single rank with that batch would do. Sums travel by a reduce-scatter and an all-gather of the sums. Ranks tell each
+other how many ids they have, and from these numbers all choose alike, table by table, at every step.
+
+Bytes that rank r sends to each other rank, with F features, B_r samples, N_rf ids of feature f (of 4 bytes, or 8 where
+a table has 2 ** 31 rows), and E elements of all tables that are summed, of which rank r sums E_r (E / W, the first
+E % W ranks one more):
+
+    gradient sizes     8 * (1 + F)
+    gradient ids       sum over f as bags of  4 * (B_r + N_rf)
+    gradient weights   sum over f as bags of  4 * N_rf                where ids carry weights
+    gradient rows      sum over f as bags of  4 * B_r * D_f
+    gradient sums      4 * E_s to rank s, and then  4 * E_r           two issues
+
+A table travels as bags unless the sum over ranks of its ids, weights and rows is more than 8 * R * D bytes. With a
+variable batch B_r is the largest number of samples of a feature. Rows that are not pooled travel as bags of one id:
+without lengths, N_rf in the place of B_r, and sizes are 8 * F.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+
+from tutorec.awaitable import Awaitable
+from tutorec.distributed import comm
+
+SIZES_STAGE = "gradient sizes"
+IDS_STAGE = "gradient ids"
+WEIGHTS_STAGE = "gradient weights"
+ROWS_STAGE = "gradient rows"
+SUMS_STAGE = "gradient sums"
+
+_FLOAT = 4  # bytes of a gradient and of a length
+
+
+@dataclass(frozen=True)
+class CopiedTable:
+    """A table that every rank has.
+
+    Args:
+        rows: R.
+        columns: D.
+        features: How many features read it; those of all tables stand one after the other.
+    """
+
+    rows: int
+    columns: int
+    features: int
+
+
+@dataclass(frozen=True)
+class GlobalBags:
+    """The batch of all ranks, of the features that travel as bags.
+
+    Args:
+        values: Ids, feature after feature, rank 0's first ``[N]``.
+        lengths: ``[F, sum of B]``.
+        weights: ``[N]``, or None.
+        grad: Gradient of the pooled rows ``[sum of B, sum of D]``.
+    """
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+    weights: torch.Tensor | None
+    grad: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What the ranks have told each other of one backward.
+
+    Args:
+        samples: B of each rank.
+        ids: Of each rank and feature ``[W][F]``.
+        as_bags: For each table whether it travels as bags.
+    """
+
+    samples: list[int]
+    ids: list[list[int]]
+    as_bags: list[bool]
+
+
+class PooledGradients:
+    """Gradients of pooled rows, to every rank.
+
+    Args:
+        group: The ranks.
+        tables: The tables.
+        ids_dtype: What ids travel as.
+        weighted: Whether each id carries a weight.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, tables: Sequence[CopiedTable], ids_dtype: torch.dtype, weighted: bool
+    ) -> None:
+        self._group, self._tables, self._dtype, self._weighted = group, list(tables), ids_dtype, weighted
+        self._columns = [table.columns for table in tables for _ in range(table.features)]
+        self._id_bytes = ids_dtype.itemsize + (_FLOAT if weighted else 0)
+
+    def agree(self, samples: int, ids: Sequence[int]) -> Agreed:
+        """Exchange how much each rank has, my samples and my ids of each feature, and choose. Blocks."""
+        sizes = comm.all_gather_ints([samples, *ids], self._group, SIZES_STAGE)
+        of_ranks, of_features = [size[0] for size in sizes], [size[1:] for size in sizes]
+        total = [sum(counts) for counts in zip(*of_features, strict=True)]
+        as_bags, first = [], 0
+        for table in self._tables:
+            own = sum(total[first : first + table.features])
+            bags = table.features * sum(of_ranks)
+            as_bags.append(cheaper_as_bags(table, own * self._id_bytes + bags * _FLOAT, bags))
+            first += table.features
+        return Agreed(of_ranks, of_features, as_bags)
+
+    def gather(
+        self,
+        agreed: Agreed,
+        lengths: torch.Tensor,
+        values: torch.Tensor,
+        weights: torch.Tensor | None,
+        grad: torch.Tensor,
+    ) -> Awaitable[GlobalBags]:
+        """Issue the exchange of what travels as bags.
+
+        Args:
+            agreed: By this backward's ranks.
+            lengths: ``[F, B]``.
+            values: Ids ``[N]``.
+            weights: ``[N]`` or None.
+            grad: Of the pooled rows ``[B, sum of D]``.
+        """
+        chosen = features_of(self._tables, agreed.as_bags)
+        rank, group = self._group.rank(), self._group
+        ids = [[of_rank[feature] for feature in chosen] for of_rank in agreed.ids]
+        columns = [self._columns[feature] for feature in chosen]
+        if len(chosen) < len(self._columns):
+            lengths = lengths[chosen]
+            values = _pick(values, agreed.ids[rank], chosen)
+            weights = None if weights is None else _pick(weights, agreed.ids[rank], chosen)
+            grad = torch.cat([grad.split(self._columns, dim=1)[feature] for feature in chosen], dim=1)
+        counts = [sum(of_rank) for of_rank in ids]
+        lists = [len(chosen) * samples for samples in agreed.samples]
+        packed = torch.cat([lengths.reshape(-1).to(self._dtype), values.to(self._dtype)])
+        sizes = [a + b for a, b in zip(lists, counts, strict=True)]
+        arriving = comm.all_gather(packed, sizes, group, IDS_STAGE)
+        of_weights = None
+        if weights is not None:
+            of_weights = comm.all_gather(weights.float(), counts, group, WEIGHTS_STAGE)
+        rows = [samples * sum(columns) for samples in agreed.samples]
+        gradients = comm.all_gather(grad.reshape(-1), rows, group, ROWS_STAGE)
+        return _GlobalBags(arriving, of_weights, gradients, lists, ids, sum(columns))
+
+    def add(self, gradients: Sequence[torch.Tensor]) -> Awaitable[list[torch.Tensor]]:
+        """Issue the sum over ranks of gradients of whole tables ``[R, D]``; the second step is issued by waiting."""
+        return _Sums(gradients, self._group)
+
+
+def cheaper_as_bags(table: CopiedTable, bytes_of_ids: int, bags: int) -> bool:
+    """Whether a table's gradient is to travel as bags, from what all ranks have together.
+
+    Args:
+        table: The table.
+        bytes_of_ids: Of ids, lengths and weights.
+        bags: Pooled rows, each of which has a gradient.
+
+    Example:
+        >>> table = CopiedTable(rows=100, columns=8, features=1)  # as sums: 2 * 100 * 8 * 4 = 6400 bytes
+        >>> cheaper_as_bags(table, bytes_of_ids=0, bags=200), cheaper_as_bags(table, bytes_of_ids=1, bags=200)
+        (True, False)
+    """
+    return bytes_of_ids + bags * table.columns * _FLOAT <= 2 * table.rows * table.columns * _FLOAT
+
+
+def features_of(tables: Sequence[CopiedTable], chosen: Sequence[bool]) -> list[int]:
+    """The features of the chosen tables."""
+    starts = accumulate((table.features for table in tables), initial=0)
+    return [
+        first + feature
+        for table, first, take in zip(tables, starts, chosen, strict=False)
+        if take
+        for feature in range(table.features)
+    ]
+
+
+class _GlobalBags(Awaitable[GlobalBags]):
+    def __init__(
+        self,
+        packed: Awaitable[torch.Tensor],
+        weights: Awaitable[torch.Tensor] | None,
+        grad: Awaitable[torch.Tensor],
+        lists: list[int],
+        ids: list[list[int]],
+        columns: int,
+    ) -> None:
+        self._parts = (packed, weights, grad, lists, ids, columns)
+
+    def _wait_impl(self) -> GlobalBags:
+        packed, weights, grad, lists, ids, columns = self._parts
+        counts = [sum(of_rank) for of_rank in ids]
+        slices = packed.wait().split_with_sizes([size for pair in zip(lists, counts, strict=True) for size in pair])
+        features = len(ids[0])
+        lengths = torch.cat([part.view(features, -1) for part in slices[::2]], dim=1)
+        of_weights = None
+        if weights is not None:
+            of_weights = _feature_major(weights.wait().split_with_sizes(counts), ids)
+        return GlobalBags(_feature_major(slices[1::2], ids), lengths, of_weights, grad.wait().view(-1, columns))
+
+
+class _Sums(Awaitable[list[torch.Tensor]]):
+    def __init__(self, gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+        self._shapes = [gradient.shape for gradient in gradients]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        whole, rest = divmod(flat.numel(), group.size())
+        self._counts = [whole + (rank < rest) for rank in range(group.size())]
+        self._group = group
+        self._summed = comm.reduce_scatter(flat, self._counts, group, SUMS_STAGE)
+
+    def _wait_impl(self) -> list[torch.Tensor]:
+        flat = comm.all_gather(self._summed.wait(), self._counts, self._group, SUMS_STAGE).wait()
+        parts = flat.split_with_sizes([shape.numel() for shape in self._shapes])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+
+def _pick(values: torch.Tensor, counts: Sequence[int], chosen: Sequence[int]) -> torch.Tensor:
+    """What belongs to the chosen features."""
+    parts = values.split_with_sizes(list(counts))
+    return torch.cat([parts[feature] for feature in chosen]) if chosen else values[:0]
+
+
+def _feature_major(of_ranks: Sequence[torch.Tensor], counts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Rank after rank, and feature after feature in it -> feature after feature, rank 0 first in each."""
+    parts = [part.split_with_sizes(list(own)) for part, own in zip(of_ranks, counts, strict=True)]
+    return torch.cat([part for of_feature in zip(*parts, strict=True) for part in of_feature])
+
+
+__all__ = ["CopiedTable", "GlobalBags", "PooledGradients", "cheaper_as_bags"]

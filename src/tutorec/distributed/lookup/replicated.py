@@ -1,0 +1,226 @@
+"""Tables that every rank has whole: looked up without a word, moved alike on all ranks.
+
+    forward    my bags -> my pooled rows                                                   (no traffic)
+    backward   gradient of my pooled rows -> every rank's -> the same update everywhere    (`sparse_gradients`)
+
+With a fused kernel each copy, and its state, makes the step that one table would make on the batch of all ranks. With a
+dense kernel every rank gets the same ``.grad``, the mean over ranks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from tutorec._kernels.jagged import lengths_to_offsets
+from tutorec._kernels.pooling import bag_weights, kernel_pooling
+from tutorec._kernels.table_steps import gradient_of_table, touched_rows
+from tutorec._kernels.weighted_step import PooledBatch
+from tutorec.distributed.collectives.sparse_gradients import PooledGradients, features_of
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.grouping import TableGroup
+from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
+from tutorec.distributed.lookup.copies import (
+    CopiedGroup,
+    copied_groups,
+    copied_tables,
+    copy_from_first_rank,
+    operators_of,
+)
+from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
+from tutorec.distributed.lookup.variable import flatten_by_rank, pad_bags
+from tutorec.optim.fused import EmbeddingFusedOptimizer
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+class ReplicatedPooledEmbeddingsLookup(EmbeddingLookup):
+    """My samples, every feature of the tables that all ranks have -> my samples' pooled rows.
+
+    To build one is a collective: every copy becomes rank 0's. Every backward is one, too.
+
+    Args:
+        groups: The tables.
+        rows_of: The initial rows of a table.
+        device: Where the rows live.
+        env: The ranks.
+        ids_dtype: What ids travel as.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[TableGroup],
+        rows_of: ShardRows,
+        device: torch.device,
+        env: ShardingEnv,
+        ids_dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self._lookup = GroupedPooledEmbeddingsLookup(groups, rows_of, device)
+        self._env, self._ids_dtype = env, ids_dtype
+        self._columns = [columns for group in groups for columns in group.columns]
+        self._weighted = groups[0].spec().weighted
+        self._tables = copied_tables(groups)
+        self._groups = copied_groups(groups, operators_of(self._lookup))
+        copy_from_first_rank(self._lookup, env)
+
+    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """My slots, B samples -> ``[B, D]``; of a variable batch each slot's samples' columns, flattened."""
+        if not torch.is_grad_enabled():
+            return self._lookup(features)
+        if features.variable_stride_per_key():
+            return flatten_by_rank(self.forward(pad_bags(features)), features, self._columns)
+        self._env.group_for("the gradient of data_parallel tables")
+        # Recorded also where nothing needs a gradient here: the other ranks count on this one.
+        anchor = torch.empty(0, device=features.device(), requires_grad=True)
+        dense = [parameter for group in self._groups for parameter in group.dense_parameters()]
+        return cast(torch.Tensor, _PooledLookup.apply(anchor, self, features, *dense))
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(``table.weight``, its rows as a parameter), group after group."""
+        return self._lookup.named_weights()
+
+    def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
+        """One for each group that is updated during backward."""
+        return self._lookup.fused_optimizers()
+
+    def rebind(self) -> None:
+        """Point parameters at the operators' memory again, after it has moved."""
+        self._lookup.rebind()
+
+    def _pool(self, features: KeyedJaggedTensor) -> torch.Tensor:
+        """``[B, D]``, without a graph."""
+        return self._lookup(features)
+
+    def _rates(self) -> list[float]:
+        """The learning rate of each group, now."""
+        return [group.operator.learning_rate for group in self._groups]
+
+    def _step(self, bags: _Bags, rates: Sequence[float]) -> list[torch.Tensor]:
+        """Exchange gradients and move fused copies; every rank calls it together.
+
+        Args:
+            bags: Mine.
+            rates: Learning rate of each group.
+
+        Returns:
+            The mean gradient ``[R, D]`` of each dense table.
+        """
+        group = self._env.group_for("the gradient of data_parallel tables")
+        assert group is not None, "a world of 1 has nobody to exchange gradients with"
+        exchange = PooledGradients(group, self._tables, self._ids_dtype, self._weighted)
+        agreed = exchange.agree(bags.lengths.shape[1], bags.counts)
+        arriving = summed = None
+        if any(agreed.as_bags):
+            arriving = exchange.gather(agreed, bags.lengths, bags.values, bags.weights, bags.grad)
+        in_sum = [table for table, as_bags in enumerate(agreed.as_bags) if not as_bags]
+        if in_sum:
+            summed = exchange.add(self._gradients(bags, in_sum))
+        found: dict[int, torch.Tensor] = {}
+        if arriving is not None:
+            every, features = arriving.wait(), features_of(self._tables, agreed.as_bags)
+            counts = [sum(of_ranks[feature] for of_ranks in agreed.ids) for feature in features]
+            columns = [self._columns[feature] for feature in features]
+            all_bags = _Bags(features, counts, columns, every.lengths, every.values, every.weights, every.grad)
+            for own, rate in zip(self._groups, rates, strict=True):
+                found |= own.take_bags(*all_bags.of_group(own), rate)
+        if summed is not None:
+            sums = dict(zip(in_sum, summed.wait(), strict=True))
+            for own, rate in zip(self._groups, rates, strict=True):
+                found |= own.take_sums(sums, rate)
+        return [found[table] for table in sorted(found)]
+
+    def _gradients(self, bags: _Bags, tables: Sequence[int]) -> list[torch.Tensor]:
+        """The gradient ``[R, D]`` of some tables, from my bags alone."""
+        found: dict[int, torch.Tensor] = {}
+        for group in self._groups:
+            if set(group.tables).isdisjoint(tables):
+                continue
+            batch, grad = bags.of_group(group)
+            for touched in touched_rows(batch, grad, [self._tables[table].columns for table in group.tables]):
+                table = group.tables[touched.table]
+                if table in tables:
+                    found[table] = gradient_of_table(touched, self._tables[table].rows)
+        missing = bags.grad.new_zeros
+        return [
+            found[table] if table in found else missing(self._tables[table].rows, self._tables[table].columns)
+            for table in tables
+        ]
+
+
+@dataclass(frozen=True)
+class _Bags:
+    """What was looked up, and the gradient of what came out.
+
+    Args:
+        features: Which of the lookup's features, rising.
+        counts: Ids of each.
+        columns: D of each.
+        lengths: ``[F, B]``.
+        values: ``[N]``, feature after feature.
+        weights: ``[N]`` or None.
+        grad: ``[B, sum of D]``.
+    """
+
+    features: Sequence[int]
+    counts: Sequence[int]
+    columns: Sequence[int]
+    lengths: torch.Tensor
+    values: torch.Tensor
+    weights: torch.Tensor | None
+    grad: torch.Tensor
+
+    def of_group(self, group: CopiedGroup) -> tuple[PooledBatch, torch.Tensor]:
+        """What the operator of a group looked up, and its gradient."""
+        first = bisect_left(self.features, group.features.start)
+        last = bisect_left(self.features, group.features.stop)
+        ids, columns = [*accumulate(self.counts, initial=0)], [*accumulate(self.columns, initial=0)]
+        own, spec = slice(ids[first], ids[last]), group.operator.spec
+        values, offsets = self.values[own], lengths_to_offsets(self.lengths[first:last].reshape(-1))
+        weights = None if self.weights is None else self.weights[own]
+        weights = bag_weights(spec.pooling, offsets, weights, values.numel())
+        mean = kernel_pooling(spec.pooling, spec.weighted) == "mean"
+        tables = tuple(group.feature_tables[feature - group.features.start] for feature in self.features[first:last])
+        return PooledBatch(values, offsets, weights, mean, tables), self.grad[:, columns[first] : columns[last]]
+
+
+class _PooledLookup(torch.autograd.Function):
+    """Pools rows; backward is the exchange, and gives dense tables their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        lookup: ReplicatedPooledEmbeddingsLookup,
+        features: KeyedJaggedTensor,
+        *dense: nn.Parameter,
+    ) -> torch.Tensor:
+        pooled = lookup._pool(features)
+        # The rate in force now is the one that backward applies.
+        ctx.lookup, ctx.rates = lookup, lookup._rates()
+        ctx.counts, ctx.samples = features.length_per_key(), features.stride()
+        ctx.save_for_backward(features.lengths(), features.values(), features.weights_or_none())
+        return pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        lengths, values, weights = ctx.saved_tensors
+        lookup: ReplicatedPooledEmbeddingsLookup = ctx.lookup
+        columns = lookup._columns
+        lengths = lengths.view(len(columns), ctx.samples)
+        # Once divided here, it is the mean over ranks that is added up.
+        grad = grads[0] / lookup._env.world_size
+        bags = _Bags(range(len(columns)), ctx.counts, columns, lengths, values, weights, grad)
+        return None, None, None, *lookup._step(bags, ctx.rates)
+
+
+__all__ = ["ReplicatedPooledEmbeddingsLookup"]
