@@ -126,9 +126,7 @@ class RowsIntoHostSums(Exchange):
         self._codecs = codecs or _AS_THEY_ARE
         # Slices stand host by host; the sum inside the host wants those of one local number together.
         self._by_rank = list(counts_out)
-        self._by_place = [
-            [counts_out[r] for r in range(place, len(counts_out), local_size)] for place in range(local_size)
-        ]
+        self._by_place = [self._by_rank[place::local_size] for place in range(local_size)]
         self._sums = [sum(counts) for counts in self._by_place]
         self._across = self._by_place[hosts.intra.rank()]
 
