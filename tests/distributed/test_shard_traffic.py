@@ -1,0 +1,223 @@
+"""Predicted bytes: by hand for each type, and equal to what is counted, for any plan and any batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from distributed.cases import group
+from distributed.sharding.test_any_plan import Case, batch_of, cases, collection, generator
+from hypothesis import given, settings
+from strategies import PROPERTY
+
+from tutorec.distributed.collectives import kjt, rows
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.shard_geometry import (
+    ShardPiece,
+    column_wise_pieces,
+    data_parallel_pieces,
+    grid_pieces,
+    row_wise_pieces,
+    table_wise_pieces,
+)
+from tutorec.distributed.shard_traffic import (
+    GRADIENTS,
+    IDS,
+    ROWS,
+    SIZES,
+    STRIDES,
+    WEIGHTS,
+    Bytes,
+    StepBatches,
+    step_traffic,
+)
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan
+from tutorec.distributed.tables import PlacedTable
+from tutorec.distributed.traffic import Traffic, count_traffic
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+def placed(kind: ShardingType, pieces: list[ShardPiece], rows: int = 8, **changes: Any) -> PlacedTable:
+    facts: dict[str, Any] = {
+        "name": "t",
+        "rows": rows,
+        "columns": 4,
+        "dtype": torch.float32,
+        "pooling": "sum",
+        "weighted": False,
+        "features": ("f",),
+        "output_keys": ("f",),
+        "sharding_type": kind,
+        "kernel": EmbeddingComputeKernel.FUSED,
+        "optimizer": None,
+        "pieces": tuple(pieces),
+    }
+    return PlacedTable(**(facts | changes))
+
+
+# Rank r brings r + 1 samples and 10 * (r + 1) ids, of which a range of rows has its share of 8.
+SAMPLES = [{"f": rank + 1} for rank in range(4)]
+
+
+def share(rank: int, feature: str, first: int, end: int) -> int:
+    return 10 * (rank + 1) * (end - first) // 8
+
+
+BATCHES = StepBatches(SAMPLES, share)
+
+
+def matrix(traffic: Bytes, stage: str) -> list[list[int]]:
+    return [[traffic[stage, source, destination] for destination in range(4)] for source in range(4)]
+
+
+def test_table_wise_bytes_are_those_of_the_hand():
+    traffic = step_traffic([placed(ShardingType.TABLE_WISE, table_wise_pieces(8, 4, 1))], BATCHES)
+    assert matrix(traffic, SIZES) == [[24 * (s != d) for d in range(4)] for s in range(4)]
+    # Rank r sends 4 * (its samples + its ids) to rank 1, which sends 4 * samples * 4 columns back.
+    assert matrix(traffic, IDS) == [[0, 44, 0, 0], [0, 0, 0, 0], [0, 132, 0, 0], [0, 176, 0, 0]]
+    assert matrix(traffic, ROWS) == [[0] * 4, [16, 0, 48, 64], [0] * 4, [0] * 4]
+    assert matrix(traffic, GRADIENTS) == [[0, 16, 0, 0], [0] * 4, [0, 48, 0, 0], [0, 64, 0, 0]]
+    assert {stage for stage, _, _ in traffic} == {SIZES, IDS, ROWS, GRADIENTS}
+
+
+def test_column_wise_sends_ids_to_every_slice():
+    pieces = column_wise_pieces(8, [1, 2, 1], [2, 0, 2])
+    traffic = step_traffic([placed(ShardingType.COLUMN_WISE, pieces)], BATCHES)
+    # Rank 2 has two slices, and gets the ids twice.
+    assert matrix(traffic, IDS)[3] == [176, 0, 352, 0]
+    assert matrix(traffic, ROWS) == [[0, 16, 24, 32], [0] * 4, [8, 16, 0, 32], [0] * 4]
+
+
+def test_row_wise_sends_a_part_of_every_sum():
+    traffic = step_traffic([placed(ShardingType.ROW_WISE, row_wise_pieces(8, 4, range(4)))], BATCHES)
+    # 2 of 8 rows a rank: a quarter of 40 ids, and all 4 lengths.
+    assert matrix(traffic, IDS)[3] == [4 * (4 + 10)] * 3 + [0]
+    assert matrix(traffic, ROWS) == [[0, 32, 48, 64], [16, 0, 48, 64], [16, 32, 0, 64], [16, 32, 48, 0]]
+    assert matrix(traffic, GRADIENTS) == [list(row) for row in zip(*matrix(traffic, ROWS), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "pieces"),
+    [
+        (ShardingType.TABLE_ROW_WISE, row_wise_pieces(8, 4, [2, 3])),
+        (ShardingType.GRID_SHARD, grid_pieces(8, [3, 1], [1, 1], 2)),
+    ],
+)
+def test_rows_split_inside_a_host_are_added_there_and_cross_once(kind, pieces):
+    traffic = step_traffic([placed(kind, pieces)], BATCHES, local_size=2)
+    # 16 bytes a sample. Rank 2 adds for ranks 0 and 2, with 1 + 3 samples; rank 3 for 1 and 3, with 2 + 4.
+    assert matrix(traffic, ROWS) == [[0] * 4, [0] * 4, [16, 0, 0, 16 * 6], [0, 32, 16 * 4, 0]]
+    assert matrix(traffic, GRADIENTS) == [[0, 0, 16, 0], [0, 0, 0, 32], [0, 0, 0, 64], [0, 0, 96, 0]]
+
+
+def test_rows_that_are_not_pooled_go_back_to_their_ids():
+    table = placed(ShardingType.TABLE_ROW_WISE, row_wise_pieces(8, 4, [2, 3]), pooling="none")
+    traffic = step_traffic([table], BATCHES, local_size=2)
+    assert matrix(traffic, ROWS) == [[0] * 4, [0] * 4, [80, 160, 0, 320], [80, 160, 240, 0]]
+
+
+def test_weights_strides_wide_ids_and_narrow_rows_have_their_price():
+    one = [placed(ShardingType.TABLE_WISE, table_wise_pieces(8, 4, 1), weighted=True, features=("f", "f"))]
+    traffic = step_traffic(one, StepBatches(SAMPLES, share, variable=True), row_bytes=2, gradient_bytes=4)
+    assert traffic[WEIGHTS, 0, 1] == 4 * 20
+    assert (traffic[STRIDES, 0, 1], traffic[STRIDES, 1, 0]) == (16, 0)
+    assert (traffic[ROWS, 1, 0], traffic[GRADIENTS, 0, 1]) == (16, 32)
+    for rows_of_table, id_bytes in ((2**31 - 1, 4), (2**31, 8)):
+        large = placed(ShardingType.TABLE_WISE, table_wise_pieces(rows_of_table, 4, 1), rows_of_table)
+        ten = StepBatches(SAMPLES, lambda rank, feature, first, end: 10)
+        assert step_traffic([large], ten)[IDS, 0, 1] == id_bytes * 11
+
+
+def test_replicated_tables_and_worlds_of_one_send_nothing():
+    assert not step_traffic([placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(8, 4, 4))], BATCHES)
+    alone = placed(ShardingType.ROW_WISE, row_wise_pieces(8, 4, [0]))
+    assert not step_traffic([alone], StepBatches(SAMPLES[:1], share))
+
+
+def test_types_of_one_collection_add_up():
+    tables = [
+        placed(ShardingType.TABLE_WISE, table_wise_pieces(8, 4, 1)),
+        placed(ShardingType.ROW_WISE, row_wise_pieces(8, 4, range(4)), name="u"),
+    ]
+    both = step_traffic(tables, BATCHES)
+    assert both == step_traffic(tables[:1], BATCHES) + step_traffic(tables[1:], BATCHES)
+    assert both[SIZES, 0, 1] == 48
+
+
+def test_stages_are_called_as_the_exchanges_call_them():
+    assert (SIZES, STRIDES) == (kjt.SIZES_STAGE, kjt.STRIDES_STAGE)
+    assert (IDS, WEIGHTS) == (kjt.IDS_STAGE, kjt.WEIGHTS_STAGE)
+    assert (ROWS, GRADIENTS) == (rows.ROWS_STAGE, rows.GRADIENTS_STAGE)
+
+
+def test_numbers_of_batches_are_counted_by_feature_and_range():
+    batch = KeyedJaggedTensor(["f", "g"], torch.tensor([7, 0, 3, 3, 1]), lengths=torch.tensor([0, 3, 1, 1]))
+    found = StepBatches.of([batch, batch])
+    assert found.samples == [{"f": 2, "g": 2}] * 2
+    assert [found.ids(1, "f", *ends) for ends in ((0, 8), (0, 3), (3, 7), (7, 8), (8, 8))] == [3, 1, 1, 1, 0]
+    assert [found.ids(0, "g", *ends) for ends in ((0, 2), (2, 4))] == [1, 1]
+    assert not found.variable
+
+
+Found = tuple[Traffic, list[PlacedTable]]
+
+
+def count_cases(rank: int, world_size: int, drawn: list[Case], narrow: bool) -> list[Found]:
+    """What this rank sends in the second step of each case, and the tables as they were placed."""
+    env = ShardingEnv.from_process_group(group())
+    config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
+    found = []
+    for case in drawn:
+        ebc = collection(case)
+        words = {name: generator(word) for name, word in case.words.items()}
+        plan = construct_module_sharding_plan(ebc, words, local_size=env.local_size)
+        sharder = EmbeddingBagCollectionSharder(
+            qcomm_codecs_registry=get_qcomm_codecs_registry(config) if narrow else None
+        )
+        sharded = sharder.shard(ebc, plan, env)
+        features = batch_of(case, rank)
+        sharded(features).wait().values().sum().backward()
+        with count_traffic() as traffic:
+            sharded(features).wait().values().sum().backward()
+        found.append((traffic, sharded._tables))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world_size", "hosts", "narrow"),
+    [
+        (2, 1, False),
+        (2, 2, True),
+        pytest.param(4, 2, False, marks=pytest.mark.world4),
+    ],
+)
+def test_counted_bytes_are_the_predicted_ones_for_any_plan_and_batch(ranks, world_size, hosts, narrow):
+    drawn: list[Case] = []
+
+    @settings(PROPERTY, max_examples=30, database=None, derandomize=True)
+    @given(cases(world_size, world_size // hosts))
+    def collect(case: Case) -> None:
+        drawn.append(case)
+
+    collect()
+    of_ranks = ranks(world_size, hosts=hosts).run(count_cases, drawn, narrow)
+    assert len(drawn) > 20
+    kinds = set()
+    for index, case in enumerate(drawn):
+        counted = Traffic.merge(of_rank[index][0] for of_rank in of_ranks)
+        tables = of_ranks[0][index][1]
+        kinds |= {table.sharding_type for table in tables}
+        predicted = step_traffic(
+            tables,
+            StepBatches.of([batch_of(case, rank) for rank in range(world_size)]),
+            world_size // hosts,
+            row_bytes=2 if narrow else 4,
+            gradient_bytes=2 if narrow else 4,
+        )
+        assert counted.bytes == predicted, case
+        assert counted.total(crossing=True) == Traffic(predicted, local_size=world_size // hosts).total(crossing=True)
+    assert len(kinds) == 6
