@@ -20,7 +20,7 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 # Every drawn example is a list of cases, which one run of the ranks takes.
 MANY = settings(
-    deadline=None, max_examples=6, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 
 
@@ -173,7 +173,7 @@ def check_arrival(case: Case, rank: int, got: Got) -> None:
 
 
 @MANY
-@given(drawn=st.lists(cases(2), min_size=1, max_size=25))
+@given(drawn=st.lists(cases(2), min_size=1, max_size=12))
 def test_two_ranks_get_every_bag_of_their_slots(ranks, drawn):
     for rank, found in enumerate(ranks(2).run(exchange, cases=drawn)):
         for case, got in zip(drawn, found, strict=True):
@@ -182,7 +182,7 @@ def test_two_ranks_get_every_bag_of_their_slots(ranks, drawn):
 
 @pytest.mark.world4
 @MANY
-@given(drawn=st.lists(cases(4), min_size=1, max_size=15))
+@given(drawn=st.lists(cases(4), min_size=1, max_size=8))
 def test_four_ranks_get_every_bag_of_their_slots(ranks, drawn):
     for rank, found in enumerate(ranks(4).run(exchange, cases=drawn)):
         for case, got in zip(drawn, found, strict=True):
