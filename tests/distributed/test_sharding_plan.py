@@ -19,7 +19,8 @@ from tutorec.distributed.sharding_plan import (
     table_row_wise,
     table_wise,
 )
-from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 
 PRINTED = """module: 
@@ -94,8 +95,18 @@ def test_words_that_do_not_fit_the_module_are_refused(words, message):
 
 
 def test_module_without_a_sharder_is_refused():
-    with pytest.raises(ValueError, match="no sharder for a Linear: pass sharder=, or a module of EmbeddingBagColl"):
+    with pytest.raises(
+        ValueError,
+        match=r"no sharder for a Linear: .* a module of EmbeddingBagCollection, EmbeddingCollection$",
+    ):
         construct_module_sharding_plan(nn.Linear(2, 2), {})
+
+
+def test_collections_of_rows_that_are_not_pooled_are_planned_alike():
+    table = EmbeddingConfig(num_embeddings=5, embedding_dim=4, name="t", feature_names=["f"])
+    rows = EmbeddingCollection([table], device=torch.device("meta"))
+    plan = construct_module_sharding_plan(rows, apply_to_all(rows, row_wise()), world_size=2, device_type="cpu")
+    assert [shard.shard_sizes for shard in plan["t"].shards()] == [[3, 4], [2, 4]]
 
 
 def test_sharding_types_have_torchrecs_values():
