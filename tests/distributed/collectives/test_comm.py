@@ -130,12 +130,12 @@ def test_host_groups_are_the_ranks_of_a_host_and_those_of_one_number(ranks, loca
 
 
 def of_a_part(rank: int, world_size: int) -> list[list[int]] | None:
-    """A group of ranks 3, 1 and, before that, a group that only one of them is in."""
+    """Groups inside a group of ranks 1 and 3, which are in different numbers of groups."""
     dist.new_group([0, 1])
     part = dist.new_group([1, 3])
     if rank not in (1, 3):
         return None
-    assert isinstance(part, dist.ProcessGroup)
+    assert isinstance(part, dist.ProcessGroup), "this rank is one of the part"
     hosts = comm.host_groups(part, 1)
     both = comm.all_gather(torch.tensor([rank]), [1, 1], hosts.cross, "across").wait().tolist()
     one = comm.all_gather(torch.tensor([rank]), [1], hosts.intra, "inside").wait().tolist()
@@ -145,6 +145,22 @@ def of_a_part(rank: int, world_size: int) -> list[list[int]] | None:
 @pytest.mark.world4
 def test_host_groups_of_some_ranks_leave_the_others_out(ranks):
     assert ranks(4).run(of_a_part) == [None, [[1, 3], [1], [1]], None, [[1, 3], [3], [3]]]
+
+
+def of_another_group(rank: int, world_size: int) -> list[list[int]]:
+    """All ranks in a group that is not the default one, after some have been in more groups than others."""
+    dist.new_group([0, 2])
+    dist.new_group([0])
+    everyone = dist.new_group(list(range(world_size)))
+    assert isinstance(everyone, dist.ProcessGroup), "all ranks are in it"
+    hosts = comm.host_groups(everyone, 2)
+    inside = comm.all_gather(torch.tensor([rank]), [1, 1], hosts.intra, "inside").wait().tolist()
+    return [inside, comm.all_gather(torch.tensor([rank]), [1, 1], hosts.cross, "across").wait().tolist()]
+
+
+@pytest.mark.world4
+def test_host_groups_are_made_where_ranks_are_in_different_numbers_of_groups(ranks):
+    assert ranks(4).run(of_another_group) == [[[0, 1], [0, 2]], [[0, 1], [1, 3]], [[2, 3], [0, 2]], [[2, 3], [1, 3]]]
 
 
 def uneven_hosts(rank: int, world_size: int) -> str:
