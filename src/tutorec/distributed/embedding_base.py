@@ -314,14 +314,16 @@ class _SizesOnTheWay(Awaitable[list[KJTArrival]]):
 def without_weights(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """The batch less its weights: a collection that is not weighted does not send them."""
     variable = batch.variable_stride_per_key()
-    return KeyedJaggedTensor(
+    # Unchecked: a feature that several tables read may stand in it several times.
+    return KeyedJaggedTensor._from_parts(
         batch.keys(),
         batch.values(),
         None,
         batch.lengths_or_none(),
         batch.offsets_or_none(),
         None if variable else batch.stride(),
-        batch.stride_per_key_per_rank() if variable else None,
+        None,
+        torch.tensor(batch.stride_per_key_per_rank(), dtype=torch.int32) if variable else None,
     )
 
 

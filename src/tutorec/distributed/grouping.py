@@ -22,9 +22,12 @@ class TableGroup:
 
     Args:
         shards: In table order; features and columns follow them.
+        parameter_names: ``table.weight`` of each shard; ``table.weight_1`` ... for further pieces of a table on the
+            rank, which may lie in several groups.
     """
 
     shards: tuple[TableShard, ...]
+    parameter_names: tuple[str, ...]
 
     @property
     def kernel(self) -> EmbeddingComputeKernel:
@@ -51,17 +54,6 @@ class TableGroup:
         """Width of each output."""
         return [shard.piece.columns for shard in self.shards for _ in shard.table.features]
 
-    @property
-    def parameter_names(self) -> list[str]:
-        """``table.weight`` of each shard; ``table.weight_1`` ... where a rank holds several pieces of a table."""
-        seen = Counter[str]()
-        names = []
-        for shard in self.shards:
-            name = shard.table.name
-            names.append(f"{name}.weight_{seen[name]}" if seen[name] else f"{name}.weight")
-            seen[name] += 1
-        return names
-
     def spec(self) -> GroupSpec:
         """The group as the operator wants it."""
         first = self.shards[0].table
@@ -78,15 +70,18 @@ class TableGroup:
 
 def group_tables(shards: Sequence[TableShard]) -> list[TableGroup]:
     """Group the shards of one rank; groups and their members keep the order of first appearance."""
-    groups: dict[tuple[object, ...], list[TableShard]] = {}
+    groups: dict[tuple[object, ...], list[tuple[TableShard, str]]] = {}
+    pieces = Counter[str]()
     for shard in shards:
         table = shard.table
+        name = f"{table.name}.weight_{pieces[table.name]}" if pieces[table.name] else f"{table.name}.weight"
+        pieces[table.name] += 1
         pooling = _lookup_pooling(table)
         # Rows that come one by one fit into one tensor only where they are equally long.
         width = shard.piece.columns if pooling == "none" else 0
         alike = (pooling, table.weighted, table.dtype, table.kernel, table.optimizer, width)
-        groups.setdefault(alike, []).append(shard)
-    return [TableGroup(tuple(members)) for members in groups.values()]
+        groups.setdefault(alike, []).append((shard, name))
+    return [TableGroup(*zip(*members, strict=True)) for members in groups.values()]
 
 
 def _lookup_pooling(table: PlacedTable) -> PoolingKind:

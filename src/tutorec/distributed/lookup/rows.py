@@ -91,7 +91,7 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         if groups == 0:
             return torch.empty(0, device=self._device)
         if groups == 1:
-            return self._rows(0, ids.values, ids.counts).reshape(-1)
+            return self._rows(0, ids.values, ids.counts).contiguous().view(-1)
         counts = [
             [of_rank[first:last] for of_rank in ids.counts]
             for first, last in zip(self._slot_bounds, self._slot_bounds[1:], strict=False)

@@ -1,0 +1,119 @@
+"""Tables, batches and the global-batch reference of sharded collections whose rows are not pooled.
+
+The reference is that of `cases`: fused semantics, one update per step with the mean over ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from distributed.cases import EPS, FEATURES, LEARNING_RATE, ROWS, Reference, coefficients, group, seed_of, word
+from torch import Tensor
+
+from tutorec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingConfig
+from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+KEYS = ["f0", "f1@t0", "f1@t1", "f2", "f3"]
+Rows = dict[str, JaggedTensor]
+
+
+def tables() -> list[EmbeddingConfig]:
+    """Three widths; a table of two features, a feature of two tables, and one width that is no multiple of 4."""
+    return [
+        EmbeddingConfig(num_embeddings=11, embedding_dim=8, name="t0", feature_names=["f0", "f1"]),
+        EmbeddingConfig(num_embeddings=7, embedding_dim=4, name="t1", feature_names=["f1", "f2"]),
+        EmbeddingConfig(num_embeddings=9, embedding_dim=6, name="t2", feature_names=["f3"]),
+    ]
+
+
+def collection(need_indices: bool = False) -> EmbeddingCollection:
+    torch.manual_seed(7)
+    return EmbeddingCollection(tables(), need_indices=need_indices)
+
+
+def shard(
+    ec: EmbeddingCollection,
+    optimizer: str = "exact_sgd",
+    kernel: str = "fused",
+    kind: str = "table_wise",
+    codecs: Any = None,
+    **fused_params: float,
+) -> ShardedEmbeddingCollection:
+    """The collection over the ranks of the pool, each table cut by one type of sharding, or by one after the other."""
+    env = ShardingEnv.from_process_group(group())
+    words = {
+        config.name: word(kind, index, env.world_size, env.local_size, kernel)
+        for index, config in enumerate(ec.embedding_configs())
+    }
+    params = {"optimizer": optimizer, "learning_rate": LEARNING_RATE, "eps": EPS, **fused_params}
+    plan = construct_module_sharding_plan(ec, words, local_size=env.local_size)
+    return EmbeddingCollectionSharder(params, codecs).shard(ec, plan, env)
+
+
+def lists(seed: int, samples: int) -> KeyedJaggedTensor:
+    """Features with different numbers of lists, and which of them each sample means."""
+    draw = torch.Generator().manual_seed(seed)
+    strides = [int(torch.randint(1, 4, (), generator=draw)) if samples else 0 for _ in FEATURES]
+    lengths = torch.randint(0, 4, (sum(strides),), generator=draw)
+    values = torch.randint(0, ROWS, (int(lengths.sum()),), generator=draw)
+    means = [torch.randint(0, max(stride, 1), (samples,), generator=draw) for stride in strides]
+    return KeyedJaggedTensor(
+        list(FEATURES),
+        values,
+        lengths=lengths,
+        stride_per_key_per_rank=[[stride] for stride in strides],
+        inverse_indices=(list(FEATURES), torch.stack(means)),
+    )
+
+
+def loss(rows: Rows, seed: int) -> Tensor:
+    """A sum whose gradient differs everywhere."""
+    return torch.stack(
+        [(one.values() * coefficients(one.values(), seed + i)).sum() for i, (_, one) in enumerate(sorted(rows.items()))]
+    ).sum()
+
+
+def plain(rows: Rows) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
+    """Values, lengths and weights of each result."""
+    return {key: (one.values().detach(), one.lengths(), one.weights_or_none()) for key, one in rows.items()}
+
+
+@dataclass
+class RowsReference(Reference):
+    """The unsharded tables, trained on the batches of all ranks; ``ebc`` is the collection."""
+
+    ebc: Any
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: table.get_parameter("weight") for name, table in self.ebc.embeddings.items()}
+
+    def rows_step(self, batches: list[KeyedJaggedTensor], step: int) -> list[dict[str, Any]]:
+        """One step on the global batch; returns each rank's results."""
+        found = [self.ebc(each) for each in batches]
+        total = torch.stack([loss(rows, seed_of(rank, step)) for rank, rows in enumerate(found)]).sum()
+        weights = self.weights()
+        gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True, materialize_grads=True)
+        self.update(dict(zip(weights, gradients, strict=True)))
+        return [plain(rows) for rows in found]
+
+
+def held(sharded: ShardedEmbeddingCollection) -> dict[str, list[tuple[list[int], Tensor, Tensor | None]]]:
+    """Table -> this rank's pieces: ([row, column], rows, state of row-wise Adagrad)."""
+    rank, parameters = sharded._env.rank, dict(sharded.named_parameters())
+    state = sharded.fused_optimizer.state_dict()["state"]
+    found: dict[str, list[tuple[list[int], Tensor, Tensor | None]]] = {}
+    for table in sharded._tables:
+        for index, piece in enumerate(piece for piece in table.pieces if piece.rank == rank):
+            name = f"embeddings.{table.name}.weight" + (f"_{index}" if index else "")
+            momentum = state.get(name, {}).get(f"{table.name}.momentum1")
+            place = [piece.row_offset, piece.column_offset]
+            own = (place, parameters[name].detach().clone(), None if momentum is None else momentum.clone())
+            found.setdefault(table.name, []).append(own)
+    return found
