@@ -3,6 +3,7 @@
 import copy
 import pickle
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from strategies import PROPERTY
 from torch import Tensor
 from torch.testing import assert_close
 
-from tutorec._kernels import reference
+from tutorec._kernels import reference, tbe_fbgemm
 from tutorec._kernels.backend import BackendError, use_backend
 from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableBatch, TableSpec, build_table_batch
 
@@ -33,6 +34,8 @@ BACKENDS = [
     pytest.param("fbgemm", marks=pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that fits this torch")),
 ]
 both = pytest.mark.parametrize("name", BACKENDS)
+# fbgemm's row-wise Adagrad takes another way from so many ids on; "large batches" takes it from the first one.
+ways = pytest.mark.parametrize("few_ids", [600, -1], ids=["small batches", "large batches"])
 RULES = [None, OptimizerSpec("sgd", RATE), OptimizerSpec("rowwise_adagrad", RATE, eps=1e-6)]
 
 
@@ -110,10 +113,18 @@ def one_table(rows: int = 5, columns: int = 4, **more: object) -> GroupSpec:
 
 
 @both
+@ways
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind if rule else "dense")
 @given(drawn=groups())
 @PROPERTY
-def test_lookup_equals_reference_forward_and_backward(name: str, rule: OptimizerSpec | None, drawn: Drawn):
+def test_lookup_equals_reference_forward_and_backward(
+    name: str, few_ids: int, rule: OptimizerSpec | None, drawn: Drawn
+):
+    with patch.object(tbe_fbgemm, "_FEW_IDS", few_ids):
+        check_against_reference(name, rule, drawn)
+
+
+def check_against_reference(name: str, rule: OptimizerSpec | None, drawn: Drawn) -> None:
     op = build(drawn.spec, rule, name, drawn.tables)
     tables = [table.clone() for table in drawn.tables]
     states = [torch.zeros(table.rows) for table in drawn.spec.tables]
@@ -196,8 +207,12 @@ def test_learning_rate_change_is_exact_and_taken_at_the_forward(name: str):
 
 
 @both
+@ways
 @pytest.mark.parametrize("rule", RULES[1:], ids=lambda rule: rule.kind)
-def test_two_batches_in_flight_update_one_after_the_other(name: str, rule: OptimizerSpec):
+def test_two_batches_in_flight_update_one_after_the_other(
+    name: str, few_ids: int, rule: OptimizerSpec, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tbe_fbgemm, "_FEW_IDS", few_ids)
     torch.manual_seed(0)
     start = torch.randn(4, 4)
     flying, plain = (build(one_table(rows=4), rule, name, [start]) for _ in range(2))
