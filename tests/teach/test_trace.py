@@ -68,3 +68,44 @@ def test_count_takes_over_counted_traffic():
     traffic.record(Issue("input ids", source=1, sent=((0, 80),)))
     trace.count(traffic)
     assert trace.bytes_between(2, ["input ids"]) == [[0, 0], [80, 0]]
+
+
+def test_lines_run_sees_autograd_and_only_the_folder():
+    from pathlib import Path
+
+    from tutorec.distributed.collectives import autograd
+    from tutorec.distributed.collectives.autograd import Exchange, issue
+    from tutorec.teach.trace import lines_run
+
+    class Stay(Exchange):
+        def issue(self, sent):
+            from tutorec.awaitable import NoWait
+
+            return NoWait(sent * 2)
+
+        issue_back = issue
+
+    def step():
+        x = torch.ones(2, requires_grad=True)
+        issue(Stay(), x).wait().sum().backward()
+
+    folder = Path(autograd.__file__).parent
+    step()
+    found = lines_run(step, folder)
+    assert list(found) == ["autograd.py"]
+    source = Path(autograd.__file__).read_text().splitlines()
+    assert any("issue_back" in source[number - 1] for number in found["autograd.py"])
+    assert lines_run(lambda: 1 + 1, folder) == {}
+
+
+def test_lines_run_restores_the_tracer_after_an_error():
+    import sys
+
+    import pytest
+
+    from tutorec.teach.trace import lines_run
+
+    before = sys.gettrace()
+    with pytest.raises(ZeroDivisionError):
+        lines_run(lambda: 1 / 0, ".")
+    assert sys.gettrace() is before

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -102,6 +104,9 @@ def measure(
     Returns:
         Its samples; without them where results differ on some rank.
     """
+    for root in roots:
+        logging.getLogger(root).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")  # what a peer warns of concerns nobody here
     made = {root: _call(Library(root), case, sizes, world_size // hosts) for root in roots}
     calls = {root: call for root, (call, _) in made.items()}
     found = Found(_distance(case, sizes, rank, calls, [pieces for _, pieces in made.values()]))

@@ -1,0 +1,98 @@
+"""How much one has to read to follow a step: `python tests/policy/step_files.py` writes the table into CONTRIBUTING.md.
+
+One training step of a table-wise collection runs on two ranks under a tracer. Of the files that run a line, those of
+the layers of distributed training count; so do all their lines of code, whether they ran or not.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from policy.test_layers import LAYERS, below, place
+from policy.tree import PACKAGE, ROOT, SRC, Tree
+
+from tutorec.spmd import Ranks
+
+REPORT = ROOT / "CONTRIBUTING.md"
+BEGIN, END = "<!-- files of a step: begin -->", "<!-- files of a step: end -->"
+MOST_FILES = 12
+READ = ("vocabulary", "moves", "sharding types", "sharded modules")
+
+
+def traced(rank: int, world_size: int, folder: str) -> list[str]:
+    """Paths below ``folder`` that run a line in the third step; by then the exchanges are built."""
+    import torch
+    import torch.distributed as dist
+
+    from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from tutorec.distributed.env import ShardingEnv
+    from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+    from tutorec.modules.embedding_configs import EmbeddingBagConfig
+    from tutorec.modules.embedding_modules import EmbeddingBagCollection
+    from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+    from tutorec.teach.trace import lines_run
+
+    tables = [EmbeddingBagConfig(8, 4, name, feature_names=[f"f_{name}"]) for name in ("item", "user")]
+    ebc = EmbeddingBagCollection(tables)
+    plan = construct_module_sharding_plan(ebc, {"item": table_wise(rank=1), "user": table_wise(rank=0)})
+    group = dist.group.WORLD
+    assert group is not None, "a pool's ranks have a group"
+    sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, ShardingEnv.from_process_group(group))
+
+    def step() -> None:
+        ids, lengths = torch.tensor([1, 2, 7, 3]), torch.tensor([2, 0, 1, 1])
+        sharded(KeyedJaggedTensor(["f_item", "f_user"], ids, lengths=lengths)).values().sum().backward()
+
+    step()
+    step()
+    return list(lines_run(step, folder))
+
+
+def report(paths: list[str], tree: Tree) -> list[tuple[str, str, int]]:
+    """(layer, file, lines of code) of the traced files that count, in the order of the layers."""
+    rows = []
+    for path in dict.fromkeys(paths):
+        module = f"{PACKAGE}." + path.removesuffix(".py").replace("/", ".")
+        found = place(below(module))
+        if found is not None and LAYERS[found[0]][0] in READ:
+            rows.append((LAYERS[found[0]][0], path, tree.modules[module].code_lines()))
+    return sorted(rows, key=lambda row: READ.index(row[0]))
+
+
+def as_text(rows: list[tuple[str, str, int]]) -> str:
+    """The table, between its markers."""
+    lines = ["| layer | file | lines of code |", "|---|---|---|"]
+    lines += [f"| {layer} | `{path}` | {count} |" for layer, path, count in rows]
+    lines.append(f"| | {len(rows)} files | {sum(count for _, _, count in rows)} |")
+    return "\n".join([BEGIN, "", *lines, "", END])
+
+
+def too_many(rows: list[tuple[str, str, int]]) -> list[str]:
+    """What is wrong with the number of files."""
+    if len(rows) <= MOST_FILES:
+        return []
+    files = ", ".join(path for _, path, _ in rows)
+    return [f"one table-wise step runs lines of {len(rows)} files, at most {MOST_FILES}: {files}"]
+
+
+def stale(rows: list[tuple[str, str, int]], text: str) -> list[str]:
+    """What is wrong with the table in a text."""
+    if as_text(rows) in text:
+        return []
+    return [f"{REPORT.name} says something else: run `python tests/policy/step_files.py` and commit it"]
+
+
+def main() -> None:
+    with Ranks(2) as ranks:
+        paths = [path for of_rank in ranks.run(traced, folder=str(SRC / PACKAGE)) for path in of_rank]
+    rows = report(paths, Tree.of_repository())
+    text = REPORT.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN, 1)
+    REPORT.write_text(before + as_text(rows) + rest.split(END, 1)[1], encoding="utf-8")
+    print(as_text(rows))
+
+
+if __name__ == "__main__":
+    main()
