@@ -165,6 +165,70 @@ class PooledGradients:
         return _Sums(gradients, self._group)
 
 
+@dataclass(frozen=True)
+class TableRows:
+    """Gradients of rows of one table that every rank has looked up one by one.
+
+    Args:
+        ids: ``[N]``.
+        grad: ``[N, D]``.
+    """
+
+    ids: torch.Tensor
+    grad: torch.Tensor
+
+
+class RowGradients:
+    """Gradients of rows that are not pooled, to every rank: bags of one id.
+
+    Args:
+        group: The ranks.
+        tables: The tables.
+        ids_dtype: What ids travel as.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, tables: Sequence[CopiedTable], ids_dtype: torch.dtype) -> None:
+        self._group, self._tables, self._dtype = group, list(tables), ids_dtype
+        self._columns = [table.columns for table in tables for _ in range(table.features)]
+
+    def agree(self, ids: Sequence[int]) -> Agreed:
+        """Exchange how many ids each rank has of each feature, and choose. Blocks."""
+        of_features = comm.all_gather_ints(ids, self._group, SIZES_STAGE)
+        total = [sum(counts) for counts in zip(*of_features, strict=True)]
+        as_bags, first = [], 0
+        for table in self._tables:
+            own = sum(total[first : first + table.features])
+            as_bags.append(cheaper_as_bags(table, own * self._dtype.itemsize, own))
+            first += table.features
+        return Agreed([sum(of_rank) for of_rank in of_features], of_features, as_bags)
+
+    def gather(self, agreed: Agreed, values: torch.Tensor, grad: torch.Tensor) -> Awaitable[list[TableRows]]:
+        """Issue the exchange of what travels as bags; what arrives is in the order of the chosen tables.
+
+        Args:
+            agreed: By this backward's ranks.
+            values: Ids ``[N]``, feature after feature.
+            grad: Of their rows, flat ``[sum of N_f * D_f]``.
+        """
+        chosen = features_of(self._tables, agreed.as_bags)
+        mine, group = agreed.ids[self._group.rank()], self._group
+        if len(chosen) < len(self._columns):
+            values = _pick(values, mine, chosen)
+            grad = _pick(grad, [count * width for count, width in zip(mine, self._columns, strict=True)], chosen)
+        ids = [[of_rank[feature] for feature in chosen] for of_rank in agreed.ids]
+        columns = [self._columns[feature] for feature in chosen]
+        elements = [[n * width for n, width in zip(of_rank, columns, strict=True)] for of_rank in ids]
+        counts = [sum(of_rank) for of_rank in ids]
+        arriving = comm.all_gather(values.to(self._dtype), counts, group, IDS_STAGE)
+        rows = comm.all_gather(grad, [sum(of_rank) for of_rank in elements], group, ROWS_STAGE)
+        tables = [table for table, take in zip(self._tables, agreed.as_bags, strict=True) if take]
+        return _AllRows(arriving, rows, tables, ids)
+
+    def add(self, gradients: Sequence[torch.Tensor]) -> Awaitable[list[torch.Tensor]]:
+        """Issue the sum over ranks of gradients of whole tables ``[R, D]``; the second step is issued by waiting."""
+        return _Sums(gradients, self._group)
+
+
 def cheaper_as_bags(table: CopiedTable, bytes_of_ids: int, bags: int) -> bool:
     """Whether a table's gradient is to travel as bags, from what all ranks have together.
 
@@ -216,6 +280,36 @@ class _GlobalBags(Awaitable[GlobalBags]):
         return GlobalBags(_feature_major(slices[1::2], ids), lengths, of_weights, grad.wait().view(-1, columns))
 
 
+class _AllRows(Awaitable[list[TableRows]]):
+    def __init__(
+        self,
+        ids: Awaitable[torch.Tensor],
+        rows: Awaitable[torch.Tensor],
+        tables: Sequence[CopiedTable],
+        counts: list[list[int]],
+    ) -> None:
+        self._parts = (ids, rows, tables, counts)
+
+    def _wait_impl(self) -> list[TableRows]:
+        ids, rows, tables, counts = self._parts
+        columns = [table.columns for table in tables for _ in range(table.features)]
+        flat = [count for of_rank in counts for count in of_rank]
+        elements = [n * width for of_rank in counts for n, width in zip(of_rank, columns, strict=True)]
+        of_ids, of_rows = ids.wait().split_with_sizes(flat), rows.wait().split_with_sizes(elements)
+        found, first, features = [], 0, len(columns)
+        for table in tables:
+            # Rank after rank.
+            places = [
+                rank * features + feature
+                for rank in range(len(counts))
+                for feature in range(first, first + table.features)
+            ]
+            grad = torch.cat([of_rows[place] for place in places]).view(-1, table.columns)
+            found.append(TableRows(torch.cat([of_ids[place] for place in places]), grad))
+            first += table.features
+        return found
+
+
 class _Sums(Awaitable[list[torch.Tensor]]):
     def __init__(self, gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
         self._shapes = [gradient.shape for gradient in gradients]
@@ -243,4 +337,4 @@ def _feature_major(of_ranks: Sequence[torch.Tensor], counts: Sequence[Sequence[i
     return torch.cat([part for of_feature in zip(*parts, strict=True) for part in of_feature])
 
 
-__all__ = ["CopiedTable", "GlobalBags", "PooledGradients", "cheaper_as_bags"]
+__all__ = ["Agreed", "CopiedTable", "GlobalBags", "PooledGradients", "RowGradients", "TableRows", "cheaper_as_bags"]

@@ -9,16 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tutorec._kernels.table_steps import gradient_of_table, step_rows, step_tables, touched_rows
 from tutorec._kernels.tbe import TableBatch
+from tutorec._kernels.tbe_update import add_rows
 from tutorec._kernels.weighted_step import PooledBatch
 from tutorec.distributed import comm
-from tutorec.distributed.collectives.sparse_gradients import CopiedTable
+from tutorec.distributed.collectives.sparse_gradients import CopiedTable, TableRows
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.grouping import TableGroup
 from tutorec.distributed.lookup.base import EmbeddingLookup
+from tutorec.distributed.lookup.grouped import GroupedLookup
+from tutorec.optim.fused import EmbeddingFusedOptimizer
 
 COPIES_STAGE = "initial rows"
 
@@ -47,10 +51,6 @@ class CopiedGroup:
         """``[R]`` of each table, live; none where the optimizer keeps nothing."""
         return [state for of_table in self.operator.optimizer_state() for state in of_table.values()]
 
-    def dense_parameters(self) -> list[nn.Parameter]:
-        """Those that get a gradient; none where rows are updated during backward."""
-        return [rows for rows in self.operator.table_weights() if isinstance(rows, nn.Parameter)]
-
     def take_bags(self, batch: PooledBatch, grad: torch.Tensor, rate: float) -> dict[int, torch.Tensor]:
         """Move rows by the batch of all ranks; of a dense group give the gradients instead.
 
@@ -71,6 +71,21 @@ class CopiedGroup:
             found[self.tables[touched.table]] = gradient_of_table(touched, rows[touched.table].shape[0])
         return found
 
+    def take_rows(self, found: Mapping[int, TableRows], rate: float) -> dict[int, torch.Tensor]:
+        """The same with rows that were looked up one by one: table, as numbered in the lookup -> ``[R, D]``."""
+        rule, rows, states = self.operator.optimizer, self.rows(), self.states()
+        gradients: dict[int, torch.Tensor] = {}
+        for table in set(found).intersection(self.tables):
+            ids, grad, place = found[table].ids, found[table].grad, table - self.tables.start
+            if rule is None:
+                gradients[table] = torch.zeros_like(rows[place], memory_format=torch.contiguous_format)
+                add_rows(gradients[table], ids, None, None, grad, 1.0)
+                continue
+            each = torch.arange(ids.numel() + 1, dtype=ids.dtype, device=ids.device)
+            batch = PooledBatch(ids, each, None, False, (0,))
+            step_tables([rows[place]], states[place : place + 1], batch, grad, rule, rate)
+        return gradients
+
     def take_sums(self, sums: Mapping[int, torch.Tensor], rate: float) -> dict[int, torch.Tensor]:
         """The same with gradients of whole tables: table, as numbered in the lookup -> ``[R, D]``."""
         rule, rows, states = self.operator.optimizer, self.rows(), self.states()
@@ -86,25 +101,68 @@ class CopiedGroup:
         return {}
 
 
-def copied_groups(groups: Sequence[TableGroup], operators: Sequence[TableBatch]) -> list[CopiedGroup]:
-    """The groups of a lookup, one operator each."""
-    found: list[CopiedGroup] = []
-    for group, operator in zip(groups, operators, strict=True):
-        feature, table = (found[-1].features.stop, found[-1].tables.stop) if found else (0, 0)
-        features, tables = range(feature, feature + len(group.features)), range(table, table + len(group.shards))
-        found.append(CopiedGroup(operator, features, tables, group.spec().feature_tables))
-    return found
+class ReplicatedLookup(EmbeddingLookup):
+    """A lookup in tables that every rank has.
 
+    To build one is a collective: every copy becomes rank 0's. Every backward is one, too.
 
-def operators_of(lookup: nn.Module) -> list[TableBatch]:
-    """The operators of a lookup, group after group."""
-    return [part for part in lookup.modules() if isinstance(part, TableBatch)]
+    Args:
+        lookup: In this rank's copies, without an exchange.
+        groups: The tables.
+        env: The ranks.
+        ids_dtype: What ids travel as.
+    """
 
+    def __init__(
+        self, lookup: GroupedLookup, groups: Sequence[TableGroup], env: ShardingEnv, ids_dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self._lookup = lookup
+        self._env, self._ids_dtype = env, ids_dtype
+        shards = [shard for group in groups for shard in group.shards]
+        self._tables = [
+            CopiedTable(shard.table.rows, shard.table.columns, len(shard.table.features)) for shard in shards
+        ]
+        self._groups: list[CopiedGroup] = []
+        operators = [part for part in lookup.modules() if isinstance(part, TableBatch)]
+        feature = table = 0
+        for group, operator in zip(groups, operators, strict=True):
+            features, tables = range(feature, feature + len(group.features)), range(table, table + len(group.shards))
+            self._groups.append(CopiedGroup(operator, features, tables, group.spec().feature_tables))
+            feature, table = features.stop, tables.stop
+        copy_from_first_rank(lookup, env)
 
-def copied_tables(groups: Sequence[TableGroup]) -> list[CopiedTable]:
-    """The tables of a lookup, as the exchange of gradients wants them."""
-    shards = [shard for group in groups for shard in group.shards]
-    return [CopiedTable(shard.table.rows, shard.table.columns, len(shard.table.features)) for shard in shards]
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(``table.weight``, its rows as a parameter), group after group."""
+        return self._lookup.named_weights()
+
+    def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
+        """One for each group that is updated during backward."""
+        return self._lookup.fused_optimizers()
+
+    def rebind(self) -> None:
+        """Point parameters at the operators' memory again, after it has moved."""
+        self._lookup.rebind()
+
+    def process_group(self) -> dist.ProcessGroup:
+        """The ranks.
+
+        Raises:
+            ValueError: There is no process group, so that copies cannot be kept alike.
+        """
+        group = self._env.group_for("training data_parallel tables")
+        assert group is not None, "in a world of 1 there are no copies"
+        return group
+
+    def rates(self) -> list[float]:
+        """The learning rate of each group, now."""
+        return [group.operator.learning_rate for group in self._groups]
+
+    def dense_parameters(self) -> list[nn.Parameter]:
+        """The rows of tables that get a gradient, table after table."""
+        return [
+            rows for group in self._groups for rows in group.operator.table_weights() if isinstance(rows, nn.Parameter)
+        ]
 
 
 @torch.no_grad()
@@ -113,17 +171,11 @@ def copy_from_first_rank(lookup: EmbeddingLookup, env: ShardingEnv) -> None:
     group = env.process_group
     if group is None or group.size() == 1:
         return
-    for rows in _rows_of(lookup):
+    for rows in (parameter.detach() for _, parameter in lookup.named_weights() if parameter.numel()):
         sent = rows.contiguous()
         comm.broadcast(sent, 0, group, COPIES_STAGE)
         if not rows.is_contiguous():
             rows.copy_(sent)
 
 
-def _rows_of(lookup: EmbeddingLookup) -> Iterator[torch.Tensor]:
-    for _, parameter in lookup.named_weights():
-        if parameter.numel():
-            yield parameter.detach()
-
-
-__all__ = ["CopiedGroup", "copied_groups", "copied_tables", "copy_from_first_rank", "operators_of"]
+__all__ = ["COPIES_STAGE", "CopiedGroup", "ReplicatedLookup"]

@@ -10,7 +10,7 @@ dense kernel every rank gets the same ``.grad``, the mean over ranks.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
@@ -26,24 +26,17 @@ from tutorec._kernels.weighted_step import PooledBatch
 from tutorec.distributed.collectives.sparse_gradients import PooledGradients, features_of
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.grouping import TableGroup
-from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
-from tutorec.distributed.lookup.copies import (
-    CopiedGroup,
-    copied_groups,
-    copied_tables,
-    copy_from_first_rank,
-    operators_of,
-)
+from tutorec.distributed.lookup.base import ShardRows
+from tutorec.distributed.lookup.copies import CopiedGroup, ReplicatedLookup
 from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
 from tutorec.distributed.lookup.variable import flatten_by_rank, pad_bags
-from tutorec.optim.fused import EmbeddingFusedOptimizer
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
-class ReplicatedPooledEmbeddingsLookup(EmbeddingLookup):
+class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
     """My samples, every feature of the tables that all ranks have -> my samples' pooled rows.
 
-    To build one is a collective: every copy becomes rank 0's. Every backward is one, too.
+    To build one is a collective, and so is every backward.
 
     Args:
         groups: The tables.
@@ -61,14 +54,9 @@ class ReplicatedPooledEmbeddingsLookup(EmbeddingLookup):
         env: ShardingEnv,
         ids_dtype: torch.dtype,
     ) -> None:
-        super().__init__()
-        self._lookup = GroupedPooledEmbeddingsLookup(groups, rows_of, device)
-        self._env, self._ids_dtype = env, ids_dtype
+        super().__init__(GroupedPooledEmbeddingsLookup(groups, rows_of, device), groups, env, ids_dtype)
         self._columns = [columns for group in groups for columns in group.columns]
         self._weighted = groups[0].spec().weighted
-        self._tables = copied_tables(groups)
-        self._groups = copied_groups(groups, operators_of(self._lookup))
-        copy_from_first_rank(self._lookup, env)
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """My slots, B samples -> ``[B, D]``; of a variable batch each slot's samples' columns, flattened."""
@@ -76,31 +64,14 @@ class ReplicatedPooledEmbeddingsLookup(EmbeddingLookup):
             return self._lookup(features)
         if features.variable_stride_per_key():
             return flatten_by_rank(self.forward(pad_bags(features)), features, self._columns)
-        self._env.group_for("the gradient of data_parallel tables")
+        self.process_group()
         # Recorded also where nothing needs a gradient here: the other ranks count on this one.
         anchor = torch.empty(0, device=features.device(), requires_grad=True)
-        dense = [parameter for group in self._groups for parameter in group.dense_parameters()]
-        return cast(torch.Tensor, _PooledLookup.apply(anchor, self, features, *dense))
-
-    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(``table.weight``, its rows as a parameter), group after group."""
-        return self._lookup.named_weights()
-
-    def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
-        """One for each group that is updated during backward."""
-        return self._lookup.fused_optimizers()
-
-    def rebind(self) -> None:
-        """Point parameters at the operators' memory again, after it has moved."""
-        self._lookup.rebind()
+        return cast(torch.Tensor, _PooledLookup.apply(anchor, self, features, *self.dense_parameters()))
 
     def _pool(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """``[B, D]``, without a graph."""
         return self._lookup(features)
-
-    def _rates(self) -> list[float]:
-        """The learning rate of each group, now."""
-        return [group.operator.learning_rate for group in self._groups]
 
     def _step(self, bags: _Bags, rates: Sequence[float]) -> list[torch.Tensor]:
         """Exchange gradients and move fused copies; every rank calls it together.
@@ -112,8 +83,7 @@ class ReplicatedPooledEmbeddingsLookup(EmbeddingLookup):
         Returns:
             The mean gradient ``[R, D]`` of each dense table.
         """
-        group = self._env.group_for("the gradient of data_parallel tables")
-        assert group is not None, "a world of 1 has nobody to exchange gradients with"
+        group = self.process_group()
         exchange = PooledGradients(group, self._tables, self._ids_dtype, self._weighted)
         agreed = exchange.agree(bags.lengths.shape[1], bags.counts)
         arriving = summed = None
@@ -203,7 +173,7 @@ class _PooledLookup(torch.autograd.Function):
     ) -> torch.Tensor:
         pooled = lookup._pool(features)
         # The rate in force now is the one that backward applies.
-        ctx.lookup, ctx.rates = lookup, lookup._rates()
+        ctx.lookup, ctx.rates = lookup, lookup.rates()
         ctx.counts, ctx.samples = features.length_per_key(), features.stride()
         ctx.save_for_backward(features.lengths(), features.values(), features.weights_or_none())
         return pooled

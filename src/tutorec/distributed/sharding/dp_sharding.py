@@ -31,8 +31,19 @@ from tutorec.distributed.layout import ColumnPiece
 from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
 from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
 from tutorec.distributed.lookup.replicated import ReplicatedPooledEmbeddingsLookup
+from tutorec.distributed.lookup.replicated_rows import ReplicatedEmbeddingsLookup
 from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharding.base import EmbeddingShardingContext, PooledEmbeddingDist, PooledEmbeddingSharding
+from tutorec.distributed.sharding.base import (
+    EmbeddingShardingContext,
+    PooledEmbeddingDist,
+    PooledEmbeddingSharding,
+    SparseFeaturesDist,
+)
+from tutorec.distributed.sharding.sequence_sharding import (
+    SequenceEmbeddingDist,
+    SequenceEmbeddingSharding,
+    SlotSequenceEmbeddingSharding,
+)
 from tutorec.distributed.sharding.slots import PlacedSlots, Route
 from tutorec.distributed.sharding.whole_rows import TwSparseFeaturesDist
 from tutorec.distributed.tables import PlacedTable
@@ -92,3 +103,44 @@ class DpPooledEmbeddingSharding(PooledEmbeddingSharding):
     def create_output_dist(self) -> DpPooledEmbeddingDist:
         """My rows stay."""
         return DpPooledEmbeddingDist()
+
+
+@final
+class DpSequenceEmbeddingSharding(SequenceEmbeddingSharding):
+    """The data-parallel tables of a collection whose rows are not pooled.
+
+    Args:
+        tables: The tables, in the collection's order.
+        env: The ranks.
+        codecs: As of the other types; gradients of copies travel in float32.
+    """
+
+    def __init__(
+        self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
+    ) -> None:
+        self._env = env
+        alone = ShardingEnv.from_local(1, 0)
+        self._slots = PlacedSlots(tables, alone)
+        self._at_home = SlotSequenceEmbeddingSharding(tables, alone, {})
+
+    def feature_names(self) -> list[str]:
+        """Features, each once."""
+        return self._at_home.feature_names()
+
+    def output_keys(self) -> list[str]:
+        """Names of the results, table by table."""
+        return self._at_home.output_keys()
+
+    def create_input_dist(self) -> SparseFeaturesDist:
+        """My ids stay."""
+        return self._at_home.create_input_dist()
+
+    def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
+        """Every table; in a world of 1 as any other lookup."""
+        if self._env.world_size == 1:
+            return self._at_home.create_lookup(rows_of, device)
+        return ReplicatedEmbeddingsLookup(self._slots.mine, rows_of, device, self._env, self._slots.ids_dtype)
+
+    def create_output_dist(self) -> SequenceEmbeddingDist:
+        """My rows stay."""
+        return self._at_home.create_output_dist()

@@ -9,7 +9,7 @@ from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.base import PooledEmbeddingSharding
 from tutorec.distributed.sharding.cw_sharding import CwPooledEmbeddingSharding
-from tutorec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding
+from tutorec.distributed.sharding.dp_sharding import DpPooledEmbeddingSharding, DpSequenceEmbeddingSharding
 from tutorec.distributed.sharding.grid_sharding import GridPooledEmbeddingSharding
 from tutorec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
 from tutorec.distributed.sharding.sequence_sharding import SequenceEmbeddingSharding, SlotSequenceEmbeddingSharding
@@ -43,4 +43,5 @@ SEQUENCE_SHARDINGS: dict[ShardingType, SequenceBuilder] = {
     ShardingType.ROW_WISE: SlotSequenceEmbeddingSharding,
     ShardingType.TABLE_ROW_WISE: SlotSequenceEmbeddingSharding,
     ShardingType.GRID_SHARD: SlotSequenceEmbeddingSharding,
+    ShardingType.DATA_PARALLEL: DpSequenceEmbeddingSharding,
 }
