@@ -19,6 +19,8 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 WIDTH = sum(config.embedding_dim * len(config.feature_names) for config in tables())
 STEPS = 10
+# Of these every rank has shards of its own; of data-parallel tables all have the same copy.
+CUT = [*(kind for kind in KINDS if kind != "data_parallel"), "mixed"]
 
 
 class Model(nn.Module):
@@ -88,7 +90,7 @@ def ten_steps(rank: int, world_size: int, kind: str) -> dict[str, Any]:
 
 
 def of_every_kind(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
-    return {kind: ten_steps(rank, world_size, kind) for kind in (*KINDS, "mixed")}
+    return {kind: ten_steps(rank, world_size, kind) for kind in CUT}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def of_every_kind(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
 )
 def test_rank_distinct_shards_of_every_type_survive_wrapping_and_ten_steps(ranks, world_size, hosts):
     results = ranks(world_size, hosts=hosts).run(of_every_kind)
-    for kind in (*KINDS, "mixed"):
+    for kind in CUT:
         of_kind = [result[kind] for result in results]
         for rank, found in enumerate(of_kind):
             where = f"{kind}, rank {rank}"
@@ -107,3 +109,24 @@ def test_rank_distinct_shards_of_every_type_survive_wrapping_and_ten_steps(ranks
             assert found["ignored"], where
         assert any(found["moved"] for found in of_kind), kind
         assert sum(bool(found["untouched"]) for found in of_kind) >= 1, kind
+
+
+def copies(rank: int, world_size: int) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str], int]:
+    model = wrapped(rank, world_size, "data_parallel")
+    before = shards(model)
+    for step in range(STEPS):
+        model(batch(100 * step + rank, 4)).backward()
+    ddp = model._dmp_wrapped_module
+    assert isinstance(ddp, DistributedDataParallel)
+    ignored = sorted(sharded_parameter_names(model.module))
+    return before, shards(model), ignored, ddp._get_ddp_logging_data()["total_parameter_size_bytes"]
+
+
+def test_copies_of_data_parallel_tables_stay_alike_and_out_of_the_reducer(ranks):
+    (before, after, ignored, reduced), (_, others, _, _) = ranks(2).run(copies)
+    assert len(after) == 3
+    assert ignored == sorted(after)
+    assert reduced == 4 * (WIDTH + 1)
+    for name, rows in after.items():
+        assert torch.equal(rows, others[name]), name
+        assert not torch.equal(rows, before[name]), name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from parity.compare import RANK_CASES, differences, run
 from policy.tree import assert_none
 
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
 
 GOLDEN = json.loads(Path(__file__).with_name("golden").joinpath("ranks.json").read_text(encoding="utf-8"))
 
@@ -23,17 +21,9 @@ def ours(backend: str) -> dict[str, Any]:
     return run("tutorec", RANK_CASES, TUTOREC_BACKEND=backend)
 
 
-def is_built(name: str) -> bool:
-    unpooled = name.split()[2] == "none"
-    built = {kind.value for kind in POOLED_SHARDINGS}
-    return name.split()[0] in built and not (unpooled and find_spec("tutorec.distributed.embedding") is None)
-
-
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 @pytest.mark.parametrize("name", sorted(GOLDEN["cases"]))
 def test_outputs_weights_and_state_of_both_ranks_equal_torchrec(name, backend):
-    if not is_built(name):
-        pytest.skip(f"{name}: not built yet")
     assert_none(differences(name, GOLDEN["cases"][name], ours(backend).get(name)))
 
 
