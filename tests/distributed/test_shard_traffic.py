@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from distributed.cases import group
-from distributed.sharding.test_any_plan import Case, batch_of, cases, collection, generator
+from distributed.row_cases import loss
+from distributed.sharding.test_any_plan import Case, Word, batch_of, cases, collection, generator
+from distributed.sharding.test_any_plan_rows import collection as row_collection
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from strategies import PROPERTY
 
-from tutorec.distributed.collectives import kjt, rows
+from tutorec.distributed.collectives import kjt, rows, sparse_gradients
+from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
@@ -25,6 +30,11 @@ from tutorec.distributed.shard_geometry import (
     table_wise_pieces,
 )
 from tutorec.distributed.shard_traffic import (
+    COPIES_IDS,
+    COPIES_ROWS,
+    COPIES_SIZES,
+    COPIES_SUMS,
+    COPIES_WEIGHTS,
     GRADIENTS,
     IDS,
     ROWS,
@@ -35,7 +45,7 @@ from tutorec.distributed.shard_traffic import (
     StepBatches,
     step_traffic,
 )
-from tutorec.distributed.sharding_plan import construct_module_sharding_plan
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel
 from tutorec.distributed.tables import PlacedTable
 from tutorec.distributed.traffic import Traffic, count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -132,8 +142,38 @@ def test_weights_strides_wide_ids_and_narrow_rows_have_their_price():
         assert step_traffic([large], ten)[IDS, 0, 1] == id_bytes * 11
 
 
-def test_replicated_tables_and_worlds_of_one_send_nothing():
-    assert not step_traffic([placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(8, 4, 4))], BATCHES)
+def test_a_replicated_table_sends_what_was_looked_up_while_that_is_less_than_the_table():
+    copies = data_parallel_pieces(8, 4, 4)
+    # 100 ids and 10 lengths of 4 bytes, 10 rows of 16: 600 bytes, more than twice the table of 128.
+    as_sums = step_traffic([placed(ShardingType.DATA_PARALLEL, copies)], BATCHES)
+    assert {stage for stage, _, _ in as_sums} == {COPIES_SIZES, COPIES_SUMS}
+    assert matrix(as_sums, COPIES_SIZES)[2] == [16, 16, 0, 16]
+    assert matrix(as_sums, COPIES_SUMS)[2] == [64, 64, 0, 64]
+    # 19 x 4 numbers and more make 8 * R * D = 608.
+    table = placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(19, 4, 4), 19)
+    ten = StepBatches(SAMPLES, lambda rank, feature, first, end: 10 * (rank + 1))
+    as_bags = step_traffic([table], ten)
+    assert matrix(as_bags, COPIES_IDS)[2] == [4 * (3 + 30)] * 2 + [0, 4 * (3 + 30)]
+    assert matrix(as_bags, COPIES_ROWS)[2] == [48, 48, 0, 48]
+    assert not matrix(as_bags, COPIES_SUMS)[0][1]
+    # Rows of their own: 100 ids, and 100 rows of 16 bytes, are 2000 bytes.
+    rows = placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(63, 4, 4), 63, pooling="none")
+    not_pooled = step_traffic([rows], ten)
+    assert matrix(not_pooled, COPIES_SIZES)[0][1] == 8
+    assert (matrix(not_pooled, COPIES_IDS)[2][0], matrix(not_pooled, COPIES_ROWS)[2][0]) == (120, 480)
+
+
+def test_numbers_that_do_not_divide_are_summed_by_the_first_ranks():
+    table = placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(3, 3, 4), 3, columns=3)
+    traffic = step_traffic([table], BATCHES)
+    # 9 numbers: 3, 2, 2 and 2.
+    assert matrix(traffic, COPIES_SUMS)[0] == [0, 20, 20, 20]
+    assert matrix(traffic, COPIES_SUMS)[1] == [20, 0, 16, 16]
+
+
+def test_worlds_of_one_send_nothing():
+    copy = placed(ShardingType.DATA_PARALLEL, data_parallel_pieces(8, 4, 1))
+    assert not step_traffic([copy], StepBatches(SAMPLES[:1], share))
     alone = placed(ShardingType.ROW_WISE, row_wise_pieces(8, 4, [0]))
     assert not step_traffic([alone], StepBatches(SAMPLES[:1], share))
 
@@ -152,6 +192,9 @@ def test_stages_are_called_as_the_exchanges_call_them():
     assert (SIZES, STRIDES) == (kjt.SIZES_STAGE, kjt.STRIDES_STAGE)
     assert (IDS, WEIGHTS) == (kjt.IDS_STAGE, kjt.WEIGHTS_STAGE)
     assert (ROWS, GRADIENTS) == (rows.ROWS_STAGE, rows.GRADIENTS_STAGE)
+    assert (COPIES_SIZES, COPIES_IDS) == (sparse_gradients.SIZES_STAGE, sparse_gradients.IDS_STAGE)
+    assert (COPIES_WEIGHTS, COPIES_ROWS) == (sparse_gradients.WEIGHTS_STAGE, sparse_gradients.ROWS_STAGE)
+    assert sparse_gradients.SUMS_STAGE == COPIES_SUMS
 
 
 def test_numbers_of_batches_are_counted_by_feature_and_range():
@@ -163,54 +206,69 @@ def test_numbers_of_batches_are_counted_by_feature_and_range():
     assert not found.variable
 
 
+@st.composite
+def cases_with_copies(draw: st.DrawFn, world_size: int, local_size: int) -> Case:
+    """A case in which some tables are replicated."""
+    case = draw(cases(world_size, local_size))
+    copied: Word = ("dp", None)
+    return replace(case, words={name: draw(st.sampled_from([copied, word, word])) for name, word in case.words.items()})
+
+
 Found = tuple[Traffic, list[PlacedTable]]
 
 
-def count_cases(rank: int, world_size: int, drawn: list[Case], narrow: bool) -> list[Found]:
+def count_cases(rank: int, world_size: int, drawn: list[Case], narrow: bool, pooled: bool) -> list[Found]:
     """What this rank sends in the second step of each case, and the tables as they were placed."""
     env = ShardingEnv.from_process_group(group())
     config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
+    codecs = get_qcomm_codecs_registry(config) if narrow else None
     found = []
     for case in drawn:
-        ebc = collection(case)
-        words = {name: generator(word) for name, word in case.words.items()}
-        plan = construct_module_sharding_plan(ebc, words, local_size=env.local_size)
-        sharder = EmbeddingBagCollectionSharder(
-            qcomm_codecs_registry=get_qcomm_codecs_registry(config) if narrow else None
-        )
-        sharded = sharder.shard(ebc, plan, env)
+        words = {name: data_parallel() if word[0] == "dp" else generator(word) for name, word in case.words.items()}
         features = batch_of(case, rank)
-        sharded(features).wait().values().sum().backward()
+        unsharded = collection(case) if pooled else row_collection(case)
+        sharder = (EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder)(
+            qcomm_codecs_registry=codecs
+        )
+        plan = construct_module_sharding_plan(unsharded, words, local_size=env.local_size)
+        sharded: Any = sharder.shard(unsharded, plan, env)  # pyright: ignore[reportArgumentType]
+
+        def step(sharded: Any = sharded, features: KeyedJaggedTensor = features) -> None:
+            results = sharded(features).wait()
+            (results.values().sum() if pooled else loss(results, rank)).backward()
+
+        step()
         with count_traffic() as traffic:
-            sharded(features).wait().values().sum().backward()
+            step()
         found.append((traffic, sharded._tables))
     return found
 
 
 @pytest.mark.parametrize(
-    ("world_size", "hosts", "narrow"),
+    ("world_size", "hosts", "narrow", "pooled"),
     [
-        (2, 1, False),
-        (2, 2, True),
-        pytest.param(4, 2, False, marks=pytest.mark.world4),
+        (2, 1, False, True),
+        (2, 2, True, True),
+        (2, 2, True, False),
+        pytest.param(4, 2, False, True, marks=pytest.mark.world4),
+        pytest.param(4, 2, False, False, marks=[pytest.mark.world4, pytest.mark.slow]),
     ],
 )
-def test_counted_bytes_are_the_predicted_ones_for_any_plan_and_batch(ranks, world_size, hosts, narrow):
+def test_counted_bytes_are_the_predicted_ones_for_any_plan_and_batch(ranks, world_size, hosts, narrow, pooled):
     drawn: list[Case] = []
 
-    @settings(PROPERTY, max_examples=30, database=None, derandomize=True)
-    @given(cases(world_size, world_size // hosts))
+    @settings(PROPERTY, max_examples=25, database=None, derandomize=True)
+    @given(cases_with_copies(world_size, world_size // hosts))
     def collect(case: Case) -> None:
         drawn.append(case)
 
     collect()
-    of_ranks = ranks(world_size, hosts=hosts).run(count_cases, drawn, narrow)
+    of_ranks = ranks(world_size, hosts=hosts).run(count_cases, drawn, narrow, pooled)
     assert len(drawn) > 20
-    kinds = set()
+    kinds, stages = set(), set()
     for index, case in enumerate(drawn):
         counted = Traffic.merge(of_rank[index][0] for of_rank in of_ranks)
         tables = of_ranks[0][index][1]
-        kinds |= {table.sharding_type for table in tables}
         predicted = step_traffic(
             tables,
             StepBatches.of([batch_of(case, rank) for rank in range(world_size)]),
@@ -220,4 +278,8 @@ def test_counted_bytes_are_the_predicted_ones_for_any_plan_and_batch(ranks, worl
         )
         assert counted.bytes == predicted, case
         assert counted.total(crossing=True) == Traffic(predicted, local_size=world_size // hosts).total(crossing=True)
-    assert len(kinds) == 6
+        kinds |= {table.sharding_type for table in tables}
+        stages |= {stage for (stage, _, _), count in predicted.items() if count}
+    assert len(kinds) >= 6
+    assert ShardingType.DATA_PARALLEL in kinds
+    assert stages >= {SIZES, STRIDES, IDS, ROWS, GRADIENTS, COPIES_SIZES, COPIES_IDS, COPIES_ROWS, COPIES_SUMS}

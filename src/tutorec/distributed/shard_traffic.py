@@ -17,6 +17,18 @@ rank (h, l), which is number l on host h, sends pooled rows by way of the host:
     output rows        inside the host, to (h, m)     what is for the ranks number m of all hosts: it is added there
                        across hosts, to (g, l)        the sums that are for that rank
 
+Replicated tables send nothing forward. Backward they send gradients, with F features of all of them, and B_r the most
+samples that one of these has on rank r,
+
+    gradient sizes     8 * (1 + F)                                          rows that are not pooled: 8 * F
+    gradient ids       b * sum over f of (B_r + N_rf)                       not pooled: without B_r
+    gradient weights   4 * sum over f of N_rf                               of weighted collections only
+    gradient rows      4 * sum over f of B_r * D                            not pooled: N_rf * D
+    gradient sums      4 * (E_s + E_r)
+
+where a table whose ids, weights and rows, of all ranks together, are more than 8 * R * D bytes leaves the sums over f,
+and adds its R * D numbers to E instead, of which rank r has E_r = E / W (the first E % W ranks one more).
+
 The counter of `traffic` sees tensors and knows nothing of this; tests hold the two to be equal.
 """
 
@@ -34,11 +46,14 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 # What the exchanges call themselves.
 SIZES, STRIDES, IDS, WEIGHTS = "input sizes", "input strides", "input ids", "input weights"
 ROWS, GRADIENTS = "output rows", "output gradients"
+COPIES_SIZES, COPIES_IDS, COPIES_WEIGHTS = "gradient sizes", "gradient ids", "gradient weights"
+COPIES_ROWS, COPIES_SUMS = "gradient rows", "gradient sums"
 
 _INSIDE_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 # (stage, source, destination) -> bytes
 Bytes = Counter[tuple[str, int, int]]
+_OfRank = Counter[str]
 
 
 @dataclass(frozen=True)
@@ -119,8 +134,6 @@ def step_traffic(
 ) -> Bytes:
     """Bytes of one step of a collection, forward and backward, after its first: (stage, source, destination) -> bytes.
 
-    Tables that are replicated send nothing here: what their gradients cost depends on which rows were touched.
-
     Args:
         tables: As the plan places them.
         batches: One of each rank.
@@ -147,7 +160,7 @@ def step_traffic(
     by_type: dict[ShardingType, list[PlacedTable]] = {}
     for table in tables:
         by_type.setdefault(table.sharding_type, []).append(table)
-    by_type.pop(ShardingType.DATA_PARALLEL, None)
+    sent += _replicated(by_type.pop(ShardingType.DATA_PARALLEL, []), batches)
     for kind, members in by_type.items():
         slots = [
             [Slot(feature, shard) for shard in shards_on_rank(members, rank) for feature in shard.table.features]
@@ -167,7 +180,7 @@ def step_traffic(
 
 def _input(tables: Sequence[PlacedTable], slots: Sequence[Sequence[Slot]], batches: StepBatches) -> Bytes:
     """The way in of one sharding type."""
-    id_bytes = 4 if all(table.rows < 2**31 for table in tables) else 8
+    id_bytes = _id_bytes(tables)
     sent: Bytes = Counter()
     for source in range(len(slots)):
         for destination, theirs in enumerate(slots):
@@ -199,3 +212,46 @@ def _by_way_of_hosts(elements: Sequence[Sequence[int]], local_size: int) -> list
             elif destination // local_size != host and destination % local_size == number:
                 sent[source][destination] += count
     return sent
+
+
+def _replicated(tables: Sequence[PlacedTable], batches: StepBatches) -> Bytes:
+    """The gradients of replicated tables, each to every rank: as what was looked up, or as whole tables."""
+    sent: Bytes = Counter()
+    if not tables:
+        return sent
+    ranks = range(len(batches.samples))
+    pooled, id_bytes = tables[0].pooling != "none", _id_bytes(tables)
+    features = [feature for table in tables for feature in table.features]
+    # Bags are padded to the most samples of a feature; a row that is not pooled is a bag of its own, without a length.
+    samples = [max((batches.samples[rank][feature] for feature in features), default=0) for rank in ranks]
+    per_rank: list[_OfRank] = [Counter() for _ in ranks]
+    elements = 0
+    for table in tables:
+        ids = [sum(batches.ids(rank, feature, 0, table.rows) for feature in table.features) for rank in ranks]
+        lists = [len(table.features) * samples[rank] if pooled else 0 for rank in ranks]
+        bags = lists if pooled else ids
+        weight_bytes = 4 if table.weighted else 0
+        looked_up = sum(ids) * (id_bytes + weight_bytes) + sum(lists) * 4 + sum(bags) * table.columns * 4
+        if looked_up > 8 * table.rows * table.columns:
+            elements += table.rows * table.columns
+            continue
+        for rank in ranks:
+            per_rank[rank][COPIES_IDS] += id_bytes * (lists[rank] + ids[rank])
+            per_rank[rank][COPIES_WEIGHTS] += weight_bytes * ids[rank]
+            per_rank[rank][COPIES_ROWS] += 4 * bags[rank] * table.columns
+    whole, rest = divmod(elements, len(ranks))
+    summed = [whole + (rank < rest) for rank in ranks]
+    for source in ranks:
+        for destination in ranks:
+            if source == destination:
+                continue
+            for stage, count in per_rank[source].items():
+                sent[stage, source, destination] = count
+            sent[COPIES_SIZES, source, destination] = 8 * (len(features) + pooled)
+            sent[COPIES_SUMS, source, destination] = 4 * (summed[destination] + summed[source])
+    return sent
+
+
+def _id_bytes(tables: Sequence[PlacedTable]) -> int:
+    """What an id takes on the wire: tables of one sharding type travel together."""
+    return 4 if all(table.rows < 2**31 for table in tables) else 8
