@@ -167,7 +167,9 @@ def test_bucketize_without_features_gives_nothing():
     assert found.places is not None and found.places.numel() == 0
 
 
-def test_bucketize_refuses_features_with_unequal_numbers_of_ranges():
+def test_bucketize_refuses_ranges_that_do_not_match_the_features():
     one = torch.tensor([1, 1])
-    with pytest.raises(AssertionError, match="differ in the number of ranges"):
+    with pytest.raises(ValueError, match=r"features have \[1, 2\] row ranges; give each the same number"):
         jagged.bucketize(one, one, None, [1, 1], [[0, 5], [0, 2, 5]])
+    with pytest.raises(ValueError, match="1 features have bags and 2 row ranges"):
+        jagged.bucketize(one, one, None, [2], [[0, 5], [0, 5]])

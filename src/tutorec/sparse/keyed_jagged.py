@@ -7,9 +7,10 @@ from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 import tutorec.sparse.kjt_move as move
+import tutorec.sparse.kjt_wire as wire
 from tutorec._validation import validation_enabled
 from tutorec.sparse.jagged import JaggedTensor
-from tutorec.sparse.kjt_build import all_features, join, offsets_of_features, one_feature, parts_of_features
+from tutorec.sparse.kjt_build import all_features, feature_at, join, offsets_of_features, parts_of_features
 from tutorec.sparse.kjt_checks import check_batch, check_numbers
 from tutorec.sparse.kjt_layout import (
     differences,
@@ -442,16 +443,11 @@ class KeyedJaggedTensor:
             if is_scripting():
                 raise KeyError(key)
             raise missing_key("KeyedJaggedTensor", key, self._keys)
-        position = index[key]
-        starts, stride = self.offset_per_key(), self.stride()
-        start, end, first = starts[position], starts[position + 1], position * stride
+        position, stride = index[key], self.stride()
+        ids, lists = self.offset_per_key()[position : position + 2], [position * stride, stride]
         if self._stride_per_key_per_rank is not None:
-            first, stride = self.lengths_offset_per_key()[position], self.stride_per_key()[position]
-        weights = self._weights
-        if weights is not None:
-            weights = weights[start:end]
-        lengths = self.lengths()[first : first + stride]
-        return one_feature(self._values[start:end], weights, lengths, None)
+            lists = [self.lengths_offset_per_key()[position], self.stride_per_key()[position]]
+        return feature_at(self._values, self._weights, self.lengths(), ids, lists)
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """Every feature's lists by name: views. Kept: a second call returns the same."""
@@ -524,6 +520,12 @@ class KeyedJaggedTensor:
     def clear_storage(self) -> int:
         """Give the parts' memory back at once, whoever else holds them; the bytes that were freed."""
         return move.free_storage(self)
+
+    # What an exchange that knows no batches sends of this one, and how it is rebuilt.
+    dist_labels = wire.dist_labels
+    dist_splits = wire.dist_splits
+    dist_tensors = wire.dist_tensors
+    dist_init = staticmethod(wire.dist_init)
 
     @torch.jit.unused
     def __repr__(self) -> str:

@@ -42,6 +42,27 @@ def one_feature(values: Tensor, weights: Tensor | None, lengths: Tensor, offsets
         return JaggedTensor._from_parts(values, weights, lengths, offsets)
 
 
+def feature_at(
+    values: Tensor, weights: Tensor | None, lengths: Tensor, ids: list[int], lists: list[int]
+) -> JaggedTensor:
+    """One feature of a valid batch: views.
+
+    Args:
+        values: ``[N]``, of the batch.
+        weights: ``[N]`` or None.
+        lengths: ``[F * B]``.
+        ids: Where the feature's ids begin and end.
+        lists: Its first list, and how many it has.
+
+    Returns:
+        The feature's lists.
+    """
+    start, end = ids[0], ids[1]
+    if weights is not None:
+        weights = weights[start:end]
+    return one_feature(values[start:end], weights, lengths[lists[0] : lists[0] + lists[1]], None)
+
+
 def all_features(
     keys: list[str],
     values: Tensor,
