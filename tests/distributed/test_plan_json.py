@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from strategies import PROPERTY
 from torch import nn
 
 from tutorec.distributed import plan_json
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
@@ -35,6 +38,7 @@ from tutorec.distributed.tables import PlacementRules, check_plan_covers, place_
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 PIECES: dict[ShardingType, list[ShardPiece]] = {
     ShardingType.DATA_PARALLEL: data_parallel_pieces(8, 4, 4),
@@ -191,7 +195,10 @@ ROW = ("modules", "", "row_wise")
         ),
         (changed(*ROW, "shards", 1, "sizes", value=[0, -4]), r"is \[0, -4\] and not 2 whole numbers"),
         (changed(*ROW, "shards", 0, "placement", value="rank:x/cpu"), "a shard of table 'row_wise' cannot be placed: "),
-        (changed(*ROW, "shards", 0, "placement", value="here"), "'row_wise' cannot be placed: 'here/cpu' names no rank"),
+        (
+            changed(*ROW, "shards", 0, "placement", value="here"),
+            "'row_wise' cannot be placed: 'here/cpu' names no rank",
+        ),
         (
             changed(*ROW, "sharding_type", value="sliced"),
             "table 'row_wise' has the unknown ShardingType 'sliced': data_p",
@@ -280,3 +287,26 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_with_its_file(tmp_path):
         check_plan_covers([], {"t": entry})
     with pytest.raises(ValueError, match=r"^the plan was made for a table 't' of 8 x 4"):
         place(table_wise_sharding((8, 4), 0, "cpu"), 8, 5)
+
+
+def test_a_stored_plan_shards_its_own_tables_and_no_others(tmp_path):
+    tables = [
+        EmbeddingBagConfig(8, 4, "small", feature_names=["f"]),
+        EmbeddingBagConfig(6, 4, "large", feature_names=["g"]),
+    ]
+    entries = EmbeddingModuleShardingPlan(
+        small=parameter_sharding(ShardingType.DATA_PARALLEL, data_parallel_pieces(8, 4, 1), "cpu"),
+        large=parameter_sharding(ShardingType.ROW_WISE, row_wise_pieces(6, 4, [0]), "cpu"),
+    )
+    ShardingPlan({"": entries}).save(tmp_path / "plan.json")
+    plan = ShardingPlan.load(tmp_path / "plan.json").plan[""]
+    sharder, env = EmbeddingBagCollectionSharder(), ShardingEnv.from_local(1, 0)
+    batch = KeyedJaggedTensor(["f", "g"], torch.tensor([7, 5]), lengths=torch.tensor([1, 1]))
+    ebc = EmbeddingBagCollection(tables)
+    sharded = sharder.shard(ebc, plan, env)
+    with torch.no_grad():
+        assert torch.equal(sharded(batch).wait().values(), ebc(batch).values())
+    # A replicated table has no shards to compare with: its rows and columns are kept beside.
+    grown = [replace(tables[0], num_embeddings=9), tables[1]]
+    with pytest.raises(ValueError, match=r"plan\.json: the plan was made for a table 'small' of 8 x 4 .* is 9 x 4"):
+        sharder.shard(EmbeddingBagCollection(grown), plan, env)
