@@ -62,8 +62,7 @@ def word(kind: str, table: int, world_size: int, local_size: int, kernel: str = 
     hosts = world_size // local_size
     host = (hosts - 1 - table) % hosts
     first, last = host * local_size, (host + 1) * local_size - 1
-    if kind == "mixed":
-        kind = KINDS[table % len(KINDS)]
+    kind = kind_of(kind, table)
     return {
         "table_wise": lambda: table_wise(home(table, world_size), kernel),
         "column_wise": lambda: column_wise(ranks=[(table + 1) % world_size, table % world_size], compute_kernel=kernel),
@@ -82,14 +81,20 @@ KINDS = (
     "table_row_wise",
     "table_wise",
     "table_column_wise",
+    "data_parallel",
 )
+MIXES = {"mixed": KINDS, "mixed with copies": ("data_parallel", "table_wise", "data_parallel")}
 CUT_IN_TWO = ("column_wise", "table_column_wise", "grid_shard")
+
+
+def kind_of(kind: str, table: int) -> str:
+    """How a table is cut where a plan mixes types."""
+    return MIXES[kind][table % len(MIXES[kind])] if kind in MIXES else kind
 
 
 def column_slices(kind: str, table: int, columns: int) -> list[slice]:
     """The slices of columns that a table is cut into."""
-    if kind == "mixed":
-        kind = KINDS[table % len(KINDS)]
+    kind = kind_of(kind, table)
     return [slice(0, columns // 2), slice(columns // 2, columns)] if kind in CUT_IN_TWO else [slice(0, columns)]
 
 

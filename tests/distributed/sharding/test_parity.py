@@ -14,6 +14,7 @@ import torch
 from distributed.cases import (
     KINDS,
     LEARNING_RATE,
+    MIXES,
     ROWS,
     Reference,
     batch,
@@ -21,6 +22,7 @@ from distributed.cases import (
     collection,
     column_slices,
     held,
+    kind_of,
     local_state,
     local_weights,
     samples_of,
@@ -44,7 +46,7 @@ POOLINGS = {
 }
 OPTIMIZERS = ("exact_sgd", "exact_row_wise_adagrad")
 BACKENDS = ("fbgemm", "torch")
-MATRIX = ((*KINDS, "mixed"), tuple(POOLINGS), OPTIMIZERS, (1, 2, 4), BACKENDS)
+MATRIX = ((*KINDS, *MIXES), tuple(POOLINGS), OPTIMIZERS, (1, 2, 4), BACKENDS)
 PAIRWISE = pairwise_cover(MATRIX)
 
 
@@ -118,7 +120,8 @@ def test_outputs_weights_and_state_equal_unsharded(
             slices = column_slices(kind, list(covered).index(name), covered[name].shape[1])
             momentum = reference.momentum[name][[columns.start for columns in slices].index(column)]
             assert_close(state, momentum[part[0]], rtol=1e-5, atol=1e-6, msg=f"state of {name} on rank {rank}")
-    assert all(bool((count == 1).all()) for count in covered.values())
+    for index, count in enumerate(covered.values()):
+        assert (count == (world_size if kind_of(kind, index) == "data_parallel" else 1)).all()
 
 
 def touched_rows_only(rank: int, world_size: int) -> dict[str, tuple[bool, bool]]:
@@ -163,7 +166,7 @@ def train_dense(rank: int, world_size: int, kind: str) -> list[tuple[str, int, i
     return found
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "mixed"])
+@pytest.mark.parametrize("kind", [*KINDS, *MIXES])
 def test_dense_kernel_leaves_the_gradient_of_the_global_mean(ranks, kind):
     reference = Reference(collection(), "exact_sgd", 2)
     outputs = reference.outputs([batch(0, 3), batch(1, 4)])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.cases import FEATURES, KINDS, batch, column_slices, samples_of, seed_of
+from distributed.cases import FEATURES, KINDS, MIXES, batch, column_slices, kind_of, samples_of, seed_of
 from distributed.pairwise import pairwise_cover
 from distributed.row_cases import KEYS, RowsReference, collection, held, lists, loss, plain, shard
 from torch.testing import assert_close
@@ -23,7 +23,7 @@ from tutorec.spmd import Ranks
 STEPS = 3
 OPTIMIZERS = ("exact_sgd", "exact_row_wise_adagrad")
 BATCHES = ("samples", "lists")
-MATRIX = ((*KINDS, "mixed"), BATCHES, OPTIMIZERS, (1, 2, 4), ("fbgemm", "torch"))
+MATRIX = ((*KINDS, *MIXES), BATCHES, OPTIMIZERS, (1, 2, 4), ("fbgemm", "torch"))
 PAIRWISE = pairwise_cover(MATRIX)
 
 
@@ -87,7 +87,8 @@ def test_rows_weights_and_state_equal_unsharded(
             slices = column_slices(kind, list(covered).index(name), covered[name].shape[1])
             momentum = reference.momentum[name][[columns.start for columns in slices].index(column)]
             assert_close(state, momentum[part[0]], rtol=1e-5, atol=1e-6, msg=f"state of {name} on rank {rank}")
-    assert all(bool((count == 1).all()) for count in covered.values())
+    for index, count in enumerate(covered.values()):
+        assert (count == (world_size if kind_of(kind, index) == "data_parallel" else 1)).all()
 
 
 def dense_step(rank: int, world_size: int, kind: str) -> list[tuple[str, int, int, torch.Tensor]]:
@@ -104,7 +105,7 @@ def dense_step(rank: int, world_size: int, kind: str) -> list[tuple[str, int, in
     return found
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "mixed"])
+@pytest.mark.parametrize("kind", [*KINDS, *MIXES])
 def test_dense_kernel_leaves_the_gradient_of_the_global_mean(ranks, kind):
     whole = collection()
     (sum(loss(whole(batch(rank, 3 + rank)), rank) for rank in range(2)) / 2).backward()
