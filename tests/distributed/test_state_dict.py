@@ -197,3 +197,20 @@ def test_what_is_no_tensor_is_refused_with_the_table():
     table = placed(ShardingType.ROW_WISE, row_wise_pieces(5, 4, range(1)))
     with pytest.raises(TypeError, match="table 't': what is loaded is a list and no tensor"):
         local_state([table], {"t": [1, 2]}, 0)
+
+
+def test_without_a_group_a_table_that_is_cut_up_is_put_together():
+    env = ShardingEnv.from_local(world_size=1, rank=0)
+    for kind, pieces in (
+        (ShardingType.COLUMN_WISE, column_wise_pieces(5, [1, 2, 1], [0, 0, 0])),
+        (ShardingType.ROW_WISE, row_wise_pieces(5, 4, [0])),
+        (ShardingType.GRID_SHARD, grid_pieces(5, [2, 2], [0, 0], 1)),
+        (ShardingType.DATA_PARALLEL, data_parallel_pieces(5, 4, 1)),
+    ):
+        table = placed(kind, pieces)
+        held = local_state([table], {"t": WHOLE}, 0)
+        state = sharded_state([table], held, env, torch.device("cpu"))
+        assert type(state["t"]) is torch.Tensor
+        assert torch.equal(state["t"], WHOLE)
+        # One piece is live, as of an unsharded module.
+        assert (state["t"].data_ptr() == WHOLE.data_ptr()) == (len(pieces) == 1)

@@ -31,19 +31,23 @@ def sharded_state(
 ) -> dict[str, ShardedTensor | torch.Tensor]:
     """Table name -> the whole table: a `ShardedTensor`, and of a replicated table the rows that every rank holds.
 
-    No communication: the plan says it all.
+    No communication: the plan says it all. In a world of 1 without a process group tables are plain tensors, and one
+    that is cut up is put together, which copies it.
 
     Args:
         tables: Every table, those of other ranks included.
         local: Table name -> rows of each piece that this rank holds, in the order of ``PlacedTable.pieces``; live, and
             copied only where the backend pads them.
-        env: The ranks; needs a process group.
+        env: The ranks; several need a process group.
         device: Where tables live.
     """
     state: dict[str, ShardedTensor | torch.Tensor] = {}
     for table in tables:
         held = local.get(table.name, ())
-        if table.sharding_type is not ShardingType.DATA_PARALLEL:
+        replicated = table.sharding_type is ShardingType.DATA_PARALLEL
+        if env.process_group is None and env.world_size == 1 and len(held) > 1:
+            state[table.name] = _put_together(table, held)
+        elif not replicated and (env.process_group is not None or env.world_size > 1):
             state[table.name] = _sharded_tensor(table, held, env, device)
         elif held:
             state[table.name] = held[0]
@@ -108,6 +112,13 @@ def _sharded_tensor(
         return ShardedTensor._init_from_local_shards_and_global_metadata(
             held, metadata, process_group=env.group_for("a state dict")
         )
+
+
+def _put_together(table: PlacedTable, held: Sequence[torch.Tensor]) -> torch.Tensor:
+    whole = held[0].new_empty(table.rows, table.columns)
+    for rows, piece in zip(held, table.pieces, strict=True):
+        _rows_of_piece(whole, table, piece).copy_(rows)
+    return whole
 
 
 def _rows_of_piece(value: ShardedTensor | torch.Tensor, table: PlacedTable, piece: ShardPiece) -> torch.Tensor:
