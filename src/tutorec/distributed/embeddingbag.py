@@ -73,8 +73,9 @@ class PooledOutputs:
         self._keys = [key for table in tables for key in table.output_keys]
         self._features = [feature for table in tables for feature in table.features]
         self._piece_features = [list(sharding.output_features()) for sharding in shardings]
-        pieces = [piece for sharding in shardings for piece in sharding.output_pieces()]
-        self._columns = ColumnOrder(pieces, wanted=self._keys)
+        pieces = [list(sharding.output_pieces()) for sharding in shardings]
+        self._piece_columns = [[piece.columns for piece in of_sharding] for of_sharding in pieces]
+        self._columns = ColumnOrder([piece for of_sharding in pieces for piece in of_sharding], wanted=self._keys)
 
     def join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext) -> KeyedTensor:
         """One part for each sharding -> every key's columns."""
@@ -85,9 +86,14 @@ class PooledOutputs:
                 return KeyedTensor(self._keys, lengths, pooled)
             by_key = list(pooled.split(lengths, dim=1))
         else:
-            flat = parts[0] if len(parts) == 1 else torch.cat(list(parts))
-            by_key = self._columns.by_key(flat, self._samples(ctx))
-        return KeyedTensor(self._keys, lengths, join_samples(self._features, by_key, ctx.inverse_indices, ctx.variable_batch_per_feature))
+            # Copies of tables are looked up at home, where nothing says that another rank's batch is variable.
+            flats = [
+                part if part.dim() == 1 else torch.cat([block.reshape(-1) for block in part.split(columns, dim=1)])
+                for part, columns in zip(parts, self._piece_columns, strict=True)
+            ]
+            by_key = self._columns.by_key(flats[0] if len(flats) == 1 else torch.cat(flats), self._samples(ctx))
+        joined = join_samples(self._features, by_key, ctx.inverse_indices, ctx.variable_batch_per_feature)
+        return KeyedTensor(self._keys, lengths, joined)
 
     def _samples(self, ctx: EmbeddingBagCollectionContext) -> list[int]:
         """Of a variable batch: my samples of each piece."""

@@ -20,6 +20,7 @@ from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     column_wise,
     construct_module_sharding_plan,
+    data_parallel,
     grid_shard,
     row_wise,
     table_column_wise,
@@ -55,6 +56,7 @@ def generator(word: Word) -> ParameterShardingGenerator:
         "twrw": lambda: table_row_wise(where),
         "twcw": lambda: table_column_wise(ranks=where),
         "grid": lambda: grid_shard(where),
+        "dp": lambda: data_parallel(),
     }
     return makers[kind]()
 
@@ -62,7 +64,7 @@ def generator(word: Word) -> ParameterShardingGenerator:
 @st.composite
 def words(draw: st.DrawFn, columns: int, world_size: int, local_size: int) -> Word:
     hosts = world_size // local_size
-    kinds = ["tw", "rw", "cw", "twrw"] + (["twcw", "grid"] if columns % 2 == 0 else [])
+    kinds = ["tw", "rw", "cw", "twrw", "dp"] + (["twcw", "grid"] if columns % 2 == 0 else [])
     kind = draw(st.sampled_from(kinds))
     rank = st.integers(0, world_size - 1)
     host = st.integers(0, hosts - 1)
