@@ -171,7 +171,7 @@ def test_notebooks_use_plain_markdown():
 
 
 def test_chapters_have_their_form():
-    assert_none([v for chapter in chapters() for v in form_violations(chapter)])
+    assert_none([v for chapter in chapters() if chapter.name[0].isdigit() for v in form_violations(chapter)])
 
 
 def test_figures_are_the_last_line_of_their_cells():
@@ -188,7 +188,8 @@ def test_no_helper_is_defined_twice():
 
 
 def test_names_carry_number_and_title():
-    assert_none([c.name for c in chapters() if not re.fullmatch(r"\d\d_[a-z0-9_]+", c.name)])
+    # A page is a result that a run makes; it teaches nothing and has no chapter's form.
+    assert_none([c.name for c in chapters() if not re.fullmatch(r"(\d\d|page)_[a-z0-9_]+", c.name)])
 
 
 def test_every_notebook_and_page_is_in_the_contents():

@@ -356,8 +356,8 @@ def _local_keys(module: Any, state_dict: Mapping[str, Any], prefix: str, table: 
 
 
 def _store_sharded(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    """Name every table in the state dict, as a ShardedTensor. Without a process group the rows stay plain tensors."""
-    if module._env.process_group is None:
+    """Name every table in the state dict, as a ShardedTensor; in a world of 1 without a process group as a tensor."""
+    if module._env.process_group is None and module._env.world_size > 1:
         return
     local = {
         table.name: [state_dict.pop(key) for key in _local_keys(module, state_dict, prefix, table)]

@@ -1,0 +1,245 @@
+"""Does a sharded collection compute what the unsharded one computes? Trains both, and measures how far apart they are.
+
+The unsharded side is a collection in this process, trained on the batches of all ranks with plain autograd and with the
+update written out here, as the book's page on semantics states it. Nothing of the sharded road is used for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutorec.distributed.embedding import EmbeddingCollectionSharder
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    grid_shard,
+    row_wise,
+    table_column_wise,
+    table_row_wise,
+    table_wise,
+)
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import Ranks
+
+__all__ = ["KINDS", "LOOKUPS", "Case", "Distance", "measure"]
+
+KINDS = (
+    "data_parallel",
+    "table_wise",
+    "column_wise",
+    "table_column_wise",
+    "row_wise",
+    "table_row_wise",
+    "grid_shard",
+)
+LOOKUPS = ("SUM", "MEAN", "SUM, weighted", "rows")
+_RATE, _EPS = 0.1, 1e-3
+# Rows, columns, features; the ranks are more than the rows of the last one.
+_TABLES = {"item": (64, 8, ("item", "clicked")), "user": (41, 12, ("user",)), "shop": (3, 4, ("shop",))}
+_CUT = ("column_wise", "table_column_wise", "grid_shard")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+        kind: how all tables are sharded, one of ``KINDS``.
+        lookup: what is computed, one of ``LOOKUPS``; ``"rows"`` pools nothing.
+        optimizer: ``"sgd"`` or ``"rowwise_adagrad"``.
+    """
+
+    kind: str
+    lookup: str
+    optimizer: str
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far apart the two are after training, as parts of the largest number compared.
+
+    Attributes:
+        outputs: of all steps.
+        weights: of all tables, against their largest change.
+        state: of row-wise Adagrad; 0 for SGD, which has none.
+    """
+
+    outputs: float
+    weights: float
+    state: float
+
+    @property
+    def largest(self) -> float:
+        """Of the three."""
+        return max(self.outputs, self.weights, self.state)
+
+
+# Table, first row, first column, rows, state or None.
+_Piece = tuple[str, int, int, Tensor, Tensor | None]
+_Result = tuple[list[Tensor], list[_Piece]]
+
+
+def measure(world: Ranks, cases: Sequence[Case], steps: int = 3) -> dict[Case, Distance]:
+    """Train each case on the ranks and in this process, and compare.
+
+    Args:
+        world: the ranks, on one host or several.
+        cases: what to compare.
+        steps: of training.
+
+    Returns:
+        For each case the largest differences.
+    """
+    of_ranks = world.run(_train, list(cases), steps)
+    return {
+        case: _compare(case, [results[index] for results in of_ranks], world.world_size, steps)
+        for index, case in enumerate(cases)
+    }
+
+
+def _train(rank: int, world_size: int, cases: Sequence[Case], steps: int) -> list[_Result]:
+    """Every case on one rank: its outputs, and what it holds in the end."""
+    group = torch.distributed.group.WORLD
+    assert group is not None, "ranks of a pool have a process group"
+    env = ShardingEnv.from_process_group(group)
+    return [_train_one(case, env, steps) for case in cases]
+
+
+def _train_one(case: Case, env: ShardingEnv, steps: int) -> _Result:
+    collection = _collection(case)
+    words = {name: _word(case.kind, index, env) for index, name in enumerate(_TABLES)}
+    plan = construct_module_sharding_plan(collection, words, local_size=env.local_size)
+    params = {"optimizer": case.optimizer, "learning_rate": _RATE, "eps": _EPS}
+    sharder: Any = EmbeddingCollectionSharder if case.lookup == "rows" else EmbeddingBagCollectionSharder
+    sharded = sharder(params).shard(collection, plan, env)
+    outputs = []
+    for step in range(steps):
+        out = _flat(sharded(_batch(case, env.rank, step)))
+        outputs.append(out.detach())
+        (out * _coefficients(out, env.rank, step)).sum().backward()
+    state = sharded.fused_optimizer.state_dict()["state"]
+    pieces: list[_Piece] = []
+    for name, parameter in sharded.named_parameters():
+        _, table, which = name.split(".")
+        mine = [piece for piece in next(t for t in sharded._tables if t.name == table).pieces if piece.rank == env.rank]
+        piece = mine[int(which.removeprefix("weight").removeprefix("_") or 0)]
+        momentum = state.get(name, {}).get(f"{table}.momentum1")
+        own = (parameter.detach().clone(), None if momentum is None else momentum.clone())
+        pieces.append((table, piece.row_offset, piece.column_offset, *own))
+    return outputs, pieces
+
+
+def _compare(case: Case, results: Sequence[_Result], world_size: int, steps: int) -> Distance:
+    """The ranks' results against the collection trained here on the batches of all ranks."""
+    collection = _collection(case)
+    tables = {name.split(".")[1]: parameter for name, parameter in collection.named_parameters()}
+    before = {name: weight.detach().clone() for name, weight in tables.items()}
+    state: dict[str, Tensor] = {name: torch.zeros(2, weight.shape[0]) for name, weight in tables.items()}
+    outputs: list[tuple[Tensor, Tensor]] = []
+    for step in range(steps):
+        loss = torch.zeros(())
+        for rank, (found, _) in enumerate(results):
+            out = _flat(collection(_batch(case, rank, step)))
+            outputs.append((found[step], out.detach()))
+            loss = loss + (out * _coefficients(out, rank, step)).sum()
+        gradients = torch.autograd.grad(loss / world_size, list(tables.values()))
+        _update(case, tables, dict(zip(tables, gradients, strict=True)), state)
+    largest_change = max(float((tables[name].detach() - before[name]).abs().max()) for name in tables)
+    weights, states = [0.0], [0.0]
+    for table, row, column, rows, momentum in (piece for _, pieces in results for piece in pieces):
+        whole = tables[table].detach()[row : row + rows.shape[0], column : column + rows.shape[1]]
+        weights.append(_largest(rows - whole) / largest_change)
+        if momentum is not None:
+            expected = state[table][0 if column == 0 else 1][row : row + rows.shape[0]]
+            states.append(_largest(momentum - expected) / float(state[table].max()))
+    scale = max(_largest(expected) for _, expected in outputs)
+    return Distance(max(_largest(a - b) for a, b in outputs) / scale, max(weights), max(states))
+
+
+@torch.no_grad()
+def _update(
+    case: Case, tables: Mapping[str, Tensor], gradients: Mapping[str, Tensor], state: Mapping[str, Tensor]
+) -> None:
+    """One step of the optimizer as it is written on paper, slice of columns by slice of columns."""
+    for name, weight in tables.items():
+        middle = weight.shape[1] // 2
+        slices = [slice(0, middle), slice(middle, None)] if case.kind in _CUT else [slice(None)]
+        for index, columns in enumerate(slices):
+            gradient = gradients[name][:, columns]
+            if case.optimizer == "rowwise_adagrad":
+                state[name][index] += gradient.square().mean(dim=1)
+                gradient = gradient / (state[name][index].sqrt() + _EPS).unsqueeze(1)
+            weight[:, columns] -= _RATE * gradient
+
+
+def _word(kind: str, table: int, env: ShardingEnv) -> ParameterShardingGenerator:
+    """How a table is cut; tables begin at different ranks and hosts."""
+    ranks, hosts = env.world_size, env.world_size // env.local_size
+    host = table % hosts
+    first, last = host * env.local_size, (host + 1) * env.local_size - 1
+    if kind == "table_wise":
+        return table_wise(table % ranks)
+    if kind == "column_wise":
+        return column_wise(ranks=[(table + 1) % ranks, table % ranks])
+    if kind == "table_column_wise":
+        return table_column_wise(ranks=[first, last])
+    if kind == "table_row_wise":
+        return table_row_wise(host)
+    if kind == "grid_shard":
+        return grid_shard([host, (host + 1) % hosts])
+    return row_wise() if kind == "row_wise" else data_parallel()
+
+
+def _collection(case: Case) -> EmbeddingBagCollection | EmbeddingCollection:
+    torch.manual_seed(0)
+    if case.lookup == "rows":
+        rows = [EmbeddingConfig(r, d, name, feature_names=list(read)) for name, (r, d, read) in _TABLES.items()]
+        return EmbeddingCollection(rows)
+    pooling = PoolingType.MEAN if case.lookup == "MEAN" else PoolingType.SUM
+    bags = [
+        EmbeddingBagConfig(r, d, name, feature_names=list(read), pooling=pooling)
+        for name, (r, d, read) in _TABLES.items()
+    ]
+    return EmbeddingBagCollection(bags, is_weighted="weighted" in case.lookup)
+
+
+def _batch(case: Case, rank: int, step: int) -> KeyedJaggedTensor:
+    """Bags of 0 to 4 ids; ranks bring different numbers of samples, and now and then one brings none."""
+    draw = torch.Generator().manual_seed(100 * step + rank)
+    samples = 0 if (rank + step) % 5 == 4 else 4 + rank
+    features = {feature: rows for rows, _, read in _TABLES.values() for feature in read}
+    lengths = torch.randint(0, 5, (len(features), samples), generator=draw)
+    counts = lengths.sum(dim=1).tolist()
+    ids = [torch.randint(rows, (n,), generator=draw) for rows, n in zip(features.values(), counts, strict=True)]
+    values = torch.cat(ids)
+    weights = torch.rand(values.shape, generator=draw) if "weighted" in case.lookup else None
+    return KeyedJaggedTensor(list(features), values, weights, lengths=lengths.view(-1), stride=samples)
+
+
+def _flat(result: Any) -> Tensor:
+    """Every number of a result."""
+    found = result.wait() if hasattr(result, "wait") else result
+    if isinstance(found, dict):
+        return torch.cat([one.values().reshape(-1) for one in found.values()])
+    return found.values()
+
+
+def _coefficients(like: Tensor, rank: int, step: int) -> Tensor:
+    """What outputs are multiplied by to make a loss whose gradient differs everywhere."""
+    return torch.rand(like.shape, generator=torch.Generator().manual_seed(7 + 100 * step + rank))
+
+
+def _largest(numbers: Tensor) -> float:
+    return float(numbers.abs().max()) if numbers.numel() else 0.0
