@@ -13,7 +13,6 @@ def rows(ranks):
     return report([path for paths in of_ranks for path in paths], Tree.of_repository())
 
 
-@pytest.mark.xfail(strict=True, reason="13 files run: one has to find its place in another")
 def test_one_step_runs_few_files(rows):
     assert_none(too_many(rows))
 

@@ -8,8 +8,8 @@ features have different numbers of samples on any rank, all ranks exchange those
     what I receive from s     [lengths of my slots, F * B_s  | their ids, N_s]
     what I make of it         F slots, sum of B_s samples, samples of rank 0 first
 
-A slot is one feature on one rank (`kjt_slots`). Ranks may differ in B and in the dtype of their ids: all ids travel in
-the widest dtype that any rank uses, or in the one that is agreed upon.
+A slot is one feature on one rank (`sparse/kjt_slots.py`). Ranks may differ in B and in the dtype of their ids: all ids
+travel in the widest dtype that any rank uses, or in the one that is agreed upon.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch import nn
 from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed import comm
-from tutorec.distributed.collectives.kjt_slots import Slots, feature_major
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.kjt_layout import offsets_at, running_sum
+from tutorec.sparse.kjt_slots import Slots, feature_major
 
 SIZES_STAGE = "input sizes"
 STRIDES_STAGE = "input strides"
