@@ -3,9 +3,9 @@
 What is sent is rounded to the nearest number of the narrow type; what arrives is float32 again before anything is
 computed with it, so that sums are made in float32 and only the values sent are rounded:
 
-    FP16    relative error at most 2**-11 between 6.1e-5 and 65504; below that an absolute one of 2**-25; what is
-            larger becomes infinite
-    BF16    relative error at most 2**-8, over nearly the range of float32
+- FP16: a relative error of at most 2**-11 between 6.1e-5 and 65504; below that an absolute one of 2**-25; what is
+  larger becomes infinite.
+- BF16: a relative error of at most 2**-8, over nearly the range of float32.
 
 Rows on their way home over two steps (table-row-wise, grid) are rounded twice. Gradients are often below 6.1e-5: send
 them as BF16, or give FP16 a ``backward_loss_scale``.

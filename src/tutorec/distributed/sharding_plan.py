@@ -318,8 +318,7 @@ def construct_module_sharding_plan(
         device_type: ``"cuda"`` where there is one, else ``"cpu"``.
 
     Raises:
-        ValueError: A table is left out or does not exist, a rank or host is outside of the world, or columns do not
-            divide.
+        ValueError: A table is left out, or what is asked for it cannot be had: no such table, rank, host, or cut.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
