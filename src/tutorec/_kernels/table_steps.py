@@ -176,8 +176,9 @@ def _in_one_call(
     if rule.kind == "sgd":
         found.step_sgd(grad, arguments, rate)
         return True
-    if batch.values.numel() > _FEW_IDS * len(tables):
-        return step_rowwise_adagrad(found, tables, states, batch, grad, rate, rule.eps)
+    many = batch.values.numel() > _FEW_IDS * len(tables)
+    if many and step_rowwise_adagrad(found, tables, states, batch, grad, rate, rule.eps):
+        return True
     if not found.geometry.grouped:
         return False
     of_features = [states[table] for table in batch.feature_tables]

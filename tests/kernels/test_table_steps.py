@@ -1,0 +1,110 @@
+"""The update without the lookup equals that of the fused lookup, on both backends."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from tutorec._kernels import table_steps
+from tutorec._kernels.backend import use_backend
+from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
+from tutorec._kernels.table_steps import gradient_of_table, step_rows, step_tables, touched_rows
+from tutorec._kernels.tbe import GroupSpec, OptimizerKind, OptimizerSpec, TableBatch, TableSpec, build_table_batch
+from tutorec._kernels.weighted_step import PooledBatch
+
+CPU = torch.device("cpu")
+
+
+def operator(columns: tuple[int, ...], rule: OptimizerSpec, pooling: PoolingKind, weighted: bool) -> TableBatch:
+    """Table 0 is read by two features, the others by one each."""
+    tables = tuple(TableSpec(f"t{i}", 9 + i, width) for i, width in enumerate(columns))
+    features = (0, *range(len(columns)))
+    draw = torch.Generator().manual_seed(4)
+    weights = [torch.rand(table.rows, table.columns, generator=draw) for table in tables]
+    return build_table_batch(
+        GroupSpec(tables, features, pooling, weighted), optimizer=rule, device=CPU, weights=weights
+    )
+
+
+def batch(features: int, samples: int, weighted: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    draw = torch.Generator().manual_seed(samples)
+    lengths = torch.randint(0, 4, (features * samples,), generator=draw)
+    values = torch.randint(0, 7, (int(lengths.sum()),), generator=draw)
+    weights = torch.rand(values.numel(), generator=draw) if weighted else None
+    return values, torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]), weights
+
+
+def states(op: TableBatch) -> list[Tensor]:
+    return [state for of_table in op.optimizer_state() for state in of_table.values()]
+
+
+@pytest.mark.parametrize("samples", [0, 5, 200])
+@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn", "weighted", "weighted mean"])
+@pytest.mark.parametrize("columns", [(8, 8), (4, 8), (6, 3)], ids=["one width", "two widths", "no multiple of 4"])
+@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_the_step_equals_the_backward_of_a_fused_lookup(
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    kind: OptimizerKind,
+    columns: tuple[int, ...],
+    pooling: str,
+    samples: int,
+):
+    # So that large batches are a matter of this test: both ways of row-wise Adagrad are taken.
+    monkeypatch.setattr(table_steps, "_FEW_IDS", 20)
+    weighted = pooling.startswith("weighted")
+    kept = cast(PoolingKind, {"weighted": "sum", "weighted mean": "mean"}.get(pooling, pooling))
+    rule = OptimizerSpec(kind, 0.1, eps=1e-3)
+    with use_backend(backend):
+        fused, stepped = (operator(columns, rule, kept, weighted) for _ in range(2))
+        values, offsets, weights = batch(len(columns) + 1, samples, weighted)
+        pooled = fused(values, offsets, weights)
+        grad = torch.linspace(-1, 1, max(pooled.numel(), 1))[: pooled.numel()].view(pooled.shape)
+        pooled.backward(grad)
+        own = bag_weights(kept, offsets, weights, values.numel())
+        mean = kernel_pooling(kept, weighted) == "mean"
+        seen = PooledBatch(values, offsets, own, mean, fused.spec.feature_tables)
+        step_tables([t.detach() for t in stepped.table_weights()], states(stepped), seen, grad, rule, 0.1)
+    for one, other in zip(fused.table_weights(), stepped.table_weights(), strict=True):
+        assert_close(one.detach(), other.detach(), rtol=1e-5, atol=1e-6)
+    for one, other in zip(states(fused), states(stepped), strict=True):
+        assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_gradient_of_a_table_is_what_autograd_finds(mean: bool, weighted: bool):
+    values, offsets, weights = batch(2, 6, weighted and not mean)
+    table, grad = torch.rand(9, 4, requires_grad=True), torch.rand(6, 8)
+    seen = PooledBatch(values, offsets, weights, mean, (0, 0))
+    [found] = touched_rows(seen, grad, columns=[4])
+    pooled = torch.nn.functional.embedding_bag(
+        values,
+        table,
+        offsets,
+        mode="mean" if mean else "sum",
+        per_sample_weights=weights,
+        include_last_offset=True,
+    )
+    (expected,) = torch.autograd.grad(pooled, table, grad.view(6, 2, 4).transpose(0, 1).reshape(12, 4))
+    assert_close(gradient_of_table(found, rows=9), expected)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
+def test_rows_with_gradients_of_their_own_move_once(kind: OptimizerKind):
+    table, state = torch.ones(5, 3), torch.full((5,), 0.25)
+    ids, grad = torch.tensor([4, 1]), torch.tensor([[1.0, 2.0, 3.0], [0.5, 0.0, -0.5]])
+    step_rows(table, None if kind == "sgd" else state, ids, grad, OptimizerSpec(kind, eps=1e-3), rate=0.5)
+    rate = torch.full((2, 1), 0.5)
+    if kind == "rowwise_adagrad":
+        after = 0.25 + grad.square().mean(dim=1)
+        assert_close(state[ids], after)
+        rate = 0.5 / (after.sqrt() + 1e-3).unsqueeze(1)
+    assert_close(table[ids], 1 - rate * grad)
+    others = torch.tensor([0, 2, 3])
+    assert (table[others] == 1).all() and (state[others] == 0.25).all()
