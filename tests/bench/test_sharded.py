@@ -43,7 +43,7 @@ def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharded, "SIZES_OF_TABLES", Sizes(tables=3, rows=20, columns=4, pooling=2))
-    monkeypatch.setattr(sharded, "MEMORY_SIZES", Sizes(tables=2, rows=200, columns=4, pooling=2))
+    monkeypatch.setattr(sharded, "MEMORY_SIZES", Sizes(tables=2, rows=100_000, columns=16, pooling=2))
     few = {name: Case(**{**vars(case), "samples": min(case.samples, 8)}) for name, case in sharded._ALL.items()}
     monkeypatch.setattr(sharded, "_ALL", few)
 
@@ -58,7 +58,7 @@ def test_two_ranks_are_compared_with_the_checks_on(twin: str) -> None:
     assert _bars(report) == {
         "exchange: twin / tutorec": Bar("at least", 1.3),
         "forward-table_wise: twin / tutorec": Bar("at least", 1.4),
-        "step-table_wise-sgd: twin / tutorec": Bar("at least", 1.05),
+        "step-table_wise-sgd: twin / tutorec": None,
         "step-table_wise: twin / tutorec": Bar("at least", 1.05),
     }
     assert [c.bar for c in report.comparisons if c.clock == "wall"] == [None] * 4
@@ -111,7 +111,8 @@ def test_every_type_with_a_floor_has_its_bar_where_it_cuts_something() -> None:
     for case in sharded._ALL.values():
         if case.kind == "step" and case.samples > 1:
             bar = sharded._bar(case, world=2)
-            assert (bar.value if bar else None) == floors.get(case.sharding)
+            judged = case.optimizer == "rowwise_adagrad" or case.sharding == "data_parallel"
+            assert (bar.value if bar else None) == (floors.get(case.sharding) if judged else None)
     assert sharded._bar(Case("x", "step", "row_wise"), world=1) is None
 
 
@@ -123,7 +124,8 @@ def test_memory_is_that_of_the_rank_with_the_most_for_its_weights() -> None:
         return
     assert found.clock == "memory"
     assert found.bar == Bar("at most", 1.10, rounds=3)
-    assert found.medians is not None and found.medians[1] == 200 * 4 * 4
+    assert found.medians is not None and found.medians[1] == 100_000 * 16 * 4
+    assert 1.0 < found.ratio.median < 3.0
 
 
 def test_an_unknown_world_is_refused_and_other_benchmarks_take_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,23 @@ from tutorec.bench.harness import Sample, interleave
 from tutorec.bench.memory import peak_during, resident
 from tutorec.bench.peer import OURS, Library, time_each
 from tutorec.distributed import comm
+from tutorec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    grid_shard,
+    row_wise,
+    table_column_wise,
+    table_row_wise,
+    table_wise,
+)
 from tutorec.distributed.traffic import Traffic, count_traffic
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
 
 RATE = 0.01
 _STAGE = "bench"
+_PLAN_TYPES = ("ParameterSharding", "EmbeddingModuleShardingPlan")
 
 
 @dataclass(frozen=True)
@@ -229,12 +242,8 @@ def _exchange(library: Library, sizes: Sizes) -> Call:
 
 def _sharded(library: Library, case: Case, sizes: Sizes, local_size: int, device: str) -> tuple[Any, Any]:
     """The sharded collection, and the optimizer that its caller has to step: the peer's, of data-parallel tables."""
-    config = library.get("modules.embedding_configs.EmbeddingBagConfig")
-    tables = [
-        config(num_embeddings=sizes.rows, embedding_dim=sizes.columns, name=f"t{i}", feature_names=[f"f{i}"])
-        for i in range(sizes.tables)
-    ]
-    collection = library.get("modules.embedding_modules.EmbeddingBagCollection")(tables, device=torch.device(device))
+    made = library.get("modules.embedding_modules.EmbeddingBagCollection")
+    collection = made(tables=_configs(library, sizes), device=torch.device(device))
     by_caller = case.sharding == "data_parallel" and library.root != OURS
     if not by_caller:
         kind, arguments = _optimizer(library, case.optimizer)
@@ -242,10 +251,18 @@ def _sharded(library: Library, case: Case, sizes: Sizes, local_size: int, device
         apply(kind, collection.parameters(), arguments)
     sharder = library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()
     env = library.get("distributed.types.ShardingEnv").from_process_group(_group())
-    plan = _plan(library, collection, sharder, case.sharding, local_size)
+    plan = _plan(library, sizes, case.sharding, local_size)
     sharded = sharder.shard(collection, plan, env, torch.device("cpu"))
     optimizer = torch.optim.SGD(sharded.parameters(), lr=RATE) if by_caller else None
     return sharded, optimizer
+
+
+def _configs(library: Library, sizes: Sizes) -> list[Any]:
+    config = library.get("modules.embedding_configs.EmbeddingBagConfig")
+    return [
+        config(num_embeddings=sizes.rows, embedding_dim=sizes.columns, name=f"t{i}", feature_names=[f"f{i}"])
+        for i in range(sizes.tables)
+    ]
 
 
 def _optimizer(library: Library, name: str) -> tuple[Any, dict[str, float]]:
@@ -254,38 +271,40 @@ def _optimizer(library: Library, name: str) -> tuple[Any, dict[str, float]]:
     return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": RATE, "eps": 1e-8}
 
 
-def _plan(library: Library, collection: Any, sharder: Any, sharding: str, local_size: int) -> Any:
-    """The same plan in both libraries; kernels are fused, but for the peer's data-parallel tables."""
-    plans = library.module("distributed.sharding_plan")
+def _plan(library: Library, sizes: Sizes, sharding: str, local_size: int) -> Any:
+    """The same plan in both libraries; kernels are fused, but for the peer's data-parallel tables.
+
+    Ours is copied for the peer entry by entry: its hand-written plans choose dense kernels, cannot name the ranks of a
+    host, and cut no grid of tables of 64 columns.
+    """
     world_size = _group().size()
     hosts = world_size // local_size
-
-    def word(i: int) -> Any:
-        host = list(range(i % hosts * local_size, (i % hosts + 1) * local_size))
-        if sharding == "data_parallel":
-            return plans.data_parallel()
-        if sharding == "table_wise":
-            return plans.table_wise(rank=i % world_size)
-        if sharding == "row_wise":
-            return plans.row_wise()
-        if sharding == "column_wise":
-            return plans.column_wise(ranks=sorted({i % world_size, (i + 1) % world_size}))
-        if sharding == "table_column_wise":
-            return plans.column_wise(ranks=host)
-        if sharding == "table_row_wise":
-            return plans.table_row_wise(host_index=i % hosts)
-        assert sharding == "grid_shard", f"no plan for {sharding}"
-        return plans.grid_shard(host_indexes=list(range(hosts)))
-
-    names = [config.name for config in collection.embedding_bag_configs()]
-    plan = plans.construct_module_sharding_plan(
-        collection, {name: word(i) for i, name in enumerate(names)}, sharder, local_size, world_size, "cpu"
+    words: dict[str, Callable[[int], ParameterShardingGenerator]] = {
+        "data_parallel": lambda i: data_parallel(),
+        "table_wise": lambda i: table_wise(rank=i % world_size),
+        "row_wise": lambda i: row_wise(),
+        "column_wise": lambda i: column_wise(ranks=sorted({i % world_size, (i + 1) % world_size})),
+        "table_column_wise": lambda i: table_column_wise(host_index=i % hosts),
+        "table_row_wise": lambda i: table_row_wise(host_index=i % hosts),
+        "grid_shard": lambda i: grid_shard(host_indexes=list(range(hosts))),
+    }
+    tables = _configs(Library(OURS), sizes)
+    collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
+    plan = construct_module_sharding_plan(
+        collection,
+        {table.name: words[sharding](i) for i, table in enumerate(tables)},
+        local_size=local_size,
+        world_size=world_size,
+        device_type="cpu",
     )
-    for entry in plan.values():
-        entry.sharding_type = sharding  # table-column-wise is column-wise on the ranks of one host
-        if sharding != "data_parallel":
-            entry.compute_kernel = "fused"  # the peer's hand-written plans say dense
-    return plan
+    if library.root == OURS:
+        return plan
+    kernel = "dense" if sharding == "data_parallel" else "fused"
+    entry_of, plan_of = (library.get(f"distributed.types.{name}") for name in _PLAN_TYPES)
+    entries = plan_of()
+    for name, ours in plan.items():
+        entries[name] = entry_of(sharding, kernel, ranks=ours.ranks, sharding_spec=ours.sharding_spec)
+    return entries
 
 
 def _pieces(sharded: Any) -> Iterator[tuple[str, int, int, Tensor]]:
