@@ -322,3 +322,15 @@ def test_in_a_world_of_one_nothing_moves_and_nothing_is_rounded():
         assert PooledEmbeddingsAllToAll(None, [1], HALF).variable(rows, [1], [1]).wait() is rows
         assert SequenceEmbeddingsAllToAll(None, HALF)(rows, [1], [1]).wait() is rows
     assert traffic.total() == 0
+
+
+def slices_with_gaps(rank: int, world_size: int) -> list[list[float]]:
+    group = dist.group.WORLD
+    wide = torch.arange(8.0).view(2, 4) + 10 * rank
+    summed = PooledEmbeddingsReduceScatter(group)(wide[:, :1], [1, 1]).wait()
+    joined = PooledEmbeddingsAllToAll(group, [1, 1])(wide[:, :1], [1, 1]).wait()
+    return [summed.flatten().tolist(), joined.flatten().tolist()]
+
+
+def test_a_column_of_a_wider_tensor_travels(ranks):
+    assert ranks(2).run(slices_with_gaps) == [[[10.0], [0.0, 10.0]], [[18.0], [4.0, 14.0]]]

@@ -92,7 +92,7 @@ class RowsIntoSum(Exchange):
 
     def issue_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
         """``[counts[me]]`` -> promise of ``[sum(counts)]``: every rank gets every slice's gradient."""
-        flat = gradient.reshape(-1)
+        flat = gradient.reshape(-1).contiguous()
         return _all_gather(flat, self._counts, self._group, GRADIENTS_STAGE, self._codecs.backward)
 
 
@@ -187,7 +187,8 @@ class _Chained(Awaitable[torch.Tensor]):
 def _flat(values: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     """``values`` as one contiguous row of numbers, outside of the graph."""
     assert values.numel() == sum(counts), f"{tuple(values.shape)} are {values.numel()} elements, planned {list(counts)}"
-    return values.detach().reshape(-1)
+    # A slice [N, 1] of a wider tensor reshapes to a row with gaps.
+    return values.detach().reshape(-1).contiguous()
 
 
 def _all_to_all(
