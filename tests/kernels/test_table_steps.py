@@ -95,6 +95,27 @@ def test_the_gradient_of_a_table_is_what_autograd_finds(mean: bool, weighted: bo
     assert_close(gradient_of_table(found, rows=9), expected)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_the_same_step_gives_the_same_bits(backend: str, kind: OptimizerKind, threads: int):
+    rule, found, before = OptimizerSpec(kind, 0.1), [], torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with use_backend(backend):
+            for _ in range(4):
+                op = operator((8, 16), rule, "sum", weighted=False)
+                values, offsets, _ = batch(3, 3000, weighted=False)  # of few rows: all repeat
+                grad = torch.linspace(-1, 1, 3000 * 32).view(3000, 32).sin()
+                seen = PooledBatch(values, offsets, None, False, op.spec.feature_tables)
+                step_tables([t.detach() for t in op.table_weights()], states(op), seen, grad, rule, 0.1)
+                found.append([table.detach().clone() for table in op.table_weights()] + states(op))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
 def test_rows_with_gradients_of_their_own_move_once(kind: OptimizerKind):
     table, state = torch.ones(5, 3), torch.full((5,), 0.25)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from tutorec._kernels.separate import SeparateTables, find_tables
 from tutorec._kernels.tbe import OptimizerSpec
-from tutorec._kernels.tbe_update import RowGroups, add_rows, apply_update, sort_rows
+from tutorec._kernels.tbe_update import RowGroups, add_rows, apply_update, sort_rows, sum_rows
 from tutorec._kernels.weighted_step import PooledBatch, step_rowwise_adagrad
 
-__all__ = ["gradient_of_table", "step_rows", "step_tables", "touched_rows"]
+__all__ = ["TouchedRows", "gradient_of_table", "step_rows", "step_tables", "touched_rows"]
 
 # Ids for each table up to which fbgemm's row-wise Adagrad is faster than the state in torch and the rows by its SGD.
 _FEW_IDS = 600
@@ -32,14 +32,14 @@ class TouchedRows:
     Attributes:
         table: Its index.
         ids: [N].
-        bags: [N].
+        bags: [N]; None for i itself.
         weights: [N], or None for 1.
         grad: [bags, D].
     """
 
     table: int
     ids: Tensor
-    bags: Tensor
+    bags: Tensor | None
     weights: Tensor | None
     grad: Tensor
 
@@ -56,8 +56,8 @@ def touched_rows(batch: PooledBatch, grad: Tensor, columns: Sequence[int]) -> It
         >>> import torch
         >>> batch = PooledBatch(torch.tensor([5, 2, 5]), torch.tensor([0, 2, 3]), None, False, (0, 0))
         >>> [found] = touched_rows(batch, torch.tensor([[1.0, 10.0]]), columns=[1])
-        >>> found.bags.tolist(), found.grad.tolist()
-        ([0, 0, 1], [[1.0], [10.0]])
+        >>> found.ids.tolist(), found.grad.tolist()
+        ([5, 2, 5], [[1.0], [10.0]])
     """
     samples, features = grad.shape[0], batch.feature_tables
     if samples == 0:
@@ -93,7 +93,12 @@ def gradient_of_table(touched: TouchedRows, rows: int) -> Tensor:
         [[0.0], [11.0], [0.0]]
     """
     gradient = touched.grad.new_zeros(rows, touched.grad.shape[1])
-    add_rows(gradient, touched.ids, touched.bags, touched.weights, touched.grad, 1.0)
+    if gradient.is_cpu:
+        add_rows(gradient, touched.ids, touched.bags, touched.weights, touched.grad, 1.0)
+    else:
+        # On a device rows that repeat would be added in any order, and copies would drift apart.
+        groups = sort_rows(touched.ids, touched.bags, touched.weights, rows)
+        gradient.index_add_(0, groups.rows, sum_rows(touched.grad, groups))
     return gradient
 
 
@@ -131,11 +136,12 @@ def step_tables(
         return
     for touched in touched_rows(batch, grad, [table.shape[1] for table in tables]):
         table = tables[touched.table]
-        if rule.kind == "sgd":
+        if rule.kind == "sgd" and table.is_cpu:
             add_rows(table, touched.ids, touched.bags, touched.weights, touched.grad, -rate)
         else:
             groups = sort_rows(touched.ids, touched.bags, touched.weights, table.shape[0])
-            apply_update(table, states[touched.table], touched.grad, groups, rule, rate)
+            state = states[touched.table] if states else grad.new_empty(0)
+            apply_update(table, state, touched.grad, groups, rule, rate)
 
 
 @torch.no_grad()

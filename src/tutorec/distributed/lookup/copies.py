@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tutorec._kernels.table_steps import gradient_of_table, step_rows, step_tables, touched_rows
+from tutorec._kernels.table_steps import TouchedRows, gradient_of_table, step_rows, step_tables, touched_rows
 from tutorec._kernels.tbe import TableBatch
-from tutorec._kernels.tbe_update import add_rows
 from tutorec._kernels.weighted_step import PooledBatch
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.sparse_gradients import CopiedTable, TableRows
@@ -78,8 +77,7 @@ class CopiedGroup:
         for table in set(found).intersection(self.tables):
             ids, grad, place = found[table].ids, found[table].grad, table - self.tables.start
             if rule is None:
-                gradients[table] = torch.zeros_like(rows[place], memory_format=torch.contiguous_format)
-                add_rows(gradients[table], ids, None, None, grad, 1.0)
+                gradients[table] = gradient_of_table(TouchedRows(place, ids, None, None, grad), rows[place].shape[0])
                 continue
             each = torch.arange(ids.numel() + 1, dtype=ids.dtype, device=ids.device)
             batch = PooledBatch(ids, each, None, False, (0,))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from tutorec._kernels.tbe_update import add_rows
+from tutorec._kernels.table_steps import TouchedRows, gradient_of_table
 from tutorec.distributed.collectives.kjt import ArrivedIds
 from tutorec.distributed.collectives.sparse_gradients import RowGradients
 from tutorec.distributed.env import ShardingEnv
@@ -100,10 +100,9 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
         parts, rows = values.split_with_sizes(of_tables), grad.split_with_sizes(elements)
         found = []
         for table in tables:
-            copied = self._tables[table]
-            gradient = grad.new_zeros(copied.rows, copied.columns)
-            add_rows(gradient, parts[table], None, None, rows[table].view(-1, copied.columns), 1.0)
-            found.append(gradient)
+            own = rows[table].view(-1, self._tables[table].columns)
+            touched = TouchedRows(table, parts[table], None, None, own)
+            found.append(gradient_of_table(touched, self._tables[table].rows))
         return found
 
 
