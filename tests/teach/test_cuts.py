@@ -1,0 +1,72 @@
+"""The figure of plans: what lies where, in the colours of ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from matplotlib.colors import to_hex
+
+from tutorec.distributed.plan import EmbeddingModuleShardingPlan
+from tutorec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    apply_to_all,
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.teach import draw
+from tutorec.teach.canvas import RANK_COLORS
+
+
+def plan(word: ParameterShardingGenerator) -> EmbeddingModuleShardingPlan:
+    """A table of 8 x 4 and one of 2 x 4, 128 and 32 bytes, on two ranks."""
+    tables = [
+        EmbeddingBagConfig(num_embeddings=rows, embedding_dim=4, name=f"t{rows}", feature_names=[f"f{rows}"])
+        for rows in (8, 2)
+    ]
+    ebc = EmbeddingBagCollection(tables, device=torch.device("meta"))
+    return construct_module_sharding_plan(ebc, apply_to_all(ebc, word), world_size=2, device_type="cpu")
+
+
+def drawn(chart: draw.Chart) -> list[list[tuple[str, float, float, float, float]]]:
+    """Of each panel: colour, left, top, width, height of its boxes."""
+    return [
+        [
+            (to_hex(box.get_facecolor()), *(round(number, 3) for number in (*box.get_xy(), *size)))
+            for box in axes.patches
+            for size in [(box.get_width(), box.get_height())]
+        ]
+        for axes in chart.figure.axes
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        (table_wise(1), [(1, 0, 0, 1, 1), (1, 1.35, 0, 1, 0.25)]),
+        (row_wise(), [(0, 0, 0, 1, 0.5), (1, 0, 0.5, 1, 0.5), (0, 1.35, 0, 1, 0.125), (1, 1.35, 0.125, 1, 0.125)]),
+        (column_wise(), [(0, 0, 0, 0.5, 1), (1, 0.5, 0, 0.5, 1), (0, 1.35, 0, 0.5, 0.25), (1, 1.85, 0, 0.5, 0.25)]),
+        (data_parallel(), [(0, 0, 0, 1, 1), (1, 0.12, 0.12, 1, 1), (0, 1.47, 0, 1, 0.25), (1, 1.59, 0.12, 1, 0.25)]),
+    ],
+    ids=repr,
+)
+def test_pieces_lie_where_the_plan_says_in_the_colour_of_their_rank(word, expected):
+    boxes = [(RANK_COLORS[rank], *place) for rank, *place in expected]
+    assert drawn(draw.cuts({"a plan": plan(word)})) == [boxes]
+
+
+def test_claim_and_facts_are_the_bytes_that_ranks_hold():
+    chart = draw.cuts({"rows": plan(row_wise()), "copies": plan(data_parallel()), "whole": plan(table_wise(1))})
+    assert chart.facts["held"] == {"rows": [80, 80], "copies": [160, 160], "whole": [160]}
+    assert chart.claim == "a rank holds between 80 B and 160 B"
+    assert [axes.get_title() for axes in chart.figure.axes] == ["rows", "copies", "whole"]
+
+
+@pytest.mark.parametrize("plans", [{}, {"empty": {}}])
+def test_a_plan_without_tables_is_refused(plans):
+    with pytest.raises(ValueError, match="plans that have tables"):
+        draw.cuts(plans)
