@@ -39,7 +39,8 @@ def row_violations(rows: list[dict[str, Any]]) -> list[str]:
 
 def cell_violations(rows: list[dict[str, Any]], books: list[Chapter]) -> list[str]:
     found = []
-    by_number = {int(chapter.number): chapter for chapter in books}
+    # A page that is executed like a chapter has no number, and no rows.
+    by_number = {int(chapter.number): chapter for chapter in books if chapter.number.isdigit()}
     for row in rows:
         chapter = by_number.get(row["chapter"])
         tag = f"source:{row['id']}"
