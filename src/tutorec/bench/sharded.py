@@ -41,9 +41,9 @@ _FORWARD_BAR, _ONE_SAMPLE_BAR, _EXCHANGE_BAR = 1.4, 1.6, 1.3
 
 
 def _all_cases() -> dict[str, Case]:
-    cases = [Case("exchange", "exchange", repeats=5)]
+    cases = [Case("exchange", "exchange", repeats=20)]
     for sharding in (member.value for member in ShardingType):
-        cases.append(Case(f"forward-{sharding}", "forward", sharding, "sgd", repeats=4))
+        cases.append(Case(f"forward-{sharding}", "forward", sharding, "sgd", repeats=8))
         cases.append(Case(f"step-{sharding}-sgd", "step", sharding, "sgd"))
         if sharding != "data_parallel":
             cases.append(Case(f"step-{sharding}", "step", sharding))

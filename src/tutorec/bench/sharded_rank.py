@@ -226,9 +226,12 @@ def _call(library: Library, case: Case, sizes: Sizes, local_size: int, device: s
 
 
 def _exchange(library: Library, sizes: Sizes) -> Call:
+    """Ids to their ranks as a sharded collection sends them: ours in 32 bits, since no table has 2**31 rows."""
     group = _group()
     bounds = [sizes.tables * r // group.size() for r in range(group.size() + 1)]
-    move = library.get("distributed.dist_data.KJTAllToAll")(group, [end - first for first, end in pairwise(bounds)])
+    narrow = {"ids_dtype": torch.int32} if library.root == OURS else {}
+    splits = [end - first for first, end in pairwise(bounds)]
+    move = library.get("distributed.dist_data.KJTAllToAll")(group, splits, **narrow)
     batch_of = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
 
     def call(batch: Batch) -> Any:
