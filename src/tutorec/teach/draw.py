@@ -6,6 +6,7 @@ A figure's title is a claim filled from its own data; `chart.claim` and `chart.f
 from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, Picture, rank_color, show, style
 from tutorec.teach.charts import bars, curves, histogram, rank_frequency, timeline, traffic
 from tutorec.teach.cuts import cuts
+from tutorec.teach.hosts import hosts
 from tutorec.teach.maps import STATIONS, here, jagged, life
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "cuts",
     "here",
     "histogram",
+    "hosts",
     "jagged",
     "life",
     "rank_color",

@@ -1,0 +1,109 @@
+"""Exercises of chapter 08: what crosses hosts, the way home in two steps, which cut for which table."""
+
+from __future__ import annotations
+
+from tutorec.teach.grading import Exercise, Mistake
+
+__all__ = ["EXERCISES"]
+
+
+def _way_home(source: int, home: int, local_size: int) -> list[int]:
+    """First to the neighbour that has the number of the sample's rank, then to that rank."""
+    between = source // local_size * local_size + home % local_size
+    return list(dict.fromkeys((source, between, home)))
+
+
+def _straight(source: int, home: int, local_size: int) -> list[int]:
+    return list(dict.fromkeys((source, home)))
+
+
+def _across_first(source: int, home: int, local_size: int) -> list[int]:
+    between = home // local_size * local_size + source % local_size
+    return list(dict.fromkeys((source, between, home)))
+
+
+def _by_first_rank(source: int, home: int, local_size: int) -> list[int]:
+    return list(dict.fromkeys((source, source // local_size * local_size, home)))
+
+
+EXERCISES: tuple[Exercise, ...] = (
+    Exercise(
+        id="08.1",
+        compared="56 of the 63 other ranks",
+        solution=100 * 56 / 63,
+        tolerance=1e-3,
+        mistakes=(
+            Mistake(
+                misconception="takes the share of hosts that are elsewhere",
+                answer=100 * 7 / 8,
+                hint="7 of 8 counts a rank among those that it sends to. What a rank keeps is not sent.",
+            ),
+            Mistake(
+                misconception="keeps the share of two hosts",
+                answer=100 * 2 / 3,
+                hint="That is the share of four ranks on two hosts. How many other ranks are there now, and where?",
+            ),
+            Mistake(
+                misconception="gives what stays inside",
+                answer=100 * 7 / 63,
+                hint="Seven of the other ranks are neighbours: this is what does not cross.",
+            ),
+        ),
+        shape="a percentage between 0 and 100",
+    ),
+    Exercise(
+        id="08.2",
+        compared="the ranks that a part of a bag's sum passes, on hosts of 2, 2, 2, 4 and 1",
+        solution=_way_home,
+        mistakes=(
+            Mistake(
+                misconception="sends parts straight home",
+                answer=_straight,
+                hint="That is row-wise: parts cross before anything was added. Where in its own host does a part go?",
+            ),
+            Mistake(
+                misconception="crosses first and adds there",
+                answer=_across_first,
+                hint="Parts that cross before they are added cross L times. Exchange the two steps.",
+            ),
+            Mistake(
+                misconception="lets one rank of each host do all the adding",
+                answer=_by_first_rank,
+                hint="One rank of the host would then add for everybody. The adder has the same number on its host as "
+                "the sample's rank on its own.",
+            ),
+        ),
+        cases=((0, 3, 2), (1, 3, 2), (0, 1, 2), (1, 6, 4), (0, 3, 1)),
+        shape="a function of (source, home, local_size) that returns a list of ranks",
+    ),
+    Exercise(
+        id="08.3",
+        compared="what fits and crosses least, for three tables",
+        solution={"cities": "table_wise", "products": "table_row_wise", "pairs": "grid_shard"},
+        mistakes=(
+            Mistake(
+                misconception="cuts the table that needs no cut",
+                answer={"cities": "table_row_wise", "products": "table_row_wise", "pairs": "grid_shard"},
+                hint="Two are right. The cities fit on one rank: what does their way home cost inside the host when it "
+                "is cut, and when not?",
+            ),
+            Mistake(
+                misconception="cuts by rows over all ranks what one host cannot hold",
+                answer={"cities": "table_wise", "products": "table_row_wise", "pairs": "row_wise"},
+                hint="Two are right. Row-wise holds the pairs, and sends 64 partial sums for every row. Which cut has "
+                "the room of several hosts and still adds inside each of them?",
+            ),
+            Mistake(
+                misconception="forgets what a host can hold",
+                answer={"cities": "table_wise", "products": "table_row_wise", "pairs": "table_row_wise"},
+                hint="Two are right. How many GB are free on the ranks of one host, and how many do the pairs need?",
+            ),
+            Mistake(
+                misconception="cuts long bags by columns",
+                answer={"cities": "table_wise", "products": "table_column_wise", "pairs": "grid_shard"},
+                hint="Two are right. Table-column-wise sends every id of a bag to each slice, 500 ids to 8 slices.",
+            ),
+        ),
+        shape="a dict from table to the name of a sharding type, such as 'row_wise'",
+    ),
+)

@@ -1,0 +1,88 @@
+"""Traffic between ranks that share hosts: what stays inside a machine, what leaves it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.patches import Rectangle
+
+from tutorec.teach.canvas import INK, Chart, canvas, finish, rank_color, style
+from tutorec.teach.units import size
+
+__all__ = ["hosts"]
+
+_PANELS_A_ROW = 2
+
+
+def hosts(matrices: Mapping[str, Sequence[Sequence[int]]], *, local_size: int, claim: str | None = None) -> Chart:
+    """Bytes from every rank to every rank, one panel for each matrix; fields inside a host are shaded.
+
+    A field has the colour of the rank that sends, and a bar on the same scale in all panels.
+
+    Args:
+        matrices: Name to W rows of W numbers, such as `Traffic.matrix` gives.
+        local_size: L: that many consecutive ranks share a host.
+        claim: Title; may use {most}, {least}: names of those whose bytes cross hosts most and least; {most_bytes},
+            {least_bytes}; {most_share}: which part of the former's bytes crosses; {ratio}.
+
+    Raises:
+        ValueError: There is no matrix, or the ranks do not divide into such hosts.
+    """
+    worlds = {len(matrix) for matrix in matrices.values()}
+    if len(worlds) != 1 or next(iter(worlds)) % local_size:
+        raise ValueError(f"hosts needs matrices of equally many ranks, hosts of {local_size}, got {sorted(worlds)}")
+    world = worlds.pop()
+    pairs = [pair for pair in itertools.product(range(world), repeat=2) if pair[0] != pair[1]]
+    crossing = {
+        name: sum(matrix[a][b] for a, b in pairs if a // local_size != b // local_size)
+        for name, matrix in matrices.items()
+    }
+    totals = {name: sum(matrix[a][b] for a, b in pairs) for name, matrix in matrices.items()}
+    most, least = max(crossing, key=crossing.__getitem__), min(crossing, key=crossing.__getitem__)
+    facts = {
+        "crossing": crossing,
+        "total": totals,
+        "most": most,
+        "least": least,
+        "most_bytes": size(crossing[most]),
+        "least_bytes": size(crossing[least]),
+        "most_share": crossing[most] / totals[most] if totals[most] else 0.0,
+        "ratio": crossing[most] / crossing[least] if crossing[least] else float("inf"),
+    }
+    peak = max(matrix[a][b] for matrix in matrices.values() for a, b in pairs) or 1
+    across = min(_PANELS_A_ROW, len(matrices))
+    down = -(-len(matrices) // across)
+    with style():
+        figure = canvas(0.6 + down * (0.8 + 0.5 * world))
+        grid = figure.subplots(down, across, squeeze=False)
+        for axes in list(grid.flat)[len(matrices) :]:
+            axes.axis("off")
+        for axes, (name, matrix) in zip(grid.flat, matrices.items(), strict=False):
+            _panel(axes, matrix, local_size, peak)
+            axes.set_title(f"{name}: {size(crossing[name])} cross" if len(matrices) > 1 else "")
+        return finish(figure, claim, "{most_share:.0%} of what {most} sends crosses hosts, {most_bytes}", facts)
+
+
+def _panel(axes: Any, matrix: Sequence[Sequence[int]], local_size: int, peak: int) -> None:
+    world = len(matrix)
+    for first in range(0, world, local_size):
+        corner = first - 0.5, first - 0.5
+        axes.add_patch(Rectangle(corner, local_size, local_size, facecolor=INK, alpha=0.16, linewidth=0))
+    for row, column in itertools.product(range(world), repeat=2):
+        if row == column:
+            continue
+        left, top = column - 0.45, row - 0.4
+        axes.add_patch(Rectangle((left, top), 0.9, 0.8, facecolor="none", edgecolor=INK, alpha=0.4))
+        share = matrix[row][column] / peak
+        axes.add_patch(Rectangle((left, top + 0.58), 0.9 * share, 0.22, facecolor=rank_color(row)))
+        axes.text(column, row - 0.1, size(matrix[row][column]), ha="center", va="center", fontsize=9)
+    for wall in range(local_size, world, local_size):
+        axes.axhline(wall - 0.5, color=INK, linewidth=1.2, linestyle="--")
+        axes.axvline(wall - 0.5, color=INK, linewidth=1.2, linestyle="--")
+    axes.set(xlim=(-0.5, world - 0.5), ylim=(world - 0.5, -0.5))
+    axes.set_xticks(range(world), [f"to {rank}" for rank in range(world)])
+    axes.set_yticks(range(world), [f"from {rank}" for rank in range(world)])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)

@@ -1,0 +1,41 @@
+import pytest
+from matplotlib.colors import to_hex
+
+from tutorec.teach import draw
+
+# Two hosts of two ranks: rank 0 sends its neighbour 8 KiB and rank 2 2 KiB; rank 3 sends rank 0 1 KiB.
+SENT = [[0, 8192, 2048, 0], [0, 0, 0, 0], [0, 0, 0, 0], [1024, 0, 0, 0]]
+LESS = [[0, 8192, 1024, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_title_says_what_crosses_and_facts_hold_it():
+    chart = draw.hosts({"row-wise": SENT}, local_size=2)
+    assert chart.claim == "27% of what row-wise sends crosses hosts, 3 KiB"
+    assert chart.facts["crossing"] == {"row-wise": 3072}
+    assert chart.facts["total"] == {"row-wise": 11264}
+
+
+def test_panels_are_compared_and_say_what_crosses_in_each():
+    chart = draw.hosts(
+        {"a": SENT, "b": LESS}, local_size=2, claim="{most} {most_bytes}, {least} {least_bytes}, {ratio:.0f}"
+    )
+    assert chart.claim == "a 3 KiB, b 1 KiB, 3"
+    assert [axes.get_title() for axes in chart.figure.axes] == ["a: 3 KiB cross", "b: 1 KiB cross"]
+
+
+def test_other_hosts_let_other_bytes_cross():
+    assert draw.hosts({"a": SENT}, local_size=4).facts["crossing"] == {"a": 0}
+    assert draw.hosts({"a": SENT}, local_size=1).facts["crossing"] == {"a": 11264}
+
+
+def test_a_field_has_the_colour_of_the_rank_that_sends_and_no_rank_sends_to_itself():
+    axes = draw.hosts({"a": SENT}, local_size=2).figure.axes[0]
+    bars = [patch for patch in axes.patches if patch.get_height() == pytest.approx(0.22)]
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [draw.rank_color(rank) for rank in range(4) for _ in "abc"]
+    assert bars[0].get_width() == pytest.approx(0.9)
+
+
+def test_ranks_that_are_no_whole_hosts_are_refused():
+    for matrices in ({}, {"a": SENT, "b": [[0]]}, {"a": [[0] * 3] * 3}):
+        with pytest.raises(ValueError, match="equally many ranks, hosts of 2"):
+            draw.hosts(matrices, local_size=2)
