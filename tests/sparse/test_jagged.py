@@ -133,7 +133,8 @@ def test_empty_like_without_a_device_has_no_samples() -> None:
 def test_copying_between_weighted_and_unweighted_is_refused() -> None:
     plain = JaggedTensor(torch.tensor([5]), lengths=torch.tensor([1]))
     weighted = JaggedTensor(torch.tensor([5]), torch.tensor([1.0]), lengths=torch.tensor([1]))
-    with pytest.raises(ValueError, match=r"the source has weights and the target has no weights.*empty_like\(source, device\)"):
+    message = r"the source has weights and the target has no weights.*empty_like\(source, device\)"
+    with pytest.raises(ValueError, match=message):
         plain.copy_(weighted)
     with pytest.raises(ValueError, match="the target has weights and the source has no weights"):
         weighted.copy_(plain)

@@ -56,7 +56,7 @@ def generator(word: Word) -> ParameterShardingGenerator:
         "twrw": lambda: table_row_wise(where),
         "twcw": lambda: table_column_wise(ranks=where),
         "grid": lambda: grid_shard(where),
-        "dp": lambda: data_parallel(),
+        "dp": data_parallel,
     }
     return makers[kind]()
 
