@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 import torch
 from distributed.cases import batch, collection, group, shard
+from torch import nn
 
+from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan
-from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from tutorec.distributed.model_parallel import DistributedModelParallel
+from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from tutorec.distributed.qcomm import CommType, QCommsConfig, get_qcomm_codecs_registry
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -139,3 +144,56 @@ def test_a_whole_plan_in_the_place_of_a_modules_plan_is_explained(ranks):
     for kind, message in ranks(2).run(no_plan_type):
         assert kind == "TypeError"
         assert "got ShardingPlan; of a ShardingPlan, pass plan.plan[path of the module]" in message
+
+
+def shard_with_codecs(rank: int, world_size: int, rows: bool) -> tuple[str, str]:
+    registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16)) if rank == 1 else None
+    env = ShardingEnv.from_process_group(group())
+    if rows:
+        ec = EmbeddingCollection([EmbeddingConfig(8, 4, "item", feature_names=["f"])])
+        plan = construct_module_sharding_plan(ec, {"item": row_wise()})
+        return caught(lambda: EmbeddingCollectionSharder(None, registry).shard(ec, plan, env))
+    ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item", feature_names=["f"])])
+    plan = construct_module_sharding_plan(ebc, {"item": table_wise(0)})
+    return caught(lambda: EmbeddingBagCollectionSharder(None, registry).shard(ebc, plan, env))
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["pooled", "rows"])
+def test_ranks_that_send_rows_in_different_types_are_told_before_they_send(ranks, rows):
+    for kind, message in ranks(2).run(shard_with_codecs, rows=rows):
+        assert kind == "AgreementError"
+        assert "qcomm_codecs_registry is" in message
+        assert "torch.float16" in message
+
+
+def parallel_differing(rank: int, world_size: int, what: str) -> tuple[str, str]:
+    odd = rank == 1
+    first = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item", feature_names=["f"])])
+    second = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item", feature_names=["f"])])
+    model = nn.Sequential(first, second, nn.Linear(3 if odd and what == "dense" else 4, 1))
+    plan: Any = ShardingPlan({path: construct_module_sharding_plan(first, {"item": row_wise()}) for path in "01"})
+    if odd:
+        if what == "collection":
+            del plan.plan["1"]
+        plan = {"no plan": None, "a part": plan.plan["0"]}.get(what, plan)
+    return caught(lambda: DistributedModelParallel(model, plan=plan))
+
+
+@pytest.mark.parametrize(
+    ("what", "own", "words"),
+    [
+        (
+            "collection",
+            "AgreementError",
+            "that the plan shards is ['0'] on rank 1 and ['0', '1'] on rank 0",
+        ),
+        ("dense", "AgreementError", "parameter '2.weight': shape is [1, 3] on rank 1 and [1, 4] on rank 0"),
+        ("no plan", "ValueError", "DistributedModelParallel has no planner yet"),
+        ("a part", "TypeError", "plan is a EmbeddingModuleShardingPlan and no ShardingPlan"),
+    ],
+)
+def test_ranks_whose_models_or_plans_differ_are_told_by_model_parallel(ranks, what, own, words):
+    (told, message), (own_kind, own_message) = ranks(2).run(parallel_differing, what=what)
+    assert (told, own_kind) == ("AgreementError", own)
+    assert words in message
+    assert words in own_message

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 from typing import Any
 
 import pytest
@@ -163,6 +165,31 @@ def weights_with_gradient(rank: int, world_size: int) -> str:
 
 def test_weights_whose_gradient_would_be_lost_are_refused(ranks):
     assert all("detach them, weights.detach()" in message for message in ranks(2).run(weights_with_gradient))
+
+
+def weights_of_type(rank: int, world_size: int, kind: str, dtype: torch.dtype) -> bool:
+    module = shard(collection(weighted=True), kind=kind)
+    features = batch(rank, 3, weighted=True)
+    # Twice the weight is a whole number, which every type holds.
+    cast = KeyedJaggedTensor(
+        features.keys(), features.values(), (2 * features.weights()).to(dtype), lengths=features.lengths()
+    )
+    return torch.allclose(module(cast).values(), collection(weighted=True)(cast).values(), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int64], ids=str)
+@pytest.mark.parametrize("kind", ["row_wise", "table_wise", "data_parallel"])
+def test_weights_of_any_type_pool_as_unsharded(ranks, kind, dtype):
+    assert all(ranks(2).run(weights_of_type, kind=kind, dtype=dtype))
+
+
+def test_copying_or_pickling_is_refused_with_a_way_that_works():
+    module = sharded()
+    for attempt in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="neither copied nor pickled: shard the unsharded EmbeddingBagCollection"):
+            attempt(module)
+    again = sharded()
+    again.load_state_dict(module.state_dict())
 
 
 def bad_id_on_one_rank(rank: int, world_size: int) -> None:

@@ -171,6 +171,7 @@ ROW = ("modules", "", "row_wise")
     [
         ("", "is no whole JSON document: Expecting value: line 1.* save the plan again"),
         (ShardingPlan({"": every_type()}).to_json()[:-200], "is no whole JSON document"),
+        ("[" * 100_000, "is no whole JSON document: maximum recursion depth"),
         ("[]", 'is JSON, but no sharding plan: it lacks "format": "tutorec sharding plan"'),
         (changed("format", value="x"), "but no sharding plan"),
         (changed("version", value=2), "of version 2, and this tutorec reads version 1"),
@@ -199,6 +200,8 @@ ROW = ("modules", "", "row_wise")
             changed(*ROW, "shards", 0, "placement", value="here"),
             "'row_wise' cannot be placed: 'here/cpu' names no rank",
         ),
+        (changed(*ROW, "shards", 0, "placement", value="rank:0/abacus:0"), "of table 'row_wise' cannot be placed: "),
+        (changed(*ROW, "shards", value=[]), "a shard of table 'row_wise' cannot be placed: Empty shard list"),
         (
             changed(*ROW, "sharding_type", value="sliced"),
             "table 'row_wise' has the unknown ShardingType 'sliced': data_p",

@@ -229,6 +229,15 @@ def test_a_replicated_table_with_shards_is_refused():
         placed_pieces("t", (8, 4), sharding, world_size=1, local_size=1)
 
 
+def test_ranks_that_are_not_those_of_the_shards_are_refused():
+    sharding = entry(ShardingType.TABLE_WISE, table_wise_pieces(8, 4, 0))
+    sharding.ranks = [1]
+    with pytest.raises(ValueError, match=r"names ranks \[1\] for table 't', and places its shards on ranks \[0\]"):
+        placed_pieces("t", (8, 4), sharding, world_size=2, local_size=2)
+    sharding.ranks = None
+    assert len(placed_pieces("t", (8, 4), sharding, world_size=2, local_size=2)) == 1
+
+
 def test_hosts_of_unequal_size_are_refused_where_a_type_needs_hosts():
     rows = entry(ShardingType.TABLE_ROW_WISE, row_wise_pieces(8, 4, [0, 1]))
     with pytest.raises(ValueError, match="hosts of as many ranks each, and 3 ranks are no multiple of 2"):

@@ -122,6 +122,27 @@ def test_state_of_another_plan_is_refused_with_the_table(ranks):
         assert "it was stored under another plan; load it under that plan" in message
 
 
+def assigned(rank: int, world_size: int, kind: str) -> list[bool]:
+    ebc = collection()
+    state = {name: torch.ones_like(weight) for name, weight in ebc.state_dict().items()}
+    sharded = shard(ebc, kind=kind)
+    sharded.load_state_dict(state, assign=True)
+    features = batch(rank, 3)
+    pooled = sharded(features)
+    expected = collection()
+    expected.load_state_dict(state)
+    found = [torch.equal(pooled.values(), expected(features).values())]
+    before = {name: weight.clone() for name, weight in sharded.named_parameters()}
+    pooled.values().sum().backward()
+    return [*found, *(not torch.equal(weight, before[name]) for name, weight in sharded.named_parameters())]
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "data_parallel"])
+def test_state_loaded_by_assignment_is_looked_up_and_trained(ranks, kind):
+    for found in ranks(2).run(assigned, kind=kind):
+        assert all(found)
+
+
 def placed(kind: ShardingType, pieces: list[ShardPiece], rows: int = 5, columns: int = 4) -> PlacedTable:
     kernel = EmbeddingComputeKernel.FUSED
     return PlacedTable(

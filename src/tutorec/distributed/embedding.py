@@ -168,8 +168,8 @@ class ShardedEmbeddingCollection(
         self._configs = module.embedding_configs()
         self._embedding_dim_of = module.embedding_dim
         weights = {name: table.get_parameter("weight") for name, table in module.embeddings.items()}
-        source = Unsharded("EmbeddingCollection", "embeddings", self._configs, weights, False)
         codecs = qcomm_codecs_registry or {}
+        source = Unsharded("EmbeddingCollection", "embeddings", self._configs, weights, False, codecs)
 
         def build(kind: ShardingType, tables: Sequence[PlacedTable]) -> SequenceEmbeddingSharding:
             return SEQUENCE_SHARDINGS[kind](tables, env, codecs)

@@ -23,6 +23,7 @@ from tutorec.distributed.layout import FeatureOrder
 from tutorec.distributed.lookup.base import EmbeddingLookup
 from tutorec.distributed.lookup.grouped import SUPPORTED_KERNELS
 from tutorec.distributed.plan import ParameterSharding, ShardingType
+from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharded_module import CompIn, Ctx, DistOut, Out, ShardedModule
 from tutorec.distributed.sharding.base import EmbeddingSharding, SparseFeaturesDist
 from tutorec.distributed.state_dict import local_state, sharded_state
@@ -56,6 +57,7 @@ class Unsharded:
         configs: What each table is.
         weights: Table name -> ``[R, D]``; may be on the meta device.
         weighted: Whether each id must carry a weight.
+        codecs: Name of a move -> what rows travel as in it.
     """
 
     kind: str
@@ -63,6 +65,7 @@ class Unsharded:
     configs: Sequence[BaseEmbeddingConfig]
     weights: Mapping[str, torch.Tensor]
     weighted: bool
+    codecs: Mapping[str, QuantizedCommCodecs]
 
 
 @dataclass
@@ -144,6 +147,8 @@ class ShardedEmbeddingModule(
             for name, rows in lookup.named_weights():
                 table, _, parameter = name.rpartition(".")
                 holder[table].register_parameter(parameter, rows)
+        for table in holder.values():
+            table.register_load_state_dict_pre_hook(_copy_in)
         self.add_module(source.path, holder)
         self._optimizer = CombinedOptimizer(
             [("", optimizer) for lookup in self._lookups for optimizer in lookup.fused_optimizers()]
@@ -184,6 +189,13 @@ class ShardedEmbeddingModule(
                 lines += [f"({title}): ", *(repr(part).replace("\n", "\n  ") for part in parts)]
         return "\n ".join(lines)
 
+    def __getstate__(self) -> Any:
+        """Refuse ``copy.deepcopy`` and ``pickle``: a copy would share the ranks' exchanges and lose its optimizer."""
+        raise TypeError(
+            f"a Sharded{self._kind} belongs to its process group and can be neither copied nor pickled: shard the "
+            f"unsharded {self._kind} once more, and give it this one's state_dict()"
+        )
+
     def _apply(self, fn: Any, recurse: bool = True) -> ShardedEmbeddingModule[Ctx, CompIn, DistOut, Out, S]:
         """Move the rows (``.to``); parameters and optimizer state follow."""
         for lookup in self._lookups:
@@ -216,7 +228,7 @@ class ShardedEmbeddingModule(
                 tables.append(place_table(config, keys, source.weights[config.name], plan[config.name], rules))
         except (ValueError, KeyError, TypeError) as error:
             problem = error
-        facts = {"tables": ", ".join(names)}
+        facts = {"tables": ", ".join(names), "qcomm_codecs_registry": str(sorted(source.codecs.items()))}
         facts |= {f"table {t.name!r}: {fact}": value for t in tables for fact, value in t.describe().items()}
         article = "an" if source.kind[0] in "AEIOU" else "a"
         check_agreement(f"sharding {article} {source.kind}", facts, env, problem)
@@ -271,7 +283,7 @@ class ShardedEmbeddingModule(
                 "weights of the batch require a gradient, which does not travel back between ranks: "
                 "detach them, weights.detach()"
             )
-        return arranged
+        return arranged if weights.dtype == torch.float32 else with_weights(arranged, weights.float())
 
 
 class _InitialRows:
@@ -313,12 +325,17 @@ class _SizesOnTheWay(Awaitable[list[KJTArrival]]):
 
 def without_weights(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """The batch less its weights: a collection that is not weighted does not send them."""
+    return with_weights(batch, None)
+
+
+def with_weights(batch: KeyedJaggedTensor, weights: torch.Tensor | None) -> KeyedJaggedTensor:
+    """The batch with other weights ``[N]``, or with none."""
     variable = batch.variable_stride_per_key()
     # Unchecked: a feature that several tables read may stand in it several times.
     return KeyedJaggedTensor._from_parts(
         batch.keys(),
         batch.values(),
-        None,
+        weights,
         batch.lengths_or_none(),
         batch.offsets_or_none(),
         None if variable else batch.stride(),
@@ -365,6 +382,11 @@ def _store_sharded(module: Any, state_dict: dict[str, Any], prefix: str, local_m
     }
     for name, value in sharded_state(module._tables, local, module._env, module._device).items():
         state_dict[f"{prefix}{module._path}.{name}.weight"] = value
+
+
+def _copy_in(module: Any, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *_: Any) -> None:
+    """With ``assign=True`` too, rows are copied: operators look them up where they are, and would not see others."""
+    local_metadata["assign_to_params_buffers"] = False
 
 
 def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

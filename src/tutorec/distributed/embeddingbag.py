@@ -147,8 +147,8 @@ class ShardedEmbeddingBagCollection(
     ) -> None:
         self._configs = module.embedding_bag_configs()
         weights = {name: bag.get_parameter("weight") for name, bag in module.embedding_bags.items()}
-        source = Unsharded("EmbeddingBagCollection", "embedding_bags", self._configs, weights, module.is_weighted())
-        codecs = qcomm_codecs_registry or {}
+        codecs, weighted = qcomm_codecs_registry or {}, module.is_weighted()
+        source = Unsharded("EmbeddingBagCollection", "embedding_bags", self._configs, weights, weighted, codecs)
 
         def build(kind: ShardingType, tables: Sequence[PlacedTable]) -> PooledEmbeddingSharding:
             return POOLED_SHARDINGS[kind](tables, env, codecs)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tutorec.distributed import comm
+from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
@@ -73,14 +74,11 @@ class DistributedModelParallel(nn.Module):
             self.device = torch.device("cpu")
         sharders = sharders if sharders is not None else default_sharders()
         shardable = dict(_shardable_modules(module, sharders))
-        if plan is None:
-            raise ValueError(_no_plan(shardable, self._env.world_size))
-        check_plan_fits(plan, {path: found for path, (found, _) in shardable.items()})
-        self._plan = plan
+        self._plan = _agreed_plan(plan, module, shardable, self._env)
         self._wrap = data_parallel_wrapper if data_parallel_wrapper is not None else wrap_in_ddp
         self._ddp_is_built = False
         for path, (found, sharder) in shardable.items():
-            module_plan = plan.get_plan_for_module(path)
+            module_plan = self._plan.get_plan_for_module(path)
             if module_plan is None:
                 continue
             sharded = sharder.shard(found, module_plan, self._env, self.device, path)
@@ -220,6 +218,38 @@ def _shardable_modules(
         if type(part) in by_type and not any(path.startswith(f"{outer}.") for outer in done):
             done.append(path)
             yield path, (part, by_type[type(part)])
+
+
+def _agreed_plan(
+    plan: ShardingPlan | None,
+    model: nn.Module,
+    shardable: Mapping[str, tuple[nn.Module, ModuleSharder[Any]]],
+    env: ShardingEnv,
+) -> ShardingPlan:
+    """The plan, if it fits the model and the other ranks shard and replicate the same parts."""
+    problem: Exception | None = None
+    facts: dict[str, str] = {}
+    try:
+        if plan is None:
+            raise ValueError(_no_plan(shardable, env.world_size))
+        if not isinstance(plan, ShardingPlan):
+            raise TypeError(
+                f"plan is a {type(plan).__name__} and no ShardingPlan, which maps the paths of collections to their "
+                "plans: plan=ShardingPlan({'path.in.the.model': construct_module_sharding_plan(...)})"
+            )
+        check_plan_fits(plan, {path: found for path, (found, _) in shardable.items()})
+        sharded = [path for path in shardable if path in plan.plan]
+        facts["collections that the plan shards"] = str(sharded)
+        facts |= {
+            f"parameter {name!r}: shape": str(list(parameter.shape))
+            for name, parameter in model.named_parameters()
+            if not any(path == "" or name.startswith(f"{path}.") for path in sharded)
+        }
+    except (ValueError, TypeError) as error:
+        problem = error
+    check_agreement("DistributedModelParallel", facts, env, problem)
+    assert plan is not None, "check_agreement raises where this rank has a problem"
+    return plan
 
 
 def _replaced(model: nn.Module, part: nn.Module, sharded: nn.Module) -> nn.Module:

@@ -50,6 +50,12 @@ def placed_pieces(
                 f"the plan puts table {table!r} on rank {piece.rank}, and the world has {world_size} "
                 f"ranks: 0 to {world_size - 1}"
             )
+    held = sorted({piece.rank for piece in pieces})
+    if sharding.ranks is not None and pieces and sorted(set(sharding.ranks)) != held:
+        raise ValueError(
+            f"the plan names ranks {sharding.ranks} for table {table!r}, and places its shards on ranks {held}; "
+            "let ranks say where the shards are, or leave ranks=None"
+        )
     rows, columns = shape
     if not exact_cover(pieces, rows, columns):
         shards = [([piece.row_offset, piece.column_offset], [piece.rows, piece.columns]) for piece in pieces]

@@ -134,9 +134,9 @@ class ParameterSharding:
             for shard in shards:
                 if shard.placement is None or shard.placement.rank() is None:
                     raise ValueError(f"{str(shard.placement)!r} names no rank, as 'rank:0/cpu' does")
-        except ValueError as error:
+            spec = EnumerableShardingSpec(shards) if stored.shards is not None else None
+        except (ValueError, RuntimeError) as error:
             raise ValueError(f"{source}: a shard of table {table!r} cannot be placed: {error}") from None
-        spec = EnumerableShardingSpec(shards) if stored.shards is not None else None
         return cls(stored.sharding_type, stored.compute_kernel, stored.ranks, spec, stored.shape, source)
 
 

@@ -98,7 +98,7 @@ def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
     """
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is no whole JSON document: {error}; it is damaged, save the plan again") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f'{source} is JSON, but no sharding plan: it lacks "format": "{FORMAT}"')
