@@ -360,3 +360,16 @@ def test_init_gives_one_group_however_often_it_is_called(ranks):
     finally:
         if not already:
             torch.distributed.destroy_process_group()
+
+
+def test_constants_that_hold_functions_of_their_module_travel_with_it(ranks, monkeypatch, tmp_path):
+    # A module that ranks cannot import: only this test knows its folder.
+    file = tmp_path / "written_in_a_test.py"
+    file.write_text("WORDS = {'seven': lambda: 7}\n\n\ndef look_up():\n    return WORDS['seven']()\n")
+    spec = importlib.util.spec_from_file_location("written_in_a_test", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    assert ranks(1).run(module.look_up) == [7]

@@ -162,7 +162,9 @@ def dump(obj: Any, constants: _Globals | None = None) -> bytes:
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, FunctionType | type):
                 module = sys.modules.get(obj.__module__ or "")
-                if module is not None and module not in registered and not _importable(module):
+                # Who registers a module takes it out again: a constant is dumped while the function that uses it is.
+                known = cloudpickle.list_registry_pickle_by_value()
+                if module is not None and module.__name__ not in known and not _importable(module):
                     cloudpickle.register_pickle_by_value(module)
                     registered.append(module)
             return super().reducer_override(obj)
