@@ -223,6 +223,34 @@ def test_result_first_touched_without_grad_still_trains(ranks, kind):
     assert any(ranks(2).run(first_touched_without_grad, kind=kind))
 
 
+def results_used_in_another_order(rank: int, world_size: int, kind: str) -> list[float]:
+    """The largest gradient of a row in each of two modules of one size, whose losses count once and three times."""
+    modules = [shard(collection(), kernel="dense", kind=kind) for _ in range(2)]
+    results = [module(ids_of_one_row()) for module in modules]
+    summed: dict[int, Tensor] = {}
+    for index in (0, 1) if rank == 0 else (1, 0):
+        summed[index] = (1 + 2 * index) * results[index].values().sum()
+    (summed[0] + summed[1]).backward()
+    found = [[p.grad.max() for p in module.parameters() if p.grad is not None and p.numel()] for module in modules]
+    return [float(torch.stack(of_module).max()) for of_module in found]
+
+
+def ids_of_one_row() -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(list(FEATURES), torch.tensor([1, 2, 3, 4]), lengths=torch.ones(4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "column_wise"])
+def test_ranks_that_use_two_results_in_different_order_get_the_gradients_of_each(ranks, kind):
+    for found in ranks(2).run(results_used_in_another_order, kind=kind):
+        assert found == [1.0, 3.0]
+
+
+@pytest.mark.world4
+def test_steps_between_hosts_start_in_one_order_whatever_is_used_first(ranks):
+    for found in ranks(4, hosts=2).run(results_used_in_another_order, kind="table_row_wise"):
+        assert found[1] == 3 * found[0]
+
+
 def tensor_dict_and_batch(rank: int, world_size: int) -> list[bool]:
     from tutorec.sparse.tensor_dict import kjt_to_td
 

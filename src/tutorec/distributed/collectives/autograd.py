@@ -6,12 +6,17 @@ Backward runs them the other way round: collect's backward issues the reverse ex
     forward    x -> issue .... (in flight: compute something else) .... collect -> y
     backward   dx <- issue's backward ......... (in flight) ......... collect's backward <- dy
 
+What has been issued first is collected first, whatever is waited for first: backward takes collects in the reverse
+order, and ranks match exchanges by order. Two ranks that wait for two results in different order still agree.
+
 Gradients are divided by W on the way back: each rank's loss is the mean over its own samples, and the update is to be
 made with the mean over all of them, as DistributedDataParallel does for the dense part.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
 from abc import ABC, abstractmethod
 from typing import Any, cast
 
@@ -84,17 +89,46 @@ class _Collect(torch.autograd.Function):
         return gradients[0].new_zeros(1), None
 
 
+class _Uncollected(threading.local):
+    """Promises that this thread has issued and that nobody has waited for, oldest first; they may be dropped."""
+
+    _PRUNE_ABOVE = 64
+
+    def __init__(self) -> None:
+        self._promises: list[weakref.ref[_Collected]] = []
+
+    def add(self, promise: _Collected) -> None:
+        """Note the newest."""
+        if len(self._promises) > self._PRUNE_ABOVE:
+            self._promises = [each for each in self._promises if each() is not None]
+        self._promises.append(weakref.ref(promise))
+
+    def take_before(self, promise: _Collected) -> list[_Collected]:
+        """Those that were issued before ``promise``; they and it are forgotten."""
+        place = next((index for index, each in enumerate(self._promises) if each() is promise), None)
+        if place is None:
+            return []
+        before, self._promises = self._promises[:place], self._promises[place + 1 :]
+        return [earlier for each in before if (earlier := each()) is not None]
+
+
 class _Collected(Awaitable[torch.Tensor]):
     def __init__(self, token: torch.Tensor, flight: _Flight) -> None:
         self._token = token
         self._flight = flight
         self._graph_is_recorded = torch.is_grad_enabled()
+        _uncollected.add(self)
 
     def _wait_impl(self) -> torch.Tensor:
+        for earlier in _uncollected.take_before(self):
+            earlier.wait()
         # The graph belongs to where the exchange was issued: a lazy value may first be touched under no_grad, e.g. to
         # print it, and still has to train.
         with torch.set_grad_enabled(self._graph_is_recorded):
             return cast(torch.Tensor, _Collect.apply(self._token, self._flight))
+
+
+_uncollected = _Uncollected()
 
 
 def issue(exchange: Exchange, sent: torch.Tensor) -> Awaitable[torch.Tensor]:
