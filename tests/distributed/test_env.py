@@ -8,7 +8,10 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.env import ShardingEnv, local_world_size
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_row_wise
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
 
 
 def local_sizes(rank: int, world_size: int) -> list[int]:
@@ -47,3 +50,21 @@ def test_without_a_group_all_ranks_share_a_host(monkeypatch):
 def test_hosts_that_do_not_divide_the_ranks_are_refused(local_size):
     with pytest.raises(ValueError, match=f"4 ranks make no hosts of {local_size} ranks each"):
         ShardingEnv(4, 0, local_size=local_size)
+
+
+@pytest.mark.parametrize(("text", "ranks"), [("2", 2), ("0", None)])
+def test_ranks_per_host_are_read_from_the_environment(monkeypatch, text, ranks):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
+    assert local_world_size() == ranks
+    plan = construct_module_sharding_plan(one_table(), {"item": table_row_wise(0)}, world_size=4)
+    assert plan["item"].ranks == list(range(ranks or 4))
+
+
+def test_what_is_no_number_of_ranks_per_host_is_named(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
+    with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE is 'two' and not a number of ranks per host"):
+        construct_module_sharding_plan(one_table(), {"item": table_row_wise(0)}, world_size=4)
+
+
+def one_table() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item", feature_names=["f"])])

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.cases import batch, collection, group, home, local_weights, shard
+import torch.distributed as dist
+from distributed.cases import batch, collection, group, home, local_weights, shard, word
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.shard_geometry import (
@@ -19,6 +21,7 @@ from tutorec.distributed.shard_geometry import (
     grid_pieces,
     row_wise_pieces,
 )
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.distributed.state_dict import local_state, sharded_state
 from tutorec.distributed.tables import PlacedTable
 
@@ -141,6 +144,24 @@ def assigned(rank: int, world_size: int, kind: str) -> list[bool]:
 def test_state_loaded_by_assignment_is_looked_up_and_trained(ranks, kind):
     for found in ranks(2).run(assigned, kind=kind):
         assert all(found)
+
+
+def on_a_part_of_the_ranks(rank: int, world_size: int, kind: str) -> bool:
+    parts: list[Any] = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    env = ShardingEnv.from_process_group(parts[rank % 2])
+    ebc, empty = collection(), collection()
+    empty.load_state_dict({name: torch.zeros_like(weight) for name, weight in ebc.state_dict().items()})
+    words = {name: word(kind, index, 2, 2) for index, name in enumerate(ebc.embedding_bags)}
+    plan = construct_module_sharding_plan(ebc, words, local_size=2, world_size=2)
+    stored, loaded = (EmbeddingBagCollectionSharder().shard(each, plan, env) for each in (ebc, empty))
+    loaded.load_state_dict(stored.state_dict())
+    return torch.equal(loaded(batch(0, 3)).values(), stored(batch(0, 3)).values())
+
+
+@pytest.mark.world4
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "mixed"])
+def test_tables_on_a_part_of_the_ranks_are_stored_and_loaded(ranks, kind):
+    assert all(ranks(4).run(on_a_part_of_the_ranks, kind=kind))
 
 
 def placed(kind: ShardingType, pieces: list[ShardPiece], rows: int = 5, columns: int = 4) -> PlacedTable:

@@ -62,11 +62,23 @@ class ShardingEnv:
         return self.process_group
 
 
+def local_world_size() -> int | None:
+    """What ``LOCAL_WORLD_SIZE`` says, the ranks of a host; None where it is not set, or 0.
+
+    Raises:
+        ValueError: It is no whole number.
+    """
+    text = os.environ.get("LOCAL_WORLD_SIZE", "0")
+    if not text.isdecimal():
+        raise ValueError(f"LOCAL_WORLD_SIZE is {text!r} and not a number of ranks per host: set it, or unset it")
+    return int(text) or None
+
+
 def _local_size(pg: dist.ProcessGroup) -> int:
     """Ranks per host of a group; all of them where its hosts differ in size, or nothing is known of hosts."""
     ranks = dist.get_process_group_ranks(pg)
-    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-    if on_host < 1:
+    on_host = local_world_size()
+    if on_host is None:
         return len(ranks)
     hosts = [len(list(members)) for _, members in groupby(ranks, key=lambda rank: rank // on_host)]
     return hosts[0] if len(set(hosts)) == 1 else len(ranks)

@@ -5,7 +5,6 @@ Corresponds to TorchRec's ``torchrec.distributed.sharding_plan``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from torch import nn
 from tutorec.distributed import comm
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.env import local_world_size
 from tutorec.distributed.plan import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
@@ -344,7 +344,7 @@ def construct_module_sharding_plan(
     world_size = world_size or (group.size() if group is not None else 1)
     machine = Machine(
         world_size,
-        local_size or int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+        local_size or local_world_size() or world_size,
         device_type or ("cuda" if torch.cuda.is_available() else "cpu"),
     )
     plan = EmbeddingModuleShardingPlan()
@@ -357,6 +357,19 @@ def construct_module_sharding_plan(
 def default_sharders() -> list[ModuleSharder[Any]]:
     """One sharder for each class of modules that can be sharded."""
     return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+
+
+def get_module_to_default_sharders() -> dict[type[nn.Module], ModuleSharder[Any]]:
+    """Class of a collection -> its sharder with default settings, under TorchRec's name.
+
+    Example:
+        >>> sorted(kind.__name__ for kind in get_module_to_default_sharders())
+        ['EmbeddingBagCollection', 'EmbeddingCollection']
+
+    Source:
+        TorchRec's ``torchrec.distributed.sharding_plan.get_module_to_default_sharders``.
+    """
+    return {sharder.module_type: sharder for sharder in default_sharders()}
 
 
 def check_plan_fits(plan: ShardingPlan, paths: Mapping[str, nn.Module]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
@@ -87,13 +88,16 @@ def local_state(tables: Sequence[PlacedTable], loaded: Mapping[str, Any], rank: 
 def _sharded_tensor(
     table: PlacedTable, local: Sequence[torch.Tensor], env: ShardingEnv, device: torch.device
 ) -> ShardedTensor:
+    group = env.group_for("a state dict")
+    # torch speaks of ranks of the program, also where the tables lie on a part of them.
+    ranks = range(env.world_size) if group is None else dist.get_process_group_ranks(group)
     # Ranks that share a device, as tests on one GPU do, are not where counting by host puts them.
-    here = f"rank:{env.rank}/{local[0].device}" if local else ""
+    here = f"rank:{ranks[env.rank]}/{local[0].device}" if local else ""
     shards = [
         ShardMetadata(
             [piece.row_offset, piece.column_offset],
             [piece.rows, piece.columns],
-            here if here and piece.rank == env.rank else placement(piece.rank, device.type, env.local_size),
+            here if here and piece.rank == env.rank else placement(ranks[piece.rank], device.type, env.local_size),
         )
         for piece in table.pieces
     ]
@@ -109,9 +113,7 @@ def _sharded_tensor(
     with warnings.catch_warnings():
         # torch recommends DTensor, which cannot say that one rank holds a whole table.
         warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
-        return ShardedTensor._init_from_local_shards_and_global_metadata(
-            held, metadata, process_group=env.group_for("a state dict")
-        )
+        return ShardedTensor._init_from_local_shards_and_global_metadata(held, metadata, process_group=group)
 
 
 def _put_together(table: PlacedTable, held: Sequence[torch.Tensor]) -> torch.Tensor:

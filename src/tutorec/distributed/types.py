@@ -12,10 +12,12 @@ from tutorec.distributed.plan import (
     ShardingPlan,
     ShardingType,
 )
+from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
 
 __all__ = [
     "Awaitable",
+    "CommOp",
     "EmbeddingModuleShardingPlan",
     "EnumerableShardingSpec",
     "LazyAwaitable",
@@ -24,6 +26,7 @@ __all__ = [
     "ModuleShardingPlan",
     "NoWait",
     "ParameterSharding",
+    "QuantizedCommCodecs",
     "ShardMetadata",
     "ShardedModule",
     "ShardingEnv",
