@@ -28,11 +28,11 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="07.1",
         compared="the bag length at which the two formulas are equal",
-        solution=2 * 16,
+        solution=2 * 256,
         mistakes=(
             Mistake(
                 misconception="counts the way home and not the gradients",
-                answer=16,
+                answer=256,
                 hint="That counts pooled rows once. They come home, and their gradients go out again.",
             ),
             Mistake(
@@ -42,7 +42,7 @@ EXERCISES: tuple[Exercise, ...] = (
             ),
             Mistake(
                 misconception="lets the break-even grow with the ranks",
-                answer=2 * 16 * 8,
+                answer=2 * 256 * 8,
                 hint="Write both formulas down with W = 8 and divide by what they share. Does W stay?",
             ),
         ),

@@ -78,30 +78,66 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="08.3",
-        compared="what fits and crosses least, for three tables",
-        solution={"cities": "table_wise", "products": "table_row_wise", "pairs": "grid_shard"},
+        compared="what fits and takes the least time on the wires, for four tables",
+        solution={
+            "sellers": "table_wise",
+            "visitors": "table_column_wise",
+            "products": "table_row_wise",
+            "pairs": "grid_shard",
+        },
         mistakes=(
             Mistake(
                 misconception="cuts the table that needs no cut",
-                answer={"cities": "table_row_wise", "products": "table_row_wise", "pairs": "grid_shard"},
-                hint="Two are right. The cities fit on one rank: what does their way home cost inside the host when it "
-                "is cut, and when not?",
+                answer={
+                    "sellers": "table_row_wise",
+                    "visitors": "table_column_wise",
+                    "products": "table_row_wise",
+                    "pairs": "grid_shard",
+                },
+                hint="Three are right. The sellers fit on one rank: what does their way home cost inside the host when "
+                "it is cut, and when not?",
             ),
             Mistake(
                 misconception="cuts by rows over all ranks what one host cannot hold",
-                answer={"cities": "table_wise", "products": "table_row_wise", "pairs": "row_wise"},
-                hint="Two are right. Row-wise holds the pairs, and sends 64 partial sums for every row. Which cut has "
-                "the room of several hosts and still adds inside each of them?",
+                answer={
+                    "sellers": "table_wise",
+                    "visitors": "table_column_wise",
+                    "products": "table_row_wise",
+                    "pairs": "row_wise",
+                },
+                hint="Three are right. Row-wise holds the pairs, and sends 64 partial sums for every row. Which cut "
+                "has the room of several hosts and still adds inside each of them?",
+            ),
+            Mistake(
+                misconception="splits rows whatever the bags hold",
+                answer={
+                    "sellers": "table_wise",
+                    "visitors": "table_row_wise",
+                    "products": "table_row_wise",
+                    "pairs": "grid_shard",
+                },
+                hint="Three are right. A visitor's bag has one id. What does it cost to send that id to eight slices, "
+                "and what to bring eight partial sums together?",
             ),
             Mistake(
                 misconception="forgets what a host can hold",
-                answer={"cities": "table_wise", "products": "table_row_wise", "pairs": "table_row_wise"},
-                hint="Two are right. How many GB are free on the ranks of one host, and how many do the pairs need?",
+                answer={
+                    "sellers": "table_wise",
+                    "visitors": "table_column_wise",
+                    "products": "table_row_wise",
+                    "pairs": "table_row_wise",
+                },
+                hint="Three are right. How many GB are free on the ranks of one host, and how many do the pairs need?",
             ),
             Mistake(
                 misconception="cuts long bags by columns",
-                answer={"cities": "table_wise", "products": "table_column_wise", "pairs": "grid_shard"},
-                hint="Two are right. Table-column-wise sends every id of a bag to each slice, 500 ids to 8 slices.",
+                answer={
+                    "sellers": "table_wise",
+                    "visitors": "table_column_wise",
+                    "products": "table_column_wise",
+                    "pairs": "grid_shard",
+                },
+                hint="Three are right. Table-column-wise sends every id of a bag to each slice, 500 ids to 8 slices.",
             ),
         ),
         shape="a dict from table to the name of a sharding type, such as 'row_wise'",
