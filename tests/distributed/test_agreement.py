@@ -197,3 +197,37 @@ def test_ranks_whose_models_or_plans_differ_are_told_by_model_parallel(ranks, wh
     assert (told, own_kind) == ("AgreementError", own)
     assert words in message
     assert words in own_message
+
+
+def two_collections(rank: int, world_size: int, first: bool) -> tuple[str, str]:
+    """Rank 0 calls one collection and then the other, rank 1 the reverse; ids and shapes would fit either."""
+    env = ShardingEnv.from_process_group(group())
+    sharded = []
+    for name in ("item", "user"):
+        config = EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name=f"{name}_table", feature_names=[name])
+        ebc = EmbeddingBagCollection([config])
+        plan = construct_module_sharding_plan(ebc, {f"{name}_table": row_wise()})
+        sharded.append(EmbeddingBagCollectionSharder().shard(ebc, plan, env))
+    batches = [KeyedJaggedTensor([name], torch.tensor([rank]), lengths=torch.tensor([1])) for name in ("item", "user")]
+    if not first:
+        for module, features in zip(sharded, batches, strict=True):
+            module(features)
+
+    def swapped() -> None:
+        for index in (rank, 1 - rank):
+            sharded[index](batches[index]).wait()
+
+    return caught(swapped)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first batch", "later batch"])
+def test_collections_that_ranks_call_in_different_order_are_refused_on_every_rank(ranks, first):
+    found = ranks(2).run(two_collections, first=first)
+    if first:
+        assert [kind for kind, _ in found] == ["AgreementError"] * 2
+        assert all("tables 'item_table'" in text and "tables 'user_table'" in text for _, text in found)
+    else:
+        assert [kind for kind, _ in found] == ["ValueError"] * 2
+        for (_, text), name in zip(found, ("item", "user"), strict=True):
+            assert f"tables '{name}_table', which is exchange" in text
+            assert "in the same order on every rank" in text

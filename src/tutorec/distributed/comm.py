@@ -41,6 +41,7 @@ class Issue:
 observers: list[Callable[[Issue], None]] = []
 
 _issuing_thread: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+_exchanges: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 
 class _InFlight(Awaitable[torch.Tensor]):
@@ -327,8 +328,19 @@ def get_local_rank(world_size: int | None = None, rank: int | None = None) -> in
 
 def _number_in_environment(names: Sequence[str]) -> int | None:
     """The first of these variables that holds a number from 0; a launcher sets one of them."""
-    found = (int(os.environ.get(name, "-1")) for name in names)
-    return next((number for number in found if number >= 0), None)
+    for name in names:
+        text = os.environ.get(name, "-1")
+        if not text.lstrip("-").isdigit():
+            raise ValueError(f"{name}={text!r} is no number of ranks: unset it, or let torchrun or Ranks set it")
+        if int(text) >= 0:
+            return int(text)
+    return None
+
+
+def number_of_next_exchange(group: dist.ProcessGroup) -> int:
+    """1, 2, 3 ... of a group: the same on every rank where all build their exchanges in the same order."""
+    _exchanges[group] = number = _exchanges.get(group, 0) + 1
+    return number
 
 
 def default_group() -> dist.ProcessGroup | None:

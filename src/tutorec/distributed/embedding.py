@@ -11,15 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from torch import nn
 from torch.autograd.function import once_differentiable
 
 from tutorec.awaitable import Awaitable, LazyAwaitable
 from tutorec.distributed.collectives.kjt import ArrivedIds, KJTArrival
-from tutorec.distributed.embedding_base import BatchContext, ShardedEmbeddingModule, Unsharded
+from tutorec.distributed.embedding_base import BaseEmbeddingSharder, BatchContext, ShardedEmbeddingModule, Unsharded
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.fused_params import optimizer_spec
-from tutorec.distributed.lookup.grouped import SUPPORTED_KERNELS
 from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.registry import SEQUENCE_SHARDINGS
@@ -245,7 +242,7 @@ class _Ids(Awaitable[list[ArrivedIds]]):
         return of_shardings
 
 
-class EmbeddingCollectionSharder:
+class EmbeddingCollectionSharder(BaseEmbeddingSharder):
     """Shards an `EmbeddingCollection`.
 
     Args:
@@ -272,14 +269,8 @@ class EmbeddingCollectionSharder:
         TorchRec's ``torchrec.distributed.embedding.EmbeddingCollectionSharder``.
     """
 
-    def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
-    ) -> None:
-        optimizer_spec(fused_params)
-        self.fused_params: dict[str, Any] | None = dict(fused_params) if fused_params is not None else None
-        self._codecs = qcomm_codecs_registry
+    _tables_path = "embeddings"
+    _types = tuple(SEQUENCE_SHARDINGS)
 
     @property
     def module_type(self) -> type[EmbeddingCollection]:
@@ -295,18 +286,5 @@ class EmbeddingCollectionSharder:
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingCollection:
         """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
-        if not isinstance(module, EmbeddingCollection):
-            raise TypeError(f"this sharder shards an EmbeddingCollection, got a {type(module).__name__}")
+        self._check_module(module, EmbeddingCollection)
         return ShardedEmbeddingCollection(module, params, env, self.fused_params, device, self._codecs)
-
-    def shardable_parameters(self, module: EmbeddingCollection) -> dict[str, nn.Parameter]:
-        """Table name -> weights ``[R, D]``."""
-        return {name: table.get_parameter("weight") for name, table in module.embeddings.items()}
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """`ShardingType` values that it can build, on any device."""
-        return [sharding_type.value for sharding_type in SEQUENCE_SHARDINGS]
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """`EmbeddingComputeKernel` values that it can build, on any device."""
-        return [kernel.value for kernel in SUPPORTED_KERNELS]

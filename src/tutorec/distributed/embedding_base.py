@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import nn
 
 from tutorec.awaitable import Awaitable
+from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.collectives.kjt import KJTArrival
 from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.initial_rows import draw_piece
 from tutorec.distributed.layout import FeatureOrder
 from tutorec.distributed.lookup.base import EmbeddingLookup
@@ -254,13 +256,23 @@ class ShardedEmbeddingModule(
             arranged = self._arranged(features, ctx)
         except (ValueError, KeyError, TypeError) as error:
             problem = error
-        check_agreement("the first batch", {"weighted": str(self._is_weighted)}, self._env, problem)
+        facts = {"weighted": str(self._is_weighted), "collection": self._title()}
+        check_agreement("the first batch", facts, self._env, problem)
         assert arranged is not None, "check_agreement raises where this rank has a problem"
         self._input_dists = [sharding.create_input_dist() for sharding in self._shardings]
+        for dist in self._input_dists:
+            if self._env.process_group is not None:
+                dist.identify(comm.number_of_next_exchange(self._env.process_group), self._title())
         for dist in self._output_dists:
             dist.build()
         self._dists_are_built = True
         return arranged
+
+    def _title(self) -> str:
+        """Words for messages: its kind and its tables."""
+        names = [table.name for table in self._tables]
+        shown = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        return f"the {self._kind} of tables {shown}"
 
     def _arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
         """The batch, checked, with the features of the shardings one after the other."""
@@ -321,6 +333,52 @@ class _SizesOnTheWay(Awaitable[list[KJTArrival]]):
             if arrival.batch_size_per_rank_per_feature is not None:
                 self._ctx.variable_batch_per_feature = True
         return arrivals
+
+
+class BaseEmbeddingSharder:
+    """What the sharders of both collections have in common; a subclass names its module and builds the sharded one.
+
+    Args:
+        fused_params: The optimizer that runs inside backward: ``optimizer``, ``learning_rate``, ``eps``. SGD with a
+            rate of 0.01 by default.
+        qcomm_codecs_registry: What rows and their gradients travel as, from ``get_qcomm_codecs_registry``; float32 by
+            default.
+
+    Raises:
+        ValueError: ``fused_params`` make no sense.
+
+    Source:
+        TorchRec's ``torchrec.distributed.embedding_types.BaseEmbeddingSharder``.
+    """
+
+    _tables_path: ClassVar[str]
+    _types: ClassVar[Sequence[ShardingType]]
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        optimizer_spec(fused_params)
+        self.fused_params: dict[str, Any] | None = dict(fused_params) if fused_params is not None else None
+        self._codecs = qcomm_codecs_registry
+
+    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """Table name -> weights ``[R, D]``."""
+        tables = module.get_submodule(self._tables_path).named_children()
+        return {name: table.get_parameter("weight") for name, table in tables}
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """`ShardingType` values that it can build, on any device."""
+        return [sharding_type.value for sharding_type in self._types]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """`EmbeddingComputeKernel` values that it can build, on any device."""
+        return [kernel.value for kernel in SUPPORTED_KERNELS]
+
+    def _check_module(self, module: nn.Module, wanted: type[nn.Module]) -> None:
+        if not isinstance(module, wanted):
+            raise TypeError(f"this sharder shards an {wanted.__name__}, got a {type(module).__name__}")
 
 
 def without_weights(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:

@@ -11,15 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from tutorec.awaitable import Awaitable, LazyAwaitable, NoWait
 from tutorec.distributed.collectives.kjt import KJTArrival
-from tutorec.distributed.embedding_base import BatchContext, ShardedEmbeddingModule, Unsharded
+from tutorec.distributed.embedding_base import BaseEmbeddingSharder, BatchContext, ShardedEmbeddingModule, Unsharded
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.layout import ColumnOrder
-from tutorec.distributed.lookup.grouped import SUPPORTED_KERNELS
 from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.base import EmbeddingShardingContext, PooledEmbeddingSharding
@@ -219,7 +216,7 @@ class _PooledFeatures(Awaitable[list[KeyedJaggedTensor]]):
         return [arrival.wait() for arrival in self._arrivals]
 
 
-class EmbeddingBagCollectionSharder:
+class EmbeddingBagCollectionSharder(BaseEmbeddingSharder):
     """Shards an `EmbeddingBagCollection`.
 
     Args:
@@ -245,14 +242,8 @@ class EmbeddingBagCollectionSharder:
         TorchRec's ``torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder``.
     """
 
-    def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
-    ) -> None:
-        optimizer_spec(fused_params)
-        self.fused_params: dict[str, Any] | None = dict(fused_params) if fused_params is not None else None
-        self._codecs = qcomm_codecs_registry
+    _tables_path = "embedding_bags"
+    _types = tuple(POOLED_SHARDINGS)
 
     @property
     def module_type(self) -> type[EmbeddingBagCollection]:
@@ -268,18 +259,5 @@ class EmbeddingBagCollectionSharder:
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingBagCollection:
         """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
-        if not isinstance(module, EmbeddingBagCollection):
-            raise TypeError(f"this sharder shards an EmbeddingBagCollection, got a {type(module).__name__}")
+        self._check_module(module, EmbeddingBagCollection)
         return ShardedEmbeddingBagCollection(module, params, env, self.fused_params, device, self._codecs)
-
-    def shardable_parameters(self, module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:
-        """Table name -> weights ``[R, D]``."""
-        return {name: bag.get_parameter("weight") for name, bag in module.embedding_bags.items()}
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """`ShardingType` values that it can build, on any device."""
-        return [sharding_type.value for sharding_type in POOLED_SHARDINGS]
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """`EmbeddingComputeKernel` values that it can build, on any device."""
-        return [kernel.value for kernel in SUPPORTED_KERNELS]

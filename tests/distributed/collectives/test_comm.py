@@ -200,3 +200,9 @@ def test_local_size_that_does_not_divide_is_warned_of(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.warns(UserWarning, match="LOCAL_WORLD_SIZE=4 does not divide 6 ranks"):
         assert comm.get_local_size(6) == 6
+
+
+def test_an_environment_without_a_number_is_named(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
+    with pytest.raises(ValueError, match=r"LOCAL_WORLD_SIZE='two' is no number of ranks"):
+        comm.get_local_size(4)

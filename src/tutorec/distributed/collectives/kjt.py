@@ -34,9 +34,9 @@ STRIDES_STAGE = "input strides"
 IDS_STAGE = "input ids"
 WEIGHTS_STAGE = "input weights"
 
-# Ids of one peer, its samples, and its format: the bytes of one of its ids, and two flags.
+# Ids of one peer, its samples, and its format: the bytes of one of its ids, two flags, and the exchange's number.
 SIZES_PER_PEER = 3
-_ITEMSIZE, _VARIABLE, _WEIGHTED = 15, 16, 32
+_ITEMSIZE, _VARIABLE, _WEIGHTED, _NUMBER = 15, 16, 32, 8
 
 
 class KJTAllToAll(nn.Module):
@@ -88,6 +88,10 @@ class KJTAllToAll(nn.Module):
         self._pg = pg
         self._slots = Slots(splits, order)
         self._ids_dtype = ids_dtype
+        # Ranks that are at different exchanges would read each other's ids. A module numbers its own, the same way on
+        # every rank; 0 says nothing.
+        self.number: int = 0
+        self.title: str = ""
         local = world_size // stagger
         self._ranks = [host * local + rank for rank in range(local) for host in range(stagger)]
 
@@ -105,7 +109,7 @@ class KJTAllToAll(nn.Module):
             raise TypeError(f"the batch holds {values.dtype} where ids are due: {features.keys()}; give integers")
         if self._pg is None or len(self._ranks) == 1:
             return NoWait(KJTArrival.at_home(features, self._slots))
-        return _Sizes(self._pg, self._slots, features, self._ids_dtype, self._ranks)
+        return _Sizes(self._pg, self._slots, features, self._ids_dtype, self._ranks, (self.number, self.title))
 
 
 @dataclass(frozen=True)
@@ -261,14 +265,17 @@ class _Sizes(Awaitable[KJTArrival]):
         features: KeyedJaggedTensor,
         ids_dtype: torch.dtype | None,
         ranks: list[int],
+        identity: tuple[int, str],
     ) -> None:
         self._group, self._slots, self._features, self._ranks = group, slots, features, ranks
+        self._identity = identity
         self._starts = features.offset_per_key()
         self._counts = slots.sums(self._starts)
         samples, values = features.stride(), features.values()
         form = (ids_dtype or values.dtype).itemsize
         form |= _VARIABLE if features.variable_stride_per_key() else 0
         form |= _WEIGHTED if features.weights_or_none() is not None else 0
+        form |= identity[0] << _NUMBER
         sizes = torch.tensor([(count, samples, form) for count in self._counts], device=values.device)
         each = [SIZES_PER_PEER] * len(self._counts)
         self._sizes = comm.all_to_all(sizes.view(-1), each, each, group, SIZES_STAGE)
@@ -276,6 +283,7 @@ class _Sizes(Awaitable[KJTArrival]):
     def _wait_impl(self) -> KJTArrival:
         arriving = self._sizes.wait().view(-1, SIZES_PER_PEER).tolist()
         ids, samples, forms = (list(column) for column in zip(*arriving, strict=True))
+        _check_exchange([form >> _NUMBER for form in forms], *self._identity)
         _check_weights(forms)
         # Every rank sees the same W forms, so that all take the same rounds and choose the same dtype.
         strides = self._exchange_strides() if any(form & _VARIABLE for form in forms) else None
@@ -303,6 +311,17 @@ class _Sizes(Awaitable[KJTArrival]):
         into = [mine] * len(self._slots.splits)
         arrived = comm.all_to_all(flat, self._slots.splits, into, self._group, STRIDES_STAGE).wait().tolist()
         return [arrived[rank * mine : (rank + 1) * mine] for rank in range(len(into))]
+
+
+def _check_exchange(numbers: Sequence[int], mine: int, title: str) -> None:
+    """Refuse, on every rank alike, that ranks are at different exchanges."""
+    others = [rank for rank, number in enumerate(numbers) if number != mine]
+    if others:
+        raise ValueError(
+            f"this rank sends ids of {title or 'an exchange without a number'}, which is exchange {mine}, and rank "
+            f"{others[0]} is at exchange {numbers[others[0]]}: call sharded collections in the same order on every "
+            "rank (a loop over a set has none)"
+        )
 
 
 def _check_weights(forms: Sequence[int]) -> None:

@@ -2,14 +2,14 @@
 
     my samples, every feature  | input_dist |  my features, every sample  | lookup |  | output_dist |  my samples
 
-A type is one final class in one file beside this one; types share functions, not parents. What a type decides is which
+A type is one final class in one file beside this one, and no type is another's parent. What a type decides is which
 *slots* a rank has (`slots`), how ids find them and how pooled rows come home.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,14 @@ import torch
 from torch import nn
 
 from tutorec.awaitable import Awaitable
-from tutorec.distributed.collectives.kjt import KJTArrival
+from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
+from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
 from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
+from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
+from tutorec.distributed.qcomm import QuantizedCommCodecs
+from tutorec.distributed.sharding.slots import PlacedSlots, Route
+from tutorec.distributed.tables import PlacedTable
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
@@ -49,6 +54,13 @@ class EmbeddingShardingContext:
 class SparseFeaturesDist(nn.Module, ABC):
     """The way in: ids to the ranks that hold their rows."""
 
+    # The exchange; its number and title let ranks see that they mean the same one.
+    _dist: KJTAllToAll
+
+    def identify(self, number: int, title: str) -> None:
+        """Say which exchange this is: a number that is the same on every rank, and words for messages."""
+        self._dist.number, self._dist.title = number, title
+
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> Awaitable[KJTArrival]:
         """My samples, ``feature_names()`` -> promise of a promise: sizes first, then ids of my slots."""
@@ -73,13 +85,29 @@ class PooledEmbeddingDist(nn.Module, ABC):
 class EmbeddingSharding(ABC):
     """All tables of a collection that are sharded in one way.
 
+    Args:
+        tables: They, in the collection's order.
+        env: The ranks.
+        codecs: Name of a move -> what rows travel as in it; float32 where it has none.
+
     Source:
         TorchRec's ``torchrec.distributed.embedding_sharding.EmbeddingSharding``.
     """
 
+    def __init__(
+        self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
+    ) -> None:
+        self._slots = PlacedSlots(tables, env)
+        self._codecs = codecs
+        self._route = self._find_route()
+
     @abstractmethod
+    def _find_route(self) -> Route:
+        """How ids find the slots."""
+
     def feature_names(self) -> list[str]:
         """Features in the order in which ``input_dist`` wants them; a name may stand here twice."""
+        return self._route.features
 
     @abstractmethod
     def create_input_dist(self) -> SparseFeaturesDist:
@@ -96,6 +124,10 @@ class EmbeddingSharding(ABC):
 
 class PooledEmbeddingSharding(EmbeddingSharding):
     """A sharding whose lookups pool bags."""
+
+    def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
+        """This rank's shards, filled with ``rows_of(shard)``."""
+        return GroupedPooledEmbeddingsLookup(self._slots.mine, rows_of, device)
 
     @abstractmethod
     def output_pieces(self) -> Sequence[ColumnPiece]:

@@ -29,7 +29,6 @@ from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
 from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
-from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
 from tutorec.distributed.lookup.replicated import ReplicatedPooledEmbeddingsLookup
 from tutorec.distributed.lookup.replicated_rows import ReplicatedEmbeddingsLookup
 from tutorec.distributed.qcomm import QuantizedCommCodecs
@@ -44,7 +43,7 @@ from tutorec.distributed.sharding.sequence_sharding import (
     SequenceEmbeddingSharding,
     SlotSequenceEmbeddingSharding,
 )
-from tutorec.distributed.sharding.slots import PlacedSlots, Route
+from tutorec.distributed.sharding.slots import Route
 from tutorec.distributed.sharding.whole_rows import TwSparseFeaturesDist
 from tutorec.distributed.tables import PlacedTable
 
@@ -73,14 +72,12 @@ class DpPooledEmbeddingSharding(PooledEmbeddingSharding):
     def __init__(
         self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
     ) -> None:
-        self._env = env
         # Forward each rank is a world of its own.
-        self._slots = PlacedSlots(tables, ShardingEnv.from_local(1, 0))
-        self._route = Route.to_whole_rows(self._slots)
+        super().__init__(tables, ShardingEnv.from_local(1, 0), codecs)
+        self._ranks = env
 
-    def feature_names(self) -> list[str]:
-        """Features, each once."""
-        return self._route.features
+    def _find_route(self) -> Route:
+        return Route.to_whole_rows(self._slots)
 
     def output_pieces(self) -> list[ColumnPiece]:
         """Whole outputs."""
@@ -96,9 +93,9 @@ class DpPooledEmbeddingSharding(PooledEmbeddingSharding):
 
     def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
         """Every table; in a world of 1 as any other lookup."""
-        if self._env.world_size == 1:
-            return GroupedPooledEmbeddingsLookup(self._slots.mine, rows_of, device)
-        return ReplicatedPooledEmbeddingsLookup(self._slots.mine, rows_of, device, self._env, self._slots.ids_dtype)
+        if self._ranks.world_size == 1:
+            return super().create_lookup(rows_of, device)
+        return ReplicatedPooledEmbeddingsLookup(self._slots.mine, rows_of, device, self._ranks, self._slots.ids_dtype)
 
     def create_output_dist(self) -> DpPooledEmbeddingDist:
         """My rows stay."""
@@ -118,14 +115,12 @@ class DpSequenceEmbeddingSharding(SequenceEmbeddingSharding):
     def __init__(
         self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
     ) -> None:
-        self._env = env
-        alone = ShardingEnv.from_local(1, 0)
-        self._slots = PlacedSlots(tables, alone)
-        self._at_home = SlotSequenceEmbeddingSharding(tables, alone, {})
+        self._at_home = SlotSequenceEmbeddingSharding(tables, ShardingEnv.from_local(1, 0), {})
+        super().__init__(tables, ShardingEnv.from_local(1, 0), codecs)
+        self._ranks = env
 
-    def feature_names(self) -> list[str]:
-        """Features, each once."""
-        return self._at_home.feature_names()
+    def _find_route(self) -> Route:
+        return Route.to_whole_rows(self._slots)
 
     def output_keys(self) -> list[str]:
         """Names of the results, table by table."""
@@ -137,9 +132,9 @@ class DpSequenceEmbeddingSharding(SequenceEmbeddingSharding):
 
     def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
         """Every table; in a world of 1 as any other lookup."""
-        if self._env.world_size == 1:
+        if self._ranks.world_size == 1:
             return self._at_home.create_lookup(rows_of, device)
-        return ReplicatedEmbeddingsLookup(self._slots.mine, rows_of, device, self._env, self._slots.ids_dtype)
+        return ReplicatedEmbeddingsLookup(self._slots.mine, rows_of, device, self._ranks, self._slots.ids_dtype)
 
     def create_output_dist(self) -> SequenceEmbeddingDist:
         """My rows stay."""

@@ -10,8 +10,6 @@ Between hosts a sample's row travels once, not once for each rank of the host th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 
 from tutorec.awaitable import Awaitable
@@ -19,13 +17,10 @@ from tutorec.distributed import comm
 from tutorec.distributed.collectives.pooled import HostPooledEmbeddings
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
-from tutorec.distributed.lookup.base import ShardRows
-from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharding.base import EmbeddingShardingContext, PooledEmbeddingDist, PooledEmbeddingSharding
 from tutorec.distributed.sharding.slots import PlacedSlots, Route, elements_in, elements_out
 from tutorec.distributed.sharding.split_rows import RwSparseFeaturesDist, Scaling
-from tutorec.distributed.tables import PlacedTable
 
 
 class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
@@ -66,24 +61,10 @@ class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
 
 
 class HostRowsSharding(PooledEmbeddingSharding):
-    """The moves of pooled shards whose rows are split inside a host.
+    """The moves of pooled shards whose rows are split inside a host."""
 
-    Args:
-        tables: The tables, in the collection's order.
-        env: The ranks.
-        codecs: Name of a move -> what rows travel as in it; float32 where it has none.
-    """
-
-    def __init__(
-        self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
-    ) -> None:
-        self._slots = PlacedSlots(tables, env)
-        self._route = Route.to_split_rows(self._slots)
-        self._codecs = codecs.get(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)
-
-    def feature_names(self) -> list[str]:
-        """Features, one for each table that reads it."""
-        return self._route.features
+    def _find_route(self) -> Route:
+        return Route.to_split_rows(self._slots)
 
     def output_pieces(self) -> list[ColumnPiece]:
         """Columns in the order of hosts: all ranks of a host have the same ones."""
@@ -97,14 +78,11 @@ class HostRowsSharding(PooledEmbeddingSharding):
         """Ids to the ranks that have their rows."""
         return RwSparseFeaturesDist(self._slots.process_group(), self._slots, self._route)
 
-    def create_lookup(self, rows_of: ShardRows, device: torch.device) -> GroupedPooledEmbeddingsLookup:
-        """My rows of my host's tables."""
-        return GroupedPooledEmbeddingsLookup(self._slots.mine, rows_of, device)
-
     def create_output_dist(self) -> TwRwPooledEmbeddingDist:
         """Partial sums to the ranks of their samples, by way of the host."""
         scaling = Scaling([piece.columns for piece in self.output_pieces()], self.output_features())
-        return TwRwPooledEmbeddingDist(self._slots, self._route, scaling, self._codecs)
+        codecs = self._codecs.get(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)
+        return TwRwPooledEmbeddingDist(self._slots, self._route, scaling, codecs)
 
 
 def first_ranks(env: ShardingEnv) -> range:

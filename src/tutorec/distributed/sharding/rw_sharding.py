@@ -25,22 +25,17 @@ That is the price for a table that no rank can hold alone, and for a load that i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.pooled import PooledEmbeddingsReduceScatter
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
-from tutorec.distributed.lookup.base import ShardRows
-from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharding.base import EmbeddingShardingContext, PooledEmbeddingDist, PooledEmbeddingSharding
 from tutorec.distributed.sharding.slots import PlacedSlots, Route, elements_out
 from tutorec.distributed.sharding.split_rows import RwSparseFeaturesDist, Scaling
-from tutorec.distributed.tables import PlacedTable
 
 
 @final
@@ -75,24 +70,10 @@ class RwPooledEmbeddingDist(PooledEmbeddingDist):
 
 @final
 class RwPooledEmbeddingSharding(PooledEmbeddingSharding):
-    """The row-wise tables of a collection of pooled embeddings.
+    """The row-wise tables of a collection of pooled embeddings: a shard for each rank."""
 
-    Args:
-        tables: The tables, in the collection's order.
-        env: The ranks.
-        codecs: Name of a move -> what rows travel as in it; float32 where it has none.
-    """
-
-    def __init__(
-        self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
-    ) -> None:
-        self._slots = PlacedSlots(tables, env)
-        self._route = Route.to_split_rows(self._slots)
-        self._codecs = codecs.get(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)
-
-    def feature_names(self) -> list[str]:
-        """Features, one for each table that reads it."""
-        return self._route.features
+    def _find_route(self) -> Route:
+        return Route.to_split_rows(self._slots)
 
     def output_pieces(self) -> list[ColumnPiece]:
         """Every column: all ranks have the same ones."""
@@ -106,11 +87,8 @@ class RwPooledEmbeddingSharding(PooledEmbeddingSharding):
         """Ids to the ranks that have their rows."""
         return RwSparseFeaturesDist(self._slots.process_group(), self._slots, self._route)
 
-    def create_lookup(self, rows_of: ShardRows, device: torch.device) -> GroupedPooledEmbeddingsLookup:
-        """My rows of every table."""
-        return GroupedPooledEmbeddingsLookup(self._slots.mine, rows_of, device)
-
     def create_output_dist(self) -> RwPooledEmbeddingDist:
         """Partial sums to the ranks of their samples."""
         scaling = Scaling([piece.columns for piece in self.output_pieces()], self.output_features())
-        return RwPooledEmbeddingDist(self._slots, scaling, self._codecs)
+        codecs = self._codecs.get(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)
+        return RwPooledEmbeddingDist(self._slots, scaling, codecs)

@@ -27,7 +27,7 @@ rows are split only ids in the range of s being counted:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -36,7 +36,6 @@ from torch import nn
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.sequence import SequenceEmbeddingsAllToAll
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.lookup.base import ShardRows
 from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
@@ -45,7 +44,6 @@ from tutorec.distributed.sharding.row_order import RowOrder
 from tutorec.distributed.sharding.slots import PlacedSlots, Route
 from tutorec.distributed.sharding.split_rows import RwSparseFeaturesDist
 from tutorec.distributed.sharding.whole_rows import TwSparseFeaturesDist
-from tutorec.distributed.tables import PlacedTable
 
 
 @dataclass
@@ -129,25 +127,13 @@ class SlotSequenceEmbeddingDist(SequenceEmbeddingDist):
 
 @final
 class SlotSequenceEmbeddingSharding(SequenceEmbeddingSharding):
-    """The tables of one sharding type of a collection whose rows are not pooled, for every type that cuts tables up.
+    """The tables of one sharding type of a collection whose rows are not pooled, for every type that cuts tables up."""
 
-    Args:
-        tables: The tables, in the collection's order.
-        env: The ranks.
-        codecs: Name of a move -> what rows travel as in it; float32 where it has none.
-    """
+    def _find_route(self) -> Route:
+        return (Route.to_split_rows if self._splits_rows() else Route.to_whole_rows)(self._slots)
 
-    def __init__(
-        self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
-    ) -> None:
-        self._slots = PlacedSlots(tables, env)
-        self._splits_rows = tables[0].splits_rows
-        self._route = (Route.to_split_rows if self._splits_rows else Route.to_whole_rows)(self._slots)
-        self._codecs = codecs.get(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name)
-
-    def feature_names(self) -> list[str]:
-        """Features: each once, or where rows are split one for each table that reads it."""
-        return self._route.features
+    def _splits_rows(self) -> bool:
+        return self._slots.tables[0].splits_rows
 
     def output_keys(self) -> list[str]:
         """Names of the results, table by table."""
@@ -156,7 +142,7 @@ class SlotSequenceEmbeddingSharding(SequenceEmbeddingSharding):
     def create_input_dist(self) -> SparseFeaturesDist:
         """Ids to the ranks that have their rows."""
         group = self._slots.process_group()
-        if self._splits_rows:
+        if self._splits_rows():
             return RwSparseFeaturesDist(group, self._slots, self._route, keep_places=True)
         return TwSparseFeaturesDist(group, self._slots, self._route)
 
@@ -166,7 +152,8 @@ class SlotSequenceEmbeddingSharding(SequenceEmbeddingSharding):
 
     def create_output_dist(self) -> SlotSequenceEmbeddingDist:
         """Rows to the ranks of their ids."""
-        return SlotSequenceEmbeddingDist(self._slots, self._route, self._codecs)
+        codecs = self._codecs.get(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name)
+        return SlotSequenceEmbeddingDist(self._slots, self._route, codecs)
 
 
 def _elements(counts: Sequence[int], columns: Sequence[int]) -> int:

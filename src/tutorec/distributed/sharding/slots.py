@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,8 +21,10 @@ from tutorec._kernels.pooling import PoolingKind
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.grouping import TableGroup, group_tables
 from tutorec.distributed.layout import ColumnPiece
-from tutorec.distributed.sharding.base import EmbeddingShardingContext
 from tutorec.distributed.tables import PlacedTable, TableShard, shards_on_rank
+
+if TYPE_CHECKING:
+    from tutorec.distributed.sharding.base import EmbeddingShardingContext
 
 
 @dataclass(frozen=True)

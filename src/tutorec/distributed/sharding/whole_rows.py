@@ -5,18 +5,13 @@ What table-wise, column-wise and table-column-wise sharding do alike; their file
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 import torch.distributed as dist
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
 from tutorec.distributed.collectives.pooled import PooledEmbeddingsAllToAll
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
-from tutorec.distributed.lookup.base import ShardRows
-from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,
@@ -25,7 +20,6 @@ from tutorec.distributed.sharding.base import (
     SparseFeaturesDist,
 )
 from tutorec.distributed.sharding.slots import PlacedSlots, Route, elements_in, elements_out
-from tutorec.distributed.tables import PlacedTable
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
@@ -82,24 +76,10 @@ class TwPooledEmbeddingDist(PooledEmbeddingDist):
 
 
 class WholeRowsSharding(PooledEmbeddingSharding):
-    """The moves of pooled shards that have every row of their table.
+    """The moves of pooled shards that have every row of their table."""
 
-    Args:
-        tables: The tables, in the collection's order.
-        env: The ranks.
-        codecs: Name of a move -> what rows travel as in it; float32 where it has none.
-    """
-
-    def __init__(
-        self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
-    ) -> None:
-        self._slots = PlacedSlots(tables, env)
-        self._route = Route.to_whole_rows(self._slots)
-        self._codecs = codecs.get(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name)
-
-    def feature_names(self) -> list[str]:
-        """Features, each once."""
-        return self._route.features
+    def _find_route(self) -> Route:
+        return Route.to_whole_rows(self._slots)
 
     def output_pieces(self) -> list[ColumnPiece]:
         """Columns in rank order."""
@@ -113,10 +93,7 @@ class WholeRowsSharding(PooledEmbeddingSharding):
         """Ids to the shards of their tables."""
         return TwSparseFeaturesDist(self._slots.process_group(), self._slots, self._route)
 
-    def create_lookup(self, rows_of: ShardRows, device: torch.device) -> GroupedPooledEmbeddingsLookup:
-        """My shards."""
-        return GroupedPooledEmbeddingsLookup(self._slots.mine, rows_of, device)
-
     def create_output_dist(self) -> TwPooledEmbeddingDist:
         """Pooled rows to the ranks of their samples."""
-        return TwPooledEmbeddingDist(self._slots.process_group(), self._slots, self._route, self._codecs)
+        codecs = self._codecs.get(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name)
+        return TwPooledEmbeddingDist(self._slots.process_group(), self._slots, self._route, codecs)
