@@ -132,6 +132,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(_FbgemmTableBatch):
 
     def _bind_kernel(self) -> None:
         super()._bind_kernel()
+        self._found: SeparateTables | None = None
         # The same rows for the update of large batches: one table of all rows where nothing is pooled.
         if self.spec.pooling == "none":
             self._rows_of_tables = [self._flat.detach().view(-1, self._table_places[0][2])]
@@ -146,7 +147,8 @@ class SplitTableBatchedEmbeddingBagsCodegen(_FbgemmTableBatch):
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
         many = values.numel() > _FEW_IDS * len(self.spec.tables)
         if many and self.optimizer.kind == "rowwise_adagrad" and torch.is_grad_enabled():
-            found = find_tables(self._rows_of_tables, self._feature_tables)
+            # Rows move only with the buffer, so that what is found holds until it is bound anew.
+            found = self._found = self._found or find_tables(self._rows_of_tables, self._feature_tables)
             if found is not None:
                 step = _RowwiseAdagradStep(self, found, self._learning_rate, self.optimizer.eps)
                 return cast(Tensor, _LargeBatch.apply(self._flat, step, values, offsets, weights))

@@ -58,15 +58,28 @@ class _InFlight(Awaitable[torch.Tensor]):
         return received
 
 
+class _Slices(Awaitable[list[torch.Tensor]]):
+    """What each rank has sent; my own slice never left."""
+
+    def __init__(self, arriving: Awaitable[torch.Tensor], counts: list[int], me: int, own: torch.Tensor | None) -> None:
+        self._parts = (arriving, counts, me, own)
+
+    def _wait_impl(self) -> list[torch.Tensor]:
+        arriving, counts, me, own = self._parts
+        slices = list(arriving.wait().split(counts))
+        if own is not None:
+            slices[me] = own
+        return slices
+
+
 class _Summed(Awaitable[torch.Tensor]):
     """The sum of the equally long slices that arrive, in the order of the ranks they come from."""
 
-    def __init__(self, arriving: Awaitable[torch.Tensor], world_size: int) -> None:
-        self._parts = (arriving, world_size)
+    def __init__(self, arriving: Awaitable[list[torch.Tensor]]) -> None:
+        self._arriving = arriving
 
     def _wait_impl(self) -> torch.Tensor:
-        arriving, world_size = self._parts
-        first, *others = arriving.wait().view(world_size, -1).unbind()
+        first, *others = self._arriving.wait()
         if first.is_floating_point() and first.element_size() < 4:
             first = first.float()
         total = first + others[0]
@@ -103,6 +116,36 @@ def all_to_all(
     return _InFlight(work, send, received)
 
 
+def all_to_all_slices(
+    send: torch.Tensor,
+    send_counts: Sequence[int],
+    receive_counts: Sequence[int],
+    group: dist.ProcessGroup,
+    stage: str,
+) -> Awaitable[list[torch.Tensor]]:
+    """`all_to_all` for results that are going to be put together anyway: the slices apart, mine not copied.
+
+    Args:
+        send: As of `all_to_all`; not to be written to while a slice of the result is in use.
+        send_counts: As of `all_to_all`.
+        receive_counts: As of `all_to_all`.
+        group: The ranks.
+        stage: Under what the bytes are counted.
+
+    Returns:
+        A promise of W slices, slice ``r`` from rank ``r``. Mine is a view of ``send`` on the first rank and the last,
+        where what the others get lies in one piece.
+    """
+    if len(send_counts) == 1:
+        return NoWait([send])
+    out, into, me = list(send_counts), list(receive_counts), group.rank()
+    if 0 < me < len(out) - 1:
+        return _Slices(all_to_all(send, out, into, group, stage), into, me, None)
+    own, others = (send[: out[0]], send[out[0] :]) if me == 0 else (send[sum(out[:-1]) :], send[: sum(out[:-1])])
+    out[me] = into[me] = 0
+    return _Slices(all_to_all(others, out, into, group, stage), into, me, own)
+
+
 def reduce_scatter(
     send: torch.Tensor, counts: Sequence[int], group: dist.ProcessGroup, stage: str
 ) -> Awaitable[torch.Tensor]:
@@ -125,7 +168,7 @@ def reduce_scatter(
     if len(counts) == 1:
         return NoWait(send)
     world_size, mine = len(counts), counts[group.rank()]
-    return _Summed(all_to_all(send, counts, [mine] * world_size, group, stage), world_size)
+    return _Summed(all_to_all_slices(send, counts, [mine] * world_size, group, stage))
 
 
 def all_gather(

@@ -190,24 +190,26 @@ class _Matrix(Exchange):
         self._sent_shape = sent.shape
         found = sent.shape[0]
         assert found == self._all_samples, f"pooled rows of {found} samples, planned for {self._all_samples}"
-        return Then(self._move.issue(sent), self._side_by_side)
+        if isinstance(self._move, RowsToRanks):  # what is mine need not be copied on the way
+            return Then(self._move.issue_slices(sent), self._join)
+        return Then(self._move.issue(sent), lambda flat: self._join(flat.split(self._counts)))
 
     def issue_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
         # Laid out and divided in one pass.
         flat = gradient.new_empty(sum(self._counts))
-        parts = zip(gradient.split(self._columns, dim=1), self._blocks(flat), strict=True)
+        parts = zip(gradient.split(self._columns, dim=1), self._blocks(flat.split(self._counts)), strict=True)
         for columns, block in parts:
             torch.div(columns, self._world_size, out=block)
         return Then(self._move.issue_back(flat), lambda arrived: arrived.view(self._sent_shape))
 
-    def _side_by_side(self, flat: torch.Tensor) -> torch.Tensor:
-        blocks = self._blocks(flat)
+    def _join(self, slices: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The slices of all sources side by side."""
+        blocks = self._blocks(slices)
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
-    def _blocks(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def _blocks(self, slices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The samples' columns of each source, ``[B_mine, D]`` each."""
-        parts = zip(flat.split(self._counts), self._columns, strict=True)
-        return [part.view(self._samples, width) for part, width in parts]
+        return [part.view(self._samples, width) for part, width in zip(slices, self._columns, strict=True)]
 
 
 __all__ = [

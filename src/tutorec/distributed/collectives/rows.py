@@ -7,6 +7,7 @@ Each of these is an `Exchange`: a move and the move of the gradient back. They k
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,8 +23,8 @@ GRADIENTS_STAGE = "output gradients"
 _AS_THEY_ARE = QuantizedCommCodecs()
 
 
-class Then(Awaitable[torch.Tensor]):
-    """What ``finish`` makes of a tensor once that has arrived.
+class Then(Awaitable[Any]):
+    """What ``finish`` makes of a tensor, or of slices, once they have arrived.
 
     Example:
         >>> from tutorec.awaitable import NoWait
@@ -31,8 +32,8 @@ class Then(Awaitable[torch.Tensor]):
         tensor(3)
     """
 
-    def __init__(self, arriving: Awaitable[torch.Tensor], finish: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._steps: tuple[Awaitable[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]] | None = (arriving, finish)
+    def __init__(self, arriving: Awaitable[Any], finish: Callable[[Any], Any]) -> None:
+        self._steps: tuple[Awaitable[Any], Callable[[Any], Any]] | None = (arriving, finish)
 
     def _wait_impl(self) -> torch.Tensor:
         assert self._steps is not None, "a value is computed once; wait() remembers it"
@@ -65,6 +66,13 @@ class RowsToRanks(Exchange):
         """``[sum(counts_out)]`` -> promise of ``[sum(counts_in)]``."""
         flat = _flat(sent, self._out)
         return _all_to_all(flat, self._out, self._in, self._group, ROWS_STAGE, self._codecs.forward)
+
+    def issue_slices(self, sent: torch.Tensor) -> Awaitable[Sequence[torch.Tensor]]:
+        """``[sum(counts_out)]`` -> promise of what each rank has sent."""
+        if self._codecs.forward is None:
+            flat = _flat(sent, self._out)
+            return comm.all_to_all_slices(flat, self._out, self._in, self._group, ROWS_STAGE)
+        return Then(self.issue(sent), lambda arrived: arrived.split(self._in))
 
     def issue_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
         """``[sum(counts_in)]`` -> promise of ``[sum(counts_out)]``."""
