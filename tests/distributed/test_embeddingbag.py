@@ -251,20 +251,21 @@ def test_steps_between_hosts_start_in_one_order_whatever_is_used_first(ranks):
         assert found[1] == 3 * found[0]
 
 
-def tensor_dict_and_batch(rank: int, world_size: int) -> list[bool]:
+def tensor_dict_and_batch(rank: int, world_size: int, weighted: bool) -> list[bool]:
     from tutorec.sparse.tensor_dict import kjt_to_td
 
-    sharded = shard(collection(), kind="mixed")
-    features = batch(rank, 3)
+    sharded = shard(collection(weighted=weighted), kind="mixed")
+    features = batch(rank, 3, weighted)
     shuffled = features.permute([2, 0, 3, 1])
     expected = sharded(features).wait()
     results = [sharded(kjt_to_td(each)).wait() for each in (features, shuffled)]
     return [torch.equal(result.values(), expected.values()) and result.keys() == expected.keys() for result in results]
 
 
-def test_tensor_dict_is_looked_up_like_the_batch_it_holds(ranks):
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+def test_tensor_dict_is_looked_up_like_the_batch_it_holds(ranks, weighted):
     pytest.importorskip("tensordict", reason="the extra tensordict is not installed")
-    assert ranks(2).run(tensor_dict_and_batch) == [[True, True]] * 2
+    assert ranks(2).run(tensor_dict_and_batch, weighted=weighted) == [[True, True]] * 2
 
 
 def counted_step(rank: int, world_size: int) -> dict[str, list[int]]:
