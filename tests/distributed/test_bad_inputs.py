@@ -242,3 +242,10 @@ def test_plan_made_for_cuda_is_placed_on_cpu_with_one_notice(caplog, monkeypatch
     if not torch.cuda.is_available():
         EmbeddingBagCollectionSharder().shard(ebc, cuda, ALONE, torch.device("cuda"))
         assert "tables that were to live on cuda are placed on cpu" in caplog.text
+
+
+def test_what_is_no_environment_and_no_registry_is_named():
+    with pytest.raises(TypeError, match=r"needs a ShardingEnv, got NoneType: .*from_process_group"):
+        EmbeddingBagCollectionSharder().shard(one_table(), plan(), None)
+    with pytest.raises(TypeError, match=r"maps names of moves to codecs, got int: make it with get_qcomm"):
+        EmbeddingBagCollectionSharder(qcomm_codecs_registry=5)

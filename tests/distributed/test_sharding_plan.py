@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -271,3 +272,28 @@ def test_hosts_need_a_world_of_whole_hosts():
 def test_table_column_wise_wants_a_host_or_ranks(given):
     with pytest.raises(ValueError, match=r"takes a host or ranks of one.*table_column_wise\(host_index=0\)"):
         table_column_wise(**given)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            lambda: table_wise(None),
+            r"for table 't': a rank is an integer from 0 to 1, got None",
+        ),
+        (lambda: table_row_wise("a"), r"table_row_wise\(host_index=a\) for table 't': a host is an integer.*got 'a'"),
+        (lambda: column_wise(ranks=3), r"ranks lists numbers, one for each piece, got 3: column_wise\(ranks=\[3\]\)"),
+        (lambda: grid_shard(0), r"host_indexes lists hosts, got 0: grid_shard\(host_indexes=\[0\]\)"),
+        (lambda: "row_wise", r"table 't' is given 'row_wise': say how it is cut with table_wise\(rank=0\)"),
+    ],
+)
+def test_words_of_the_wrong_kind_are_named(word, message):
+    ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "t", feature_names=["f"])])
+    with pytest.raises(TypeError, match=message):
+        construct_module_sharding_plan(ebc, {"t": word()}, world_size=2)
+
+
+def test_ranks_may_be_numbers_of_numpy():
+    ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "t", feature_names=["f"])])
+    plan = construct_module_sharding_plan(ebc, {"t": table_wise(np.int64(1))}, world_size=2)
+    assert plan["t"].ranks == [1]

@@ -128,6 +128,11 @@ class ShardedEmbeddingModule(
         build: Callable[[ShardingType, Sequence[PlacedTable]], S],
     ) -> None:
         super().__init__()
+        if not isinstance(env, ShardingEnv):
+            raise TypeError(
+                f"a Sharded{source.kind} needs a ShardingEnv, got {type(env).__name__}: "
+                "ShardingEnv.from_process_group(torch.distributed.group.WORLD)"
+            )
         self._env = env
         self._kind, self._path, self._is_weighted = source.kind, source.path, source.weighted
         self._device = usable_device(device, plan)
@@ -360,6 +365,11 @@ class BaseEmbeddingSharder:
         qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
     ) -> None:
         optimizer_spec(fused_params)
+        if qcomm_codecs_registry is not None and not isinstance(qcomm_codecs_registry, Mapping):
+            raise TypeError(
+                f"qcomm_codecs_registry maps names of moves to codecs, got {type(qcomm_codecs_registry).__name__}: "
+                "make it with get_qcomm_codecs_registry(QCommsConfig(...))"
+            )
         self.fused_params: dict[str, Any] | None = dict(fused_params) if fused_params is not None else None
         self._codecs = qcomm_codecs_registry
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ class Machine:
 
     def checked_rank(self, rank: int) -> int:
         """The rank, if there is one of that number."""
+        if not isinstance(rank, Integral):
+            raise TypeError(f"a rank is an integer from 0 to {self.world_size - 1}, got {rank!r}")
         if not 0 <= rank < self.world_size:
             raise ValueError(
                 f"the world has {self.world_size} ranks, 0 to {self.world_size - 1}; "
@@ -62,6 +65,8 @@ class Machine:
     def checked_host(self, host: int) -> int:
         """The host, if there is one of that number."""
         hosts = self.world_size // self.local_size
+        if not isinstance(host, Integral):
+            raise TypeError(f"a host is an integer from 0 to {hosts - 1}, got {host!r}")
         if self.world_size % self.local_size:
             raise ValueError(
                 f"{self.world_size} ranks are no whole number of hosts with {self.local_size} ranks each; "
@@ -95,8 +100,8 @@ class ParameterShardingGenerator:
         """The entry of the plan for a table ``[R, D]``."""
         try:
             pieces = self.cut(*shape, machine)
-        except ValueError as error:
-            raise ValueError(f"{self.words} for table {table!r}: {error}") from None
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.words} for table {table!r}: {error}") from None
         return parameter_sharding(
             self.sharding_type, pieces, machine.device_type, machine.local_size, self.compute_kernel
         )
@@ -180,6 +185,9 @@ def column_wise(
         (column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48]))
     """
     given = {"ranks": ranks, "size_per_rank": size_per_rank}
+    for name, numbers in given.items():
+        if isinstance(numbers, Integral):
+            raise TypeError(f"{name} lists numbers, one for each piece, got {numbers}: column_wise({name}=[{numbers}])")
     words = ", ".join(f"{name}={list(numbers)}" for name, numbers in given.items() if numbers is not None)
     sizes = list(size_per_rank) if size_per_rank is not None else None
 
@@ -264,6 +272,8 @@ def grid_shard(host_indexes: Sequence[int], compute_kernel: str | None = None) -
         >>> grid_shard(host_indexes=[0, 1])
         grid_shard(host_indexes=[0, 1])
     """
+    if isinstance(host_indexes, Integral):
+        raise TypeError(f"host_indexes lists hosts, got {host_indexes}: grid_shard(host_indexes=[{host_indexes}])")
     hosts = list(host_indexes)
 
     def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
@@ -350,7 +360,12 @@ def construct_module_sharding_plan(
     plan = EmbeddingModuleShardingPlan()
     for name, parameter in parameters.items():
         rows, columns = parameter.shape
-        plan[name] = per_param_sharding[name].generate(name, (rows, columns), machine)
+        word = per_param_sharding[name]
+        if not isinstance(word, ParameterShardingGenerator):
+            raise TypeError(
+                f"table {name!r} is given {word!r}: say how it is cut with table_wise(rank=0), row_wise() ..."
+            )
+        plan[name] = word.generate(name, (rows, columns), machine)
     return plan
 
 

@@ -103,6 +103,8 @@ class KJTAllToAll(nn.Module):
                 ranks' batches have weights and others' have none.
             TypeError: Ids are no integers.
         """
+        if not isinstance(features, KeyedJaggedTensor):
+            raise TypeError(f"ids are exchanged as a KeyedJaggedTensor, got {type(features).__name__}")
         self._slots.check(features.keys())
         values = features.values()
         if values.is_floating_point() and values.numel():
