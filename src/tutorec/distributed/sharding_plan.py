@@ -180,6 +180,9 @@ def column_wise(
         size_per_rank: D of each piece, at least 0; a rank with 0 holds no piece. By default all are equal.
         compute_kernel: As in `data_parallel`.
 
+    Raises:
+        TypeError: A number is given where a list of them is due.
+
     Example:
         >>> column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48])
         (column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48]))
@@ -268,6 +271,9 @@ def grid_shard(host_indexes: Sequence[int], compute_kernel: str | None = None) -
         host_indexes: The hosts, from 0, in column order.
         compute_kernel: As in `data_parallel`.
 
+    Raises:
+        TypeError: A number is given where a list of them is due.
+
     Example:
         >>> grid_shard(host_indexes=[0, 1])
         grid_shard(host_indexes=[0, 1])
@@ -328,6 +334,7 @@ def construct_module_sharding_plan(
         device_type: ``"cuda"`` where there is one, else ``"cpu"``.
 
     Raises:
+        TypeError: A table is given no such word, or a word holds no number where one is due.
         ValueError: A table is left out, or what is asked for it cannot be had: no such table, rank, host, or cut.
 
     Example:
