@@ -14,6 +14,7 @@ from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.shard_geometry import (
     ShardPiece,
     column_wise_pieces,
+    cut_arrays,
     data_parallel_pieces,
     exact_cover,
     grid_pieces,
@@ -22,6 +23,7 @@ from tutorec.distributed.shard_geometry import (
     pieces_of,
     placement,
     row_wise_pieces,
+    slice_width,
     table_wise_pieces,
 )
 
@@ -259,3 +261,39 @@ def test_cuda_devices_are_numbered_within_their_host():
         "rank:2/cuda:0",
         "rank:3/cuda:1",
     ]
+
+
+@PROPERTY
+@given(
+    kind=st.sampled_from(ShardingType),
+    rows=st.integers(1, 40),
+    columns=st.sampled_from([1, 3, 4, 8, 12, 64]),
+    hosts=st.integers(1, 3),
+    local_size=st.integers(1, 4),
+    at_least=st.integers(1, 70),
+)
+def test_planner_arrays_are_the_pieces_of_the_plan(
+    kind: ShardingType, rows: int, columns: int, hosts: int, local_size: int, at_least: int
+):
+    world_size, width = hosts * local_size, slice_width(columns, at_least)
+    widths = [width] * (columns // width)
+    written = {
+        ShardingType.DATA_PARALLEL: lambda: data_parallel_pieces(rows, columns, world_size),
+        ShardingType.TABLE_WISE: lambda: table_wise_pieces(rows, columns, 0),
+        ShardingType.ROW_WISE: lambda: row_wise_pieces(rows, columns, range(world_size)),
+        ShardingType.TABLE_ROW_WISE: lambda: row_wise_pieces(rows, columns, range(local_size)),
+        ShardingType.COLUMN_WISE: lambda: column_wise_pieces(rows, widths, [0] * len(widths)),
+        ShardingType.TABLE_COLUMN_WISE: lambda: column_wise_pieces(rows, widths, [0] * len(widths)),
+        ShardingType.GRID_SHARD: lambda: grid_pieces(rows, widths, [0] * len(widths), local_size),
+    }[kind]()
+    sizes, offsets = cut_arrays(kind, (rows, columns), world_size, local_size, width)
+    assert sizes.tolist() == [[piece.rows, piece.columns] for piece in written]
+    assert offsets.tolist() == [[piece.row_offset, piece.column_offset] for piece in written]
+
+
+@PROPERTY
+@given(columns=st.integers(1, 300), at_least=st.integers(1, 300))
+def test_slice_width_is_the_narrowest_allowed(columns: int, at_least: int):
+    width = slice_width(columns, at_least)
+    allowed = [each for each in range(at_least, columns) if each % 4 == 0 and columns % each == 0]
+    assert width == min([*allowed, columns])
