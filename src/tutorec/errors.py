@@ -6,24 +6,60 @@ built-in types keeps working. The classes here exist where a program may want to
 
 from __future__ import annotations
 
+import enum
+
 __all__ = [
     "AgreementError",
     "BackendError",
     "NonUniqueKeyError",
     "PlannerError",
+    "PlannerErrorType",
     "RankError",
     "RankTimeoutError",
 ]
 
 
+class PlannerErrorType(enum.Enum):
+    """Which kind of trouble a `PlannerError` reports.
+
+    Example:
+        >>> from tutorec.errors import PlannerErrorType
+        >>> PlannerErrorType("insufficient_storage").name
+        'INSUFFICIENT_STORAGE'
+    """
+
+    INSUFFICIENT_STORAGE = "insufficient_storage"
+    STRICT_CONSTRAINTS = "strict_constraints"
+    PARTITION = "partition"
+    OTHER = "other"
+    PLANNER_INPUT_CONTEXT_MISMATCH = "planner_input_context_mismatch"
+    PLAN_LOADING_FAILED = "plan_loading_failed"
+    INVALID_RANK_ASSIGNMENT = "invalid_rank_assignment"
+    INPUT_VALIDATION = "input_validation"
+    MISSING_MODULE_IN_PLAN = "missing_module_in_plan"
+    INVALID_COMPUTE_KERNEL = "invalid_compute_kernel"
+
+
 class PlannerError(ValueError):
     """No sharding plan fits, or a plan contradicts the module, the topology or the constraints.
 
+    Args:
+        message: What does not fit, the numbers, and what would.
+        error_type: Which kind of trouble it is.
+
     Example:
         >>> from tutorec.errors import PlannerError
-        >>> issubclass(PlannerError, ValueError)
-        True
+        >>> PlannerError("nothing fits").error_type.value
+        'other'
     """
+
+    def __init__(self, message: str, error_type: PlannerErrorType = PlannerErrorType.OTHER) -> None:
+        super().__init__(message)
+        self.error_type: PlannerErrorType = error_type
+
+    def __reduce__(self) -> tuple[type[PlannerError], tuple[str, PlannerErrorType]]:
+        """Keep the kind when an error travels between processes."""
+        return type(self), (str(self), self.error_type)
 
 
 class BackendError(ImportError):

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "plan plan_json env tables placed_pieces initial_rows sharded_module shard_geometry shard_traffic "
+                    "plan plan_diff plan_json text_table env tables placed_pieces initial_rows sharded_module shard_geometry shard_traffic "
                     "traffic layout grouping fused_params comm qcomm agreement"
                 ).split()
             ),
@@ -40,7 +40,15 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             ("distributed.planner",),
         ),
     ),
-    ("assembly", (tuple(f"distributed.{name}" for name in "sharding_plan shard model_parallel checkpoint".split()),)),
+    (
+        "assembly",
+        (
+            tuple(
+                f"distributed.{name}"
+                for name in "sharding_plan shard planner.planners model_parallel checkpoint".split()
+            ),
+        ),
+    ),
     ("pipelines", (("distributed.train_pipeline",),)),
     ("users", (("inference", "models", "datasets", "teach", "bench", "distributed.simulate", "cli", "__main__"),)),
 )

@@ -1,0 +1,457 @@
+"""One way to shard a table, and what each of its pieces costs.
+
+Corresponds to TorchRec's ``torchrec.distributed.planner.types``, with its names, signatures and printed forms. An
+option of a row-wise table on 512 ranks has 512 pieces, and there are thousands of options: they are kept as arrays
+(`Pieces`), and become `Shard` objects only when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from tutorec.distributed.planner.table_facts import TableFacts
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(unsafe_hash=True)
+class Perf:
+    """Expected time of a shard in one training step, in milliseconds.
+
+    Args:
+        fwd_compute: Looking rows up and pooling them.
+        fwd_comms: Sending rows home.
+        bwd_compute: Updating the rows.
+        bwd_comms: Sending gradients back.
+        input_dist_comms: Sending ids to the shard.
+        prefetch_compute: Bringing rows into a cache before they are looked up.
+
+    Example:
+        >>> (Perf(1, 2, 3, 4) + Perf(1, 0, 0, 0)).total
+        11.0
+
+    Source:
+        TorchRec's ``Perf``. There ``total`` leaves ``input_dist_comms`` out, which a training pipeline hides.
+    """
+
+    fwd_compute: float
+    fwd_comms: float
+    bwd_compute: float
+    bwd_comms: float
+    input_dist_comms: float = 0.0
+    prefetch_compute: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Milliseconds of the step that the shard takes on its rank."""
+        return float(sum(astuple(self)))
+
+    def __add__(self, other: Perf) -> Perf:
+        return Perf(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+
+PERF_FIELDS = tuple(each.name for each in fields(Perf))
+
+
+@dataclass(order=True, unsafe_hash=True)
+class Storage:
+    """Bytes in the memory of a device and of its host.
+
+    Args:
+        hbm: Memory of an accelerator.
+        ddr: Memory of the host.
+        ssd: Disk.
+
+    Example:
+        >>> Storage(hbm=1, ddr=2) + Storage(hbm=1, ddr=0), Storage(1, 2).fits_in(Storage(1, 1))
+        (Storage(hbm=2, ddr=2, ssd=0), False)
+    """
+
+    hbm: int
+    ddr: int
+    ssd: int = 0
+
+    def __add__(self, other: Storage) -> Storage:
+        return Storage(self.hbm + other.hbm, self.ddr + other.ddr, self.ssd + other.ssd)
+
+    def __sub__(self, other: Storage) -> Storage:
+        return Storage(self.hbm - other.hbm, self.ddr - other.ddr, self.ssd - other.ssd)
+
+    def fits_in(self, other: Storage) -> bool:
+        """Whether there is room for it, in each kind of memory."""
+        return self.hbm <= other.hbm and self.ddr <= other.ddr and self.ssd <= other.ssd
+
+
+@dataclass
+class Shard:
+    """A piece of a table.
+
+    Args:
+        size: ``[R, D]``.
+        offset: ``[row, column]`` of its first row and column.
+        storage: Bytes that it takes where it lies.
+        perf: Milliseconds that it takes there in a step.
+        rank: Where it lies; None until it is placed.
+    """
+
+    size: list[int]
+    offset: list[int]
+    storage: Storage | None = None
+    perf: Perf | None = None
+    rank: int | None = None
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.size), tuple(self.offset), self.storage, self.perf, self.rank))
+
+    def __str__(self) -> str:
+        return f"Shard size: {tuple(self.size)}, offset: {tuple(self.offset)}, rank: {self.rank}"
+
+
+class PartitionByType(Enum):
+    """Where the shards of an option may lie.
+
+    ``DEVICE``: each on any rank. ``HOST``: all on one host. ``UNIFORM``: one on each rank. ``MULTI_HOST``: on several
+    hosts, a block of them on each.
+    """
+
+    DEVICE = "device"
+    HOST = "host"
+    UNIFORM = "uniform"
+    MULTI_HOST = "multi_host"
+
+
+@dataclass
+class Pieces:
+    """The shards of an option as arrays, a line for each; P is the number of shards.
+
+    Args:
+        sizes: ``[P, 2]``: rows and columns of each.
+        offsets: ``[P, 2]``: first row and first column of each.
+        perf: ``[P, 6]`` milliseconds, columns as the fields of `Perf`; None until estimated.
+        storage: ``[P, 3]`` bytes: HBM, DDR, SSD; None until estimated.
+        ranks: ``[P]``, -1 where a piece is not placed; None where none is.
+
+    Example:
+        >>> halves = Pieces(np.array([[2, 4], [2, 4]]), np.array([[0, 0], [2, 0]]), ranks=np.array([0, 1]))
+        >>> [shard.rank for shard in halves.as_shards()]
+        [0, 1]
+    """
+
+    sizes: Ints
+    offsets: Ints
+    perf: Floats | None = None
+    storage: Ints | None = None
+    ranks: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def as_shards(self) -> list[Shard]:
+        """One object for each line."""
+        sizes, offsets = self.sizes.tolist(), self.offsets.tolist()
+        storage = [Storage(*line) for line in self.storage.tolist()] if self.storage is not None else [None] * len(self)
+        perf = [Perf(*line) for line in self.perf.tolist()] if self.perf is not None else [None] * len(self)
+        ranks = self.ranks.tolist() if self.ranks is not None else [-1] * len(self)
+        return [
+            Shard(size, offset, stored, timed, rank if rank >= 0 else None)
+            for size, offset, stored, timed, rank in zip(sizes, offsets, storage, perf, ranks, strict=True)
+        ]
+
+    def copy(self) -> Pieces:
+        """The same, to be estimated and placed anew."""
+        perf, storage, ranks = self.perf, self.storage, self.ranks
+        return Pieces(
+            self.sizes,
+            self.offsets,
+            None if perf is None else perf.copy(),
+            None if storage is None else storage.copy(),
+            None if ranks is None else ranks.copy(),
+        )
+
+    @classmethod
+    def of_shards(cls, shards: Sequence[Any]) -> Pieces:
+        """The lines of such objects; what one of them lacks, none has here."""
+        perf = [shard.perf for shard in shards]
+        storage = [shard.storage for shard in shards]
+        return cls(
+            np.array([list(shard.size) for shard in shards], dtype=np.int64).reshape(-1, 2),
+            np.array([list(shard.offset) for shard in shards], dtype=np.int64).reshape(-1, 2),
+            None if None in perf else np.array([[getattr(p, name) for name in PERF_FIELDS] for p in perf], np.float64),
+            None if None in storage else np.array([[s.hbm, s.ddr, s.ssd] for s in storage], np.int64),
+            np.array([-1 if shard.rank is None else shard.rank for shard in shards], np.int64),
+        )
+
+
+class ShardingOption:
+    """One way to shard one table. A plan holds one for each table, its shards placed on ranks.
+
+    Args:
+        name: Of the table.
+        tensor: Its weight ``[R, D]``, usually on the meta device.
+        module: ``(path, module)`` of its collection.
+        input_lengths: Pooling factor of each feature: ids of a sample, on average.
+        batch_size: B of a rank.
+        sharding_type: `ShardingType` value.
+        partition_by: `PartitionByType` value.
+        compute_kernel: `EmbeddingComputeKernel` value.
+        shards: Its pieces.
+        cache_params: TorchRec's, carried along, as the next four are.
+        enforce_hbm: Carried along.
+        stochastic_rounding: Carried along.
+        bounds_check_mode: Carried along.
+        dependency: Options of one word here are placed on one host or device together.
+        is_pooled: Whether bags are pooled; by default what the module does.
+        feature_names: Features that read the table.
+        output_dtype: Carried along.
+        key_value_params: Carried along.
+        num_poolings: Bags of a sample, for each feature; 1 by default.
+        facts: What is known of the table, where it is known already.
+
+    Source:
+        TorchRec's ``ShardingOption``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        module: tuple[str, nn.Module],
+        input_lengths: list[float],
+        batch_size: int,
+        sharding_type: str,
+        partition_by: str,
+        compute_kernel: str,
+        shards: list[Shard],
+        cache_params: Any = None,
+        enforce_hbm: bool | None = None,
+        stochastic_rounding: bool | None = None,
+        bounds_check_mode: Any = None,
+        dependency: str | None = None,
+        is_pooled: bool | None = None,
+        feature_names: list[str] | None = None,
+        output_dtype: Any = None,
+        key_value_params: Any = None,
+        num_poolings: list[float] | None = None,
+        *,
+        facts: TableFacts | None = None,
+    ) -> None:
+        self.name = name
+        self._tensor = tensor
+        self._module = module
+        self.input_lengths = input_lengths
+        self.batch_size = batch_size
+        self.sharding_type = sharding_type
+        self.partition_by = partition_by
+        self.compute_kernel = compute_kernel
+        self._shards: list[Shard] | None = shards
+        self._pieces: Pieces | None = None
+        self.cache_params = cache_params
+        self.enforce_hbm = enforce_hbm
+        self.stochastic_rounding = stochastic_rounding
+        self.bounds_check_mode = bounds_check_mode
+        self.dependency = dependency
+        self._is_pooled = is_pooled
+        self.feature_names = feature_names
+        self.output_dtype = output_dtype
+        self.key_value_params = key_value_params
+        self.num_poolings = num_poolings
+        self._facts = facts
+
+    @classmethod
+    def from_pieces(
+        cls, facts: TableFacts, tensor: torch.Tensor, module: tuple[str, nn.Module], pieces: Pieces, **words: Any
+    ) -> ShardingOption:
+        """An option whose shards are arrays, for a table of which the facts are known.
+
+        Args:
+            facts: The table.
+            tensor: Its weight.
+            module: ``(path, module)`` of its collection.
+            pieces: Its shards.
+            words: The constructor's other arguments: ``input_lengths``, ``batch_size``, ``sharding_type`` ...
+        """
+        option = cls(
+            facts.name,
+            tensor,
+            module,
+            shards=[],
+            is_pooled=facts.pooled,
+            feature_names=list(facts.features),
+            facts=facts,
+            **words,
+        )
+        option._shards, option._pieces = None, pieces
+        return option
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The table's weight ``[R, D]``."""
+        return self._tensor
+
+    @property
+    def module(self) -> tuple[str, nn.Module]:
+        """``(path, module)`` of the table's collection."""
+        return self._module
+
+    @property
+    def path(self) -> str:
+        """Path of the table's collection in the model."""
+        return self._module[0]
+
+    @property
+    def fqn(self) -> str:
+        """Path of the collection and name of the table."""
+        return f"{self._module[0]}.{self.name}"
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards as objects; from here on what is changed in them counts."""
+        if self._shards is None:
+            assert self._pieces is not None, "an option has its shards as objects or as arrays"
+            self._shards, self._pieces = self._pieces.as_shards(), None
+        return self._shards
+
+    @shards.setter
+    def shards(self, shards: list[Shard]) -> None:
+        self._shards, self._pieces = shards, None
+
+    def pieces(self) -> Pieces:
+        """The shards as arrays: made anew from the objects where there are some."""
+        if self._pieces is not None:
+            return self._pieces
+        return Pieces.of_shards(self._shards or [])
+
+    def set_estimates(self, perf: Floats | None = None, storage: Ints | None = None) -> None:
+        """Write what was estimated: milliseconds ``[P, 6]``, bytes ``[P, 3]``, or both."""
+        if self._pieces is not None:
+            self._pieces.perf = perf if perf is not None else self._pieces.perf
+            self._pieces.storage = storage if storage is not None else self._pieces.storage
+            return
+        for index, shard in enumerate(self.shards):
+            if perf is not None:
+                shard.perf = Perf(*perf[index].tolist())
+            if storage is not None:
+                shard.storage = Storage(*storage[index].tolist())
+
+    def place(self, ranks: Sequence[int] | Ints) -> None:
+        """Write where the shards lie: a rank for each."""
+        if self._pieces is not None:
+            self._pieces.ranks = np.asarray(ranks, dtype=np.int64)
+            return
+        for shard, rank in zip(self.shards, ranks, strict=True):
+            shard.rank = int(rank)
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards there are."""
+        return len(self._pieces) if self._pieces is not None else len(self._shards or [])
+
+    @property
+    def num_inputs(self) -> int:
+        """How many features read the table."""
+        return len(self.input_lengths)
+
+    @property
+    def total_storage(self) -> Storage:
+        """Bytes of all shards together."""
+        storage = self.pieces().storage
+        assert storage is not None, f"table {self.name!r}: the storage of its shards has not been estimated"
+        return Storage(*storage.sum(axis=0).tolist())
+
+    @property
+    def total_perf(self) -> float:
+        """Milliseconds of all shards together."""
+        perf = self.pieces().perf
+        assert perf is not None, f"table {self.name!r}: the time of its shards has not been estimated"
+        return float(perf.sum())
+
+    @property
+    def cache_load_factor(self) -> float | None:
+        """The part of the rows that a cache holds, where one is asked for."""
+        return getattr(self.cache_params, "load_factor", None)
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the rows of a bag become one."""
+        if self._is_pooled is None:
+            self._is_pooled = self.module_pooled(self._module[1], self.name)
+        return self._is_pooled
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether each id comes with a weight."""
+        ask = getattr(self._module[1], "is_weighted", None)
+        return bool(ask()) if callable(ask) else False
+
+    @staticmethod
+    def module_pooled(module: nn.Module, sharding_option_name: str) -> bool:
+        """Whether a module, or the part that holds the table, pools: what has ``embedding_configs`` does not."""
+        for part in module.modules():
+            configs: Any = getattr(part, "embedding_configs", None)
+            if callable(configs) and (
+                part is module or any(config.name == sharding_option_name for config in configs())  # type: ignore[union-attr]
+            ):
+                return False
+        return True
+
+    @property
+    def facts(self) -> TableFacts:
+        """What is known of the table; made of the other attributes where it was not given."""
+        if self._facts is None:
+            poolings = self.num_poolings or [1.0] * self.num_inputs
+            samples = tuple(self.batch_size * each for each in poolings)
+            self._facts = TableFacts(
+                path=self.path,
+                name=self.name,
+                rows=self._tensor.shape[0],
+                columns=self._tensor.shape[1],
+                element_bytes=self._tensor.element_size(),
+                features=tuple(self.feature_names or (f"{self.name}[{i}]" for i in range(self.num_inputs))),
+                pooled=self.is_pooled,
+                weighted=self.is_weighted,
+                samples=samples,
+                ids=tuple(length * bags for length, bags in zip(self.input_lengths, samples, strict=True)),
+            )
+        return self._facts
+
+    def get_shards_assignment(self) -> list[int | None]:
+        """The rank of each shard."""
+        return [shard.rank for shard in self.shards]
+
+    def __hash__(self) -> int:
+        return hash((self.fqn, self.sharding_type, self.compute_kernel, tuple(self.shards)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ShardingOption):
+            return NotImplemented
+        same = (self.fqn, self.sharding_type, self.compute_kernel) == (
+            other.fqn,
+            other.sharding_type,
+            other.compute_kernel,
+        )
+        return same and self.shards == other.shards
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardingOption:
+        """A copy whose shards can be placed elsewhere; table and module are shared."""
+        other = object.__new__(ShardingOption)
+        other.__dict__.update(self.__dict__)
+        shards = Pieces.of_shards(self._shards) if self._shards is not None else self._pieces
+        assert shards is not None, "an option has its shards as objects or as arrays"
+        other._pieces = shards.copy()
+        other._shards = other._pieces.as_shards() if self._shards is not None else None
+        other._pieces = None if self._shards is not None else other._pieces
+        return other
+
+    def __str__(self) -> str:
+        lines = [f"name: {self.name}", f"sharding type: {self.sharding_type}", f"compute kernel: {self.compute_kernel}"]
+        lines += [f"num shards: {self.num_shards}", *(f"\t{shard}" for shard in self.shards)]
+        return "\n".join(lines)

@@ -1,0 +1,295 @@
+"""The planning problem as numbers, and what an answer to it is.
+
+For each table choose one of its options, and a rank for each of the option's pieces, so that no rank holds more than it
+has room for and the slowest rank is as fast as can be:
+
+    cost = max over ranks r of ( sum of the times of r's pieces ) + sum of fixed[g] over the groups g that are used
+
+A group is a collection together with a sharding type: its tables share exchanges, whose latency is paid once, however
+many tables there are. Nothing here knows of modules or devices: a search can be given any numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.errors import PlannerError, PlannerErrorType
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Of options that cost the same, the one that stands first here is taken.
+PREFERENCE = (
+    "table_wise row_wise column_wise table_row_wise table_column_wise grid_shard data_parallel".split()
+)  # fmt: skip
+
+
+class Spread(Enum):
+    """Where the pieces of an option may lie; L ranks are a host.
+
+    - ``ANY``: each on any rank (table-wise, column-wise).
+    - ``HOST``: each on any rank of one host (table-column-wise).
+    - ``HOST_ROWS``: piece i on the rank number i of one host (table-row-wise); P = L.
+    - ``HOSTS_ROWS``: blocks of L pieces, each as ``HOST_ROWS`` (grid); hosts may repeat.
+    - ``ALL``: piece r on rank r (row-wise, data-parallel); P = W.
+    """
+
+    ANY = "any"
+    HOST = "host"
+    HOST_ROWS = "host_rows"
+    HOSTS_ROWS = "hosts_rows"
+    ALL = "all"
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """One way to shard a table, or several tables that are to lie together; P pieces.
+
+    Args:
+        time: ``[P]`` ms that each piece takes of a step on its rank.
+        memory: ``[P, 2]`` bytes that it takes there: HBM, DDR.
+        spread: Where pieces may lie.
+        groups: Numbers of the groups whose exchanges it takes part in.
+        preference: Of choices that cost the same, the smallest is taken.
+        allowed: ``[W]``, which ranks may hold a piece; None: all.
+        options: The sharding options that it stands for, one per table.
+    """
+
+    time: Floats
+    memory: Ints
+    spread: Spread
+    groups: tuple[int, ...] = ()
+    preference: int = 0
+    allowed: NDArray[np.bool_] | None = None
+    options: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PlanningProblem:
+    """Tables, their choices, and the ranks that they are to lie on.
+
+    Args:
+        world_size: W.
+        local_size: L, ranks per host.
+        capacity: ``[W, 2]`` bytes that tables may take on each rank: HBM, DDR.
+        choices: For each table (or tables that lie together), its choices; never empty.
+        fixed: ``[G]`` ms that each group costs once it is used.
+
+    Example:
+        >>> half = Choice(np.array([2.0]), np.array([[0, 8]]), Spread.ANY)
+        >>> problem = PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((half,), (half,)))
+        >>> cost(problem, Placement(np.array([0, 0]), [np.array([0]), np.array([1])]))
+        2.0
+    """
+
+    world_size: int
+    local_size: int
+    capacity: Ints
+    choices: tuple[tuple[Choice, ...], ...]
+    fixed: Floats | None = None
+
+    @classmethod
+    def of(
+        cls,
+        options: Sequence[Any],
+        topology: Any,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        fixed: Callable[[str, bool], float] | None = None,
+    ) -> PlanningProblem:
+        """The problem that a list of estimated options poses.
+
+        Args:
+            options: Of all tables, ours or TorchRec's.
+            topology: With the storage that tables may use.
+            constraints: Of the tables: ranks they are pinned to, and who lies with whom.
+            fixed: ``(sharding type, whether pooled) -> ms`` that a group costs once.
+
+        Raises:
+            PlannerError: Tables that are to lie together have no way of being cut in common.
+        """
+        constraints = constraints or {}
+        world_size = topology.world_size
+        groups: dict[tuple[str, str], int] = {}
+        latencies: list[float] = []
+        by_table: dict[str, list[tuple[tuple[str, str, int], Choice]]] = {}
+        for option in options:
+            group = (_path(option), option.sharding_type)
+            if group not in groups:
+                groups[group] = len(groups)
+                latencies.append(fixed(option.sharding_type, option.is_pooled) if fixed is not None else 0.0)
+            constraint = constraints.get(option.name)
+            choice = _choice(option, groups[group], _pinned(constraint, world_size))
+            alike = (option.sharding_type, option.compute_kernel, len(choice.time))
+            by_table.setdefault(f"{_path(option)}.{option.name}", []).append((alike, choice))
+        bundles: dict[str, list[str]] = {}
+        for fqn, found in by_table.items():
+            word = getattr(constraints.get(found[0][1].options[0].name), "colocate", None)
+            bundles.setdefault(fqn if word is None else f"colocate {word}", []).append(fqn)
+        choices = tuple(
+            tuple(choice for _, choice in by_table[members[0]])
+            if len(members) == 1
+            else _together([by_table[fqn] for fqn in members], members)
+            for members in bundles.values()
+        )
+        capacity = np.array([[device.storage.hbm, device.storage.ddr] for device in topology.devices], dtype=np.int64)
+        local_size = getattr(topology, "intra_group_size", None) or topology.local_world_size
+        return cls(world_size, min(local_size, world_size), capacity, choices, np.array(latencies))
+
+
+@dataclass(eq=False)
+class Placement:
+    """An answer: for each table the choice taken, and the rank of each of its pieces.
+
+    Args:
+        chosen: ``[T]``: which of the table's choices.
+        ranks: For each table ``[P]``: where each piece lies.
+    """
+
+    chosen: Ints
+    ranks: list[Ints]
+
+    def taken(self, problem: PlanningProblem) -> list[Choice]:
+        """The choice of each table."""
+        return [choices[index] for choices, index in zip(problem.choices, self.chosen.tolist(), strict=True)]
+
+
+def rank_time(problem: PlanningProblem, placement: Placement) -> Floats:
+    """Milliseconds of each rank, ``[W]``, without what groups cost."""
+    taken = placement.taken(problem)
+    if not taken:
+        return np.zeros(problem.world_size)
+    ranks, times = np.concatenate(placement.ranks), np.concatenate([choice.time for choice in taken])
+    return np.bincount(ranks, weights=times, minlength=problem.world_size).astype(np.float64)
+
+
+def rank_memory(problem: PlanningProblem, placement: Placement) -> Ints:
+    """Bytes on each rank, ``[W, 2]``: HBM, DDR."""
+    held = np.zeros((problem.world_size, 2), dtype=np.int64)
+    for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
+        np.add.at(held, ranks, choice.memory)
+    return held
+
+
+def fixed_time(problem: PlanningProblem, placement: Placement) -> float:
+    """Milliseconds that the used groups cost."""
+    used = {group for choice in placement.taken(problem) for group in choice.groups}
+    return float(problem.fixed[sorted(used)].sum()) if problem.fixed is not None and used else 0.0
+
+
+def cost(problem: PlanningProblem, placement: Placement) -> float:
+    """Milliseconds of a step: of the slowest rank, and of the groups."""
+    return float(rank_time(problem, placement).max()) + fixed_time(problem, placement)
+
+
+def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
+    """What is wrong with a placement, in words; empty where it is legal and fits.
+
+    Args:
+        problem: What it is an answer to.
+        placement: The answer.
+    """
+    found = []
+    world_size, local_size = problem.world_size, problem.local_size
+    for table, (choice, ranks) in enumerate(zip(placement.taken(problem), placement.ranks, strict=True)):
+        if len(ranks) != len(choice.time):
+            found.append(f"table {table}: {len(ranks)} ranks for {len(choice.time)} pieces")
+            continue
+        if len(ranks) and (ranks.min() < 0 or ranks.max() >= world_size):
+            found.append(f"table {table}: ranks {ranks.tolist()} outside of a world of {world_size}")
+            continue
+        if choice.allowed is not None and not choice.allowed[ranks].all():
+            found.append(f"table {table}: ranks {ranks.tolist()} are not all allowed")
+        hosts, numbers = ranks // local_size, np.arange(len(ranks))
+        blocks = hosts.reshape(-1, local_size) if len(ranks) % local_size == 0 else hosts[:, None]
+        legal = {
+            Spread.ANY: True,
+            Spread.HOST: len(set(hosts.tolist())) == 1,
+            Spread.HOST_ROWS: len(ranks) == local_size and ranks.tolist() == (hosts[0] * local_size + numbers).tolist(),
+            Spread.HOSTS_ROWS: bool(
+                (blocks == blocks[:, :1]).all() and (ranks % local_size == numbers % local_size).all()
+            ),
+            Spread.ALL: ranks.tolist() == list(range(world_size)),
+        }[choice.spread]
+        if not legal:
+            found.append(f"table {table}: ranks {ranks.tolist()} where pieces lie {choice.spread.value}")
+    if found:
+        return found
+    held = rank_memory(problem, placement)
+    for rank, kind in np.argwhere(held > problem.capacity).tolist():
+        memory = ("HBM", "DDR")[kind]
+        found.append(f"rank {rank}: {held[rank, kind]} bytes of {memory} where {problem.capacity[rank, kind]} are")
+    return found
+
+
+_SPREADS = {"device": Spread.ANY, "uniform": Spread.ALL, "multi_host": Spread.HOSTS_ROWS, "host": Spread.HOST_ROWS}
+
+
+def _choice(option: Any, group: int, allowed: NDArray[np.bool_] | None) -> Choice:
+    """One option's numbers."""
+    if hasattr(option, "pieces"):
+        pieces = option.pieces()
+        assert pieces.perf is not None, f"table {option.name!r} has options without an estimate of time"
+        assert pieces.storage is not None, f"table {option.name!r} has options without an estimate of storage"
+        time, memory = pieces.perf.sum(axis=1), pieces.storage[:, :2]
+    else:
+        time = np.array([shard.perf.total for shard in option.shards])
+        memory = np.array([[shard.storage.hbm, shard.storage.ddr] for shard in option.shards], dtype=np.int64)
+    spread = _SPREADS[option.partition_by]
+    if option.sharding_type == "table_column_wise":
+        spread = Spread.HOST
+    return Choice(time, memory, spread, (group,), PREFERENCE.index(option.sharding_type), allowed, (option,))
+
+
+def _pinned(constraint: Any, world_size: int) -> NDArray[np.bool_] | None:
+    """Which ranks a table may lie on; None: all."""
+    pin = getattr(constraint, "pin", None)
+    if pin is None:
+        return None
+    allowed = np.zeros(world_size, dtype=np.bool_)
+    allowed[list(pin)] = True
+    return allowed
+
+
+def _together(
+    tables: Sequence[Sequence[tuple[tuple[str, str, int], Choice]]], names: Sequence[str]
+) -> tuple[Choice, ...]:
+    """The choices of tables that lie together: those ways of being cut that all of them have, summed piece by piece."""
+    alike = [dict(found) for found in tables]
+    common = [key for key in alike[0] if all(key in other for other in alike[1:])]
+    if not common:
+        ways = "; ".join(
+            f"{name.strip('.')!r} as {sorted({f'{kind} in {count}' for kind, _, count in found})}"
+            for name, found in zip(names, alike, strict=True)
+        )
+        raise PlannerError(
+            f"tables that are to lie together can be cut alike in no way: {ways} pieces; give them the same "
+            "sharding_types and min_partition, or another word for colocate",
+            PlannerErrorType.STRICT_CONSTRAINTS,
+        )
+    found = []
+    for key in common:
+        members = [other[key] for other in alike]
+        masks = [choice.allowed for choice in members if choice.allowed is not None]
+        found.append(
+            Choice(
+                time=np.sum([choice.time for choice in members], axis=0),
+                memory=np.sum([choice.memory for choice in members], axis=0),
+                spread=members[0].spread,
+                groups=tuple(sorted({group for choice in members for group in choice.groups})),
+                preference=members[0].preference,
+                allowed=np.logical_and.reduce(masks) if masks else None,
+                options=tuple(option for choice in members for option in choice.options),
+            )
+        )
+    return tuple(found)
+
+
+def _path(option: Any) -> str:
+    return option.module[0]
