@@ -22,8 +22,8 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "plan plan_diff plan_json text_table env tables placed_pieces initial_rows sharded_module shard_geometry shard_traffic "
-                    "traffic layout grouping fused_params comm qcomm agreement"
+                    "plan plan_diff plan_json text_table env tables placed_pieces initial_rows sharded_module "
+                    "shard_geometry shard_traffic traffic layout grouping fused_params comm qcomm agreement"
                 ).split()
             ),
         ),

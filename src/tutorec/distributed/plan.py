@@ -12,6 +12,7 @@ import enum
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec, ShardingSpec
 
+from tutorec.distributed.plan_diff import PlanDiff, plan_diff
 from tutorec.distributed.plan_json import StoredShard, StoredTable, fingerprint, from_text, to_text, write_whole
+from tutorec.distributed.text_table import TextTable
+
+_HTML_ROWS = 100
 
 
 class ShardingType(enum.Enum):
@@ -163,6 +168,14 @@ class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterShardin
     """
 
     def __str__(self) -> str:
+        return "".join(f"\n\n{_as_text(rows)}" for rows in self._rows())
+
+    def _repr_html_(self) -> str:
+        """The two tables for a notebook."""
+        return "".join(_as_html(rows) for rows in self._rows())
+
+    def _rows(self) -> tuple[list[list[str]], list[list[str]]]:
+        """Cells of the two tables that are printed, heads first: of tables, and of pieces."""
         tables = [["param", "sharding type", "compute kernel", "ranks"]]
         pieces = [["param", "shard offsets", "shard sizes", "placement"]]
         for name, sharding in self.items():
@@ -171,7 +184,7 @@ class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterShardin
                 pieces.append([name, "None", "None", "None"])
             for shard in sharding.shards():
                 pieces.append([name, str(shard.shard_offsets), str(shard.shard_sizes), str(shard.placement)])
-        return f"\n\n{_as_text(tables)}\n\n{_as_text(pieces)}"
+        return tables, pieces
 
 
 @dataclass
@@ -280,6 +293,27 @@ class ShardingPlan:
             source = next((s.source for of in self.plan.values() for s in of.values() if s.source), "the plan")
             raise ValueError(f"{source} is for other tables: {'; '.join(differences)}; make the plan from this model")
 
+    def diff(self, other: ShardingPlan) -> PlanDiff:
+        """What is different in another plan: table by table, and how many bytes would have to move.
+
+        Raises:
+            TypeError: It is no plan.
+
+        Example:
+            >>> len(ShardingPlan().diff(ShardingPlan()))
+            0
+        """
+        if not isinstance(other, ShardingPlan):
+            raise TypeError(f"a plan is compared with a ShardingPlan, got {type(other).__name__}: plan.diff(other)")
+        return plan_diff(self, other)
+
+    def _repr_html_(self) -> str:
+        """The plan for a notebook."""
+        return "".join(
+            f"<p>module: <code>{escape(path)}</code></p>{module_plan._repr_html_()}"
+            for path, module_plan in self.plan.items()
+        )
+
     def _stored(self) -> dict[str, dict[str, StoredTable]]:
         return {path: {name: s._stored() for name, s in of.items()} for path, of in self.plan.items()}
 
@@ -309,3 +343,10 @@ def _as_text(rows: Sequence[Sequence[str]]) -> str:
     rule = " | ".join("-" * width for width in widths)
     body = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows[1:]]
     return "\n".join([head, rule, *body])
+
+
+def _as_html(rows: Sequence[Sequence[str]]) -> str:
+    """The same as HTML; of very many rows the first, and how many follow."""
+    head, shown, more = rows[0], rows[1 : _HTML_ROWS + 1], len(rows) - 1 - _HTML_ROWS
+    rest = f"<p>and {more:,} more: <code>print</code> shows all</p>" if more > 0 else ""
+    return TextTable(head, shown).html() + rest

@@ -1,0 +1,122 @@
+"""Tables for people: aligned text for a terminal, HTML for a notebook; and numbers as they stand in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """Rows of words under a head.
+
+    Args:
+        head: A word for each column.
+        rows: As many words in each row.
+        right: Numbers of the columns that stand at the right of their width, as numbers do.
+        widest: A cell that is longer is cut, and says so by ``..``; 0: none is.
+
+    Example:
+        >>> print(TextTable(["table", "ms"], [["item", "0.2"], ["user", "12.0"]], right=[1]))
+        table    ms
+        -----  ----
+        item    0.2
+        user   12.0
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Sequence[int] = ()
+    widest: int = 0
+
+    def __str__(self) -> str:
+        cells = [[self._cut(cell) for cell in row] for row in (self.head, *self.rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(self.head))]
+        rule = ["-" * width for width in widths]
+        return "\n".join(self._line(row, widths) for row in (cells[0], rule, *cells[1:]))
+
+    def _cut(self, cell: str) -> str:
+        return cell if not self.widest or len(cell) <= self.widest else cell[: self.widest - 2] + ".."
+
+    def _line(self, row: Sequence[str], widths: Sequence[int]) -> str:
+        placed = [
+            cell.rjust(width) if column in self.right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(placed).rstrip()
+
+    def html(self, caption: str = "") -> str:
+        """The table as HTML without scripts or outside styles, so that it reads on a light and on a dark page."""
+        title = f"<caption style='text-align:left'>{escape(caption)}</caption>" if caption else ""
+        body = "".join(self._html_row(row, "td") for row in self.rows)
+        return f"<table>{title}<thead>{self._html_row(self.head, 'th')}</thead><tbody>{body}</tbody></table>"
+
+    def _html_row(self, row: Sequence[str], tag: str) -> str:
+        sides = ["right" if column in self.right else "left" for column in range(len(row))]
+        cells = [
+            f"<{tag} style='text-align:{side}'>{escape(cell)}</{tag}>" for side, cell in zip(sides, row, strict=True)
+        ]
+        return f"<tr>{''.join(cells)}</tr>"
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes in binary units, three digits or more.
+
+    Example:
+        >>> bytes_text(512), bytes_text(4096 * 64 * 4), bytes_text(24.2 * 2**30)
+        ('512 B', '1.00 MiB', '24.2 GiB')
+    """
+    power = 0
+    while abs(count) >= 1024 and power < len(_SIZES) - 1:
+        count, power = count / 1024, power + 1
+    return f"{int(count):,} B" if power == 0 else f"{_digits(count)} {_SIZES[power]}"
+
+
+def ms_text(ms: float) -> str:
+    """A number of milliseconds, three digits or more, without the unit.
+
+    Example:
+        >>> ms_text(0.01234), ms_text(1.5), ms_text(2345.6), ms_text(0.0)
+        ('0.0123', '1.50', '2,346', '0')
+    """
+    return _digits(ms)
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Numbers of ranks, in order and each once, runs of three or more as ``first-last``.
+
+    Example:
+        >>> ranks_text([3, 0, 1, 2, 7]), ranks_text([1, 0]), ranks_text([])
+        ('0-3, 7', '0, 1', 'none')
+    """
+    runs: list[list[int]] = []
+    for rank in sorted({int(rank) for rank in ranks}):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [f"{run[0]}-{run[-1]}" if len(run) >= 3 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(words) or "none"
+
+
+def several(count: int, one: str, many: str = "") -> str:
+    """A number with its noun.
+
+    Example:
+        >>> several(1, "rank"), several(1200, "rank"), several(2, "copy", "copies")
+        ('1 rank', '1,200 ranks', '2 copies')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def _digits(value: float) -> str:
+    """Three digits, no exponent; a value below a thousandth of the unit keeps three digits, too."""
+    if value == 0:
+        return "0"
+    size, decimals = abs(value), 0
+    while size < 99.95 and decimals < 9:
+        size, decimals = size * 10, decimals + 1
+    return f"{value:,.{decimals}f}"
