@@ -1,0 +1,154 @@
+"""Numbers of machines: how much they hold, and how fast they move it. Each with its unit and where it comes from.
+
+Bandwidths are in bytes per millisecond, memory in bytes, times in milliseconds. Data sheets count in powers of ten, and
+TorchRec in powers of two; what stands here follows its source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 1024**3
+_GB_PER_S = 10**9 / 1000  # of a data sheet, in bytes per millisecond
+
+# Defaults of a topology of accelerators: TorchRec's ``planner.constants``, so that plans compare.
+HBM_CAP: int = 32 * GIB
+DDR_CAP: int = 128 * GIB
+SSD_CAP: int = 2 * 1024 * GIB
+HBM_MEM_BW: float = 897 * GIB / 1000
+DDR_MEM_BW: float = 51 * GIB / 1000
+SSD_MEM_BW: float = 100 * 1024**2 / 1000
+HBM_TO_DDR_MEM_BW: float = 32 * GIB / 1000
+INTRA_NODE_BANDWIDTH: float = 600 * GIB / 1000
+CROSS_NODE_BANDWIDTH: float = 12.5 * GIB / 1000
+
+BATCH_SIZE: int = 512  # samples of a rank; TorchRec's
+POOLING_FACTOR: float = 1.0  # ids of a bag; TorchRec's
+NUM_POOLINGS: float = 1.0  # bags of a sample; TorchRec's
+MIN_CW_DIM: int = 128  # columns of a column-wise shard, at least; TorchRec's
+BWD_COMPUTE_MULTIPLIER: float = 2.0  # backward for one forward: rows are read and written; TorchRec's
+WEIGHTED_FEATURE_BWD_COMPUTE_MULTIPLIER: float = 1.0  # TorchRec's
+
+# What is read for a row at least, in bytes: 32 numbers, one for each thread that reads it; as TorchRec assumes.
+ROW_READ_BYTES: int = 128
+# Of a table that leaves a gradient [R, D] behind, how many times its bytes are moved beyond what a fused update moves:
+# the gradient is zeroed and added to, then an optimizer reads it and reads and writes the rows.
+DENSE_GRADIENT_PASSES: float = 5.0
+# A dense kernel does the same lookups in separate steps: half as fast; TorchRec's ``kernel_bw_lookup``.
+DENSE_BANDWIDTH: float = 0.5
+
+# Time that a small exchange takes between devices of one host, ms. No data sheet tells it: an order of magnitude.
+DEVICE_LATENCY_MS: float = 0.02
+
+# A laptop, as ``python -m tutorec bench estimates --cases constants`` measures it: two processes of one thread each,
+# gloo on the loopback device, fused kernels. On other machines it prints other numbers.
+LAPTOP_DDR_CAP: int = 16 * GIB  # of all ranks together; not measured
+LAPTOP_ROW_BW: float = 4.0 * GIB / 1000
+LAPTOP_WIRE_BW: float = 1.0 * GIB / 1000
+LAPTOP_LATENCY_MS: float = 0.15
+LAPTOP_BWD_MULTIPLIER: float = 2.0
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A kind of machine: what one rank of it has.
+
+    Args:
+        device: ``"cuda"`` or ``"cpu"``.
+        ranks_per_host: Devices of a host.
+        hbm_cap: Memory of a device.
+        ddr_cap: Memory of the host, a rank's share.
+        hbm_mem_bw: Of a device's memory.
+        ddr_mem_bw: Of the host's memory, a rank's share.
+        hbm_to_ddr_mem_bw: Between the two, one way.
+        intra_host_bw: What a device sends to others of its host, one way.
+        inter_host_bw: What a device sends to other hosts, one way.
+        latency_ms: Of an exchange.
+        bwd_compute_multiplier: Backward for one forward.
+        source: Where the numbers come from.
+
+    Example:
+        >>> HARDWARE["H100"].hbm_cap // 10**9, HARDWARE["H100"].ranks_per_host
+        (80, 8)
+    """
+
+    device: str
+    ranks_per_host: int
+    hbm_cap: int
+    ddr_cap: int
+    hbm_mem_bw: float
+    ddr_mem_bw: float
+    hbm_to_ddr_mem_bw: float
+    intra_host_bw: float
+    inter_host_bw: float
+    latency_ms: float
+    bwd_compute_multiplier: float
+    source: str
+
+
+def _dgx(hbm: float, hbm_bw: float, ddr_bw: float, pcie: float, nvlink: float, nic: float, source: str) -> Hardware:
+    """A host of 8 devices with 2 TB of memory; GB, and GB/s one way, of a device."""
+    return Hardware(
+        device="cuda",
+        ranks_per_host=8,
+        hbm_cap=int(hbm * 10**9),
+        ddr_cap=2 * 10**12 // 8,
+        hbm_mem_bw=hbm_bw * _GB_PER_S,
+        ddr_mem_bw=ddr_bw * _GB_PER_S,
+        hbm_to_ddr_mem_bw=pcie * _GB_PER_S,
+        intra_host_bw=nvlink * _GB_PER_S,
+        inter_host_bw=nic * _GB_PER_S,
+        latency_ms=DEVICE_LATENCY_MS,
+        bwd_compute_multiplier=BWD_COMPUTE_MULTIPLIER,
+        source=source,
+    )
+
+
+# What a topology of accelerators has that says nothing of itself.
+ACCELERATOR = Hardware(
+    device="cuda",
+    ranks_per_host=8,
+    hbm_cap=HBM_CAP,
+    ddr_cap=DDR_CAP,
+    hbm_mem_bw=HBM_MEM_BW,
+    ddr_mem_bw=DDR_MEM_BW,
+    hbm_to_ddr_mem_bw=HBM_TO_DDR_MEM_BW,
+    intra_host_bw=INTRA_NODE_BANDWIDTH,
+    inter_host_bw=CROSS_NODE_BANDWIDTH,
+    latency_ms=DEVICE_LATENCY_MS,
+    bwd_compute_multiplier=BWD_COMPUTE_MULTIPLIER,
+    source="TorchRec's planner.constants",
+)
+
+HARDWARE: dict[str, Hardware] = {
+    "A100-40": _dgx(
+        40, 1555, 51.2, 32, 300, 25, "NVIDIA A100 (SXM, 40 GB) and DGX A100 data sheets: HBM2 1,555 GB/s, NVLink 600 "
+        "GB/s both ways together, PCIe 4.0 x16, 8 x 200 Gb/s, 2 x 8 channels of DDR4-3200"
+    ),
+    "A100-80": _dgx(
+        80, 2039, 51.2, 32, 300, 25, "NVIDIA A100 (SXM, 80 GB) and DGX A100 data sheets: HBM2e 2,039 GB/s, NVLink 600 "
+        "GB/s both ways together, PCIe 4.0 x16, 8 x 200 Gb/s, 2 x 8 channels of DDR4-3200"
+    ),
+    "H100": _dgx(
+        80, 3350, 76.8, 64, 450, 50, "NVIDIA H100 (SXM) and DGX H100 data sheets: HBM3 3.35 TB/s, NVLink 900 GB/s both "
+        "ways together, PCIe 5.0 x16, 8 x 400 Gb/s, 2 x 8 channels of DDR5-4800"
+    ),
+    "H200": _dgx(
+        141, 4800, 76.8, 64, 450, 50, "NVIDIA H200 (SXM) and DGX H200 data sheets: HBM3e 4.8 TB/s, NVLink 900 GB/s "
+        "both ways together, PCIe 5.0 x16, 8 x 400 Gb/s, 2 x 8 channels of DDR5-4800"
+    ),
+    "laptop": Hardware(
+        device="cpu",
+        ranks_per_host=2,
+        hbm_cap=0,
+        ddr_cap=LAPTOP_DDR_CAP,
+        hbm_mem_bw=HBM_MEM_BW,
+        ddr_mem_bw=LAPTOP_ROW_BW,
+        hbm_to_ddr_mem_bw=HBM_TO_DDR_MEM_BW,
+        intra_host_bw=LAPTOP_WIRE_BW,
+        inter_host_bw=LAPTOP_WIRE_BW,
+        latency_ms=LAPTOP_LATENCY_MS,
+        bwd_compute_multiplier=LAPTOP_BWD_MULTIPLIER,
+        source="measured by python -m tutorec bench estimates --cases constants",
+    ),
+}  # fmt: skip

@@ -1,0 +1,423 @@
+"""The machines that a plan is made for: how many ranks, how they share hosts, what each holds and how fast it is.
+
+Nothing here asks a device: a laptop plans for 512 GPUs.
+
+Corresponds to the topology of TorchRec's ``torchrec.distributed.planner.types``.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from enum import Enum
+from numbers import Integral
+from typing import Any, TypeVar
+
+from tutorec.distributed.planner import constants
+from tutorec.distributed.planner.options import Perf, Storage
+from tutorec.errors import PlannerError, PlannerErrorType
+
+_T = TypeVar("_T")
+_DEVICES = ("cpu", "cuda", "mtia")
+_PRESET = re.compile(r"(?:(\d+)x)?([a-z][a-z0-9-]*?)(?:x(\d+))?", re.IGNORECASE)
+
+
+@dataclass(unsafe_hash=True)
+class DeviceHardware:
+    """A rank's device.
+
+    Args:
+        rank: Whose.
+        storage: Bytes that tables may take there.
+        perf: Milliseconds that have been placed there.
+    """
+
+    rank: int
+    storage: Storage
+    perf: Perf
+
+
+class CustomTopologyData:
+    """Memory of each device, where devices differ.
+
+    Args:
+        data: ``"hbm_cap"``, ``"ddr_cap"`` or ``"ssd_cap"`` -> bytes of each rank.
+        world_size: W.
+
+    Raises:
+        PlannerError: Another word, or not a number for each rank.
+
+    Example:
+        >>> Topology(2, "cuda", custom_topology_data=CustomTopologyData({"hbm_cap": [8, 16]}, 2)).devices[1].storage.hbm
+        16
+
+    Source:
+        TorchRec's ``CustomTopologyData``.
+    """
+
+    supported_fields = ("ddr_cap", "hbm_cap", "ssd_cap")
+
+    def __init__(self, data: Mapping[str, Sequence[int]], world_size: int) -> None:
+        for key, numbers in data.items():
+            if key not in self.supported_fields:
+                raise _bad(f"CustomTopologyData knows nothing of {key!r}: give {', '.join(self.supported_fields)}")
+            if len(numbers) != world_size:
+                raise _bad(
+                    f"CustomTopologyData has {len(numbers)} numbers of {key} for {world_size} ranks: give one for each"
+                )
+        self._data = {key: list(numbers) for key, numbers in data.items()}
+
+    def get_data(self, key: str) -> list[int]:
+        """Bytes of each rank."""
+        return self._data[key]
+
+    def has_data(self, key: str) -> bool:
+        """Whether it says something of this kind of memory."""
+        return key in self._data
+
+
+class CollectiveType(Enum):
+    """How ranks exchange numbers."""
+
+    ALL_TO_ALL = "all_to_all"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    ALL_REDUCE = "all_reduce"
+
+
+class GeneralizedCommsBandwidth(ABC):
+    """How fast ranks exchange numbers, where that depends on who takes part and in what; for subclasses.
+
+    Source:
+        TorchRec's ``GeneralizedCommsBandwidth``.
+    """
+
+    @abstractmethod
+    def get_bw(self, local_world_size: int, world_size: int, collective_type: CollectiveType) -> float:
+        """Bytes per ms that a rank sends.
+
+        Args:
+            local_world_size: Ranks of a host.
+            world_size: Ranks that take part.
+            collective_type: In what.
+        """
+
+    @property
+    @abstractmethod
+    def intra_host_bw(self) -> float:
+        """Bytes per ms inside a host."""
+
+    @property
+    @abstractmethod
+    def inter_host_bw(self) -> float:
+        """Bytes per ms between hosts."""
+
+
+@dataclass(frozen=True)
+class BasicCommsBandwidths(GeneralizedCommsBandwidth):
+    """One bandwidth inside a host, one between hosts.
+
+    Example:
+        >>> BasicCommsBandwidths(inter_host_bw=1.0, intra_host_bw=9.0).get_bw(2, 4, CollectiveType.ALL_TO_ALL)
+        1.0
+
+    Source:
+        TorchRec's ``BasicCommsBandwidths``.
+    """
+
+    inter_host_bw: float = constants.CROSS_NODE_BANDWIDTH  # type: ignore[misc]
+    intra_host_bw: float = constants.INTRA_NODE_BANDWIDTH  # type: ignore[misc]
+
+    def get_bw(self, local_world_size: int, world_size: int, collective_type: CollectiveType) -> float:
+        """That between hosts where ranks of several take part; of an all-reduce each rank of a host brings its own."""
+        if collective_type is CollectiveType.ALL_REDUCE:
+            return self.inter_host_bw * local_world_size
+        return self.intra_host_bw if world_size <= local_world_size else self.inter_host_bw
+
+    def __str__(self) -> str:
+        return f"BasicCommsBandwidths: inter_host_bw={self.inter_host_bw}, intra_host_bw={self.intra_host_bw}"
+
+
+class Topology:
+    """The ranks, their hosts and their memory, as the planner sees them.
+
+    Bandwidths that are not given are TorchRec's on an accelerator (an H100 is three times as fast: see `preset`), and
+    on the CPU those of a laptop.
+
+    Args:
+        world_size: W, ranks.
+        compute_device: ``"cpu"``, ``"cuda"`` or ``"mtia"``.
+        hbm_cap: Bytes of a device's memory; 32 GiB by default, and none on the CPU.
+        ddr_cap: Bytes of host memory for each rank; 128 GiB by default.
+        ssd_cap: Bytes of disk for each rank; 2 TiB by default.
+        local_world_size: Ranks per host; by default all are on one.
+        pod_size: Hosts that are connected as fast as the ranks of one.
+        hbm_mem_bw: Bytes per ms of a device's memory.
+        ddr_mem_bw: Bytes per ms of host memory, a rank's share.
+        ssd_mem_bw: Bytes per ms of a disk.
+        hbm_to_ddr_mem_bw: Bytes per ms between a device and its host.
+        intra_host_bw: Bytes per ms that a rank sends inside its host.
+        inter_host_bw: Bytes per ms that a rank sends to other hosts.
+        bwd_compute_multiplier: Time of an update for the time of a lookup.
+        custom_topology_data: Memory of each device, where devices differ.
+        weighted_feature_bwd_compute_multiplier: The same of ids with weights, times this.
+        uneven_sharding_perf_multiplier: TorchRec's, carried along.
+        generalized_comms_bandwidths: In the place of the two bandwidths between ranks.
+        latency_ms: Milliseconds that an exchange takes however little is sent. tutorec's own.
+
+    Raises:
+        PlannerError: A number of ranks, hosts or bytes that cannot be, or an unknown device.
+
+    Example:
+        >>> topology = Topology(world_size=4, compute_device="cuda", local_world_size=2)
+        >>> topology.num_hosts, topology.devices[3].storage.hbm // 1024**3
+        (2, 32)
+
+    Source:
+        TorchRec's ``Topology``.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        compute_device: str,
+        hbm_cap: int | None = None,
+        ddr_cap: int | None = None,
+        ssd_cap: int | None = None,
+        local_world_size: int | None = None,
+        pod_size: int | None = None,
+        hbm_mem_bw: float = constants.HBM_MEM_BW,
+        ddr_mem_bw: float | None = None,
+        ssd_mem_bw: float = constants.SSD_MEM_BW,
+        hbm_to_ddr_mem_bw: float = constants.HBM_TO_DDR_MEM_BW,
+        intra_host_bw: float | None = None,
+        inter_host_bw: float | None = None,
+        bwd_compute_multiplier: float | None = None,
+        custom_topology_data: CustomTopologyData | None = None,
+        weighted_feature_bwd_compute_multiplier: float = constants.WEIGHTED_FEATURE_BWD_COMPUTE_MULTIPLIER,
+        uneven_sharding_perf_multiplier: float = 1.0,
+        generalized_comms_bandwidths: GeneralizedCommsBandwidth | None = None,
+        *,
+        latency_ms: float | None = None,
+    ) -> None:
+        _check_ranks(world_size, local_world_size, pod_size)
+        if compute_device not in _DEVICES:
+            raise _bad(f"compute_device {compute_device!r} is unknown: use one of {', '.join(_DEVICES)}")
+        usual = constants.HARDWARE["laptop"] if compute_device == "cpu" else constants.ACCELERATOR
+        self.compute_device: str = compute_device
+        self.world_size: int = int(world_size)
+        self.local_world_size: int = int(local_world_size or world_size)
+        self.intra_group_size: int = (pod_size or 1) * self.local_world_size
+        self.hbm_mem_bw: float = hbm_mem_bw
+        self.ddr_mem_bw: float = _or(ddr_mem_bw, usual.ddr_mem_bw)
+        self.ssd_mem_bw: float = ssd_mem_bw
+        self.hbm_to_ddr_mem_bw: float = hbm_to_ddr_mem_bw
+        self.comms_bandwidths: GeneralizedCommsBandwidth = generalized_comms_bandwidths or BasicCommsBandwidths(
+            inter_host_bw=_or(inter_host_bw, usual.inter_host_bw), intra_host_bw=_or(intra_host_bw, usual.intra_host_bw)
+        )
+        self.bwd_compute_multiplier: float = _or(bwd_compute_multiplier, usual.bwd_compute_multiplier)
+        self.weighted_feature_bwd_compute_multiplier: float = weighted_feature_bwd_compute_multiplier
+        self.uneven_sharding_perf_multiplier: float = uneven_sharding_perf_multiplier
+        self.latency_ms: float = _or(latency_ms, usual.latency_ms)
+        caps = {
+            "hbm_cap": 0 if compute_device == "cpu" else _or(hbm_cap, constants.HBM_CAP),
+            "ddr_cap": _or(ddr_cap, constants.DDR_CAP),
+            "ssd_cap": _or(ssd_cap, constants.SSD_CAP),
+        }
+        self.devices: list[DeviceHardware] = _devices(self.world_size, caps, custom_topology_data)
+        self._check_speeds()
+
+    @classmethod
+    def hosts(cls, hosts: int, ranks_per_host: int, device: str = "cpu", **words: Any) -> Topology:
+        """Hosts of equally many ranks.
+
+        Args:
+            hosts: How many.
+            ranks_per_host: L.
+            device: ``"cpu"`` or ``"cuda"``.
+            words: The constructor's other arguments.
+
+        Raises:
+            PlannerError: No hosts, or no ranks on them.
+
+        Example:
+            >>> Topology.hosts(2, 2).world_size
+            4
+        """
+        if hosts < 1 or ranks_per_host < 1:
+            raise _bad(f"{hosts} hosts of {ranks_per_host} ranks: give at least one of each, as Topology.hosts(2, 2)")
+        return cls(hosts * ranks_per_host, device, local_world_size=ranks_per_host, **words)
+
+    @classmethod
+    def laptop(cls, world_size: int = 2, hosts: int = 1) -> Topology:
+        """Processes that share a laptop, one thread each, on simulated hosts.
+
+        Args:
+            world_size: W.
+            hosts: Hosts that are simulated.
+
+        Raises:
+            PlannerError: The ranks do not share the hosts evenly.
+
+        Example:
+            >>> Topology.laptop(2).devices[0].storage.ddr // 1024**3
+            8
+        """
+        if hosts < 1 or world_size % hosts:
+            raise _bad(
+                f"{world_size} ranks do not share {hosts} hosts evenly: give a number of hosts that divides them"
+            )
+        return cls._of("laptop", hosts, world_size // hosts)
+
+    @classmethod
+    def preset(cls, name: str) -> Topology:
+        """Machines by name: ranks per host, kind, hosts. What is left out is a whole host, and one of them.
+
+        Kinds are ``A100-40``, ``A100-80``, ``H100``, ``H200`` and ``laptop``; `constants.HARDWARE` tells their numbers
+        and where they come from.
+
+        Args:
+            name: For example ``"8xH100x16"``: 16 hosts of 8 H100.
+
+        Raises:
+            PlannerError: There is no such kind, or no host of it has so many ranks.
+
+        Example:
+            >>> big = Topology.preset("8xH100x16")
+            >>> big.world_size, big.local_world_size, Topology.preset("H200").world_size
+            (128, 8, 8)
+        """
+        found = _PRESET.fullmatch(name.strip()) if isinstance(name, str) else None
+        kinds = {kind.lower(): kind for kind in constants.HARDWARE}
+        if found is None or found[2].lower() not in kinds:
+            raise _bad(
+                f"there is no preset {name!r}: write ranks per host, kind and hosts as in '8xH100x16'; kinds are "
+                f"{', '.join(constants.HARDWARE)}"
+            )
+        kind = kinds[found[2].lower()]
+        most = constants.HARDWARE[kind].ranks_per_host
+        ranks = int(found[1]) if found[1] else most
+        hosts = int(found[3]) if found[3] else 1
+        if ranks < 1 or hosts < 1:
+            raise _bad(
+                f"preset {name!r} has {hosts} hosts of {ranks} ranks: write at least one of each, as '8xH100x16'"
+            )
+        if ranks > most and kind != "laptop":
+            raise _bad(
+                f"preset {name!r} puts {ranks} ranks on a host, and a host of {kind} has {most}: "
+                f"write '{most}x{kind}x{-(-ranks * hosts // most)}'"
+            )
+        return cls._of(kind, hosts, ranks)
+
+    @classmethod
+    def _of(cls, kind: str, hosts: int, ranks: int) -> Topology:
+        own = constants.HARDWARE[kind]
+        on_laptop = kind == "laptop"
+        return cls.hosts(
+            hosts,
+            ranks,
+            own.device,
+            hbm_cap=own.hbm_cap,
+            ddr_cap=own.ddr_cap // (hosts * ranks) if on_laptop else own.ddr_cap,
+            hbm_mem_bw=own.hbm_mem_bw,
+            ddr_mem_bw=own.ddr_mem_bw,
+            hbm_to_ddr_mem_bw=own.hbm_to_ddr_mem_bw,
+            intra_host_bw=own.intra_host_bw,
+            inter_host_bw=own.inter_host_bw,
+            bwd_compute_multiplier=own.bwd_compute_multiplier,
+            latency_ms=own.latency_ms,
+        )
+
+    @property
+    def num_hosts(self) -> int:
+        """Groups of ranks that are connected as inside a host."""
+        return -(-self.world_size // self.intra_group_size)
+
+    @property
+    def intra_host_bw(self) -> float:
+        """Bytes per ms that a rank sends inside its host."""
+        return self.comms_bandwidths.intra_host_bw
+
+    @property
+    def inter_host_bw(self) -> float:
+        """Bytes per ms that a rank sends to other hosts."""
+        return self.comms_bandwidths.inter_host_bw
+
+    def with_storage(self, storage: Sequence[Storage]) -> Topology:
+        """The same machines with other memory: a `Storage` for each rank."""
+        assert len(storage) == self.world_size, f"{len(storage)} storages for {self.world_size} ranks"
+        changed = copy(self)
+        changed.devices = [
+            DeviceHardware(device.rank, own, copy(device.perf))
+            for device, own in zip(self.devices, storage, strict=True)
+        ]
+        return changed
+
+    def _check_speeds(self) -> None:
+        names = "hbm_mem_bw ddr_mem_bw ssd_mem_bw hbm_to_ddr_mem_bw intra_host_bw inter_host_bw".split()
+        for name in names:
+            speed = getattr(self, name)
+            if not 0 < speed < float("inf"):
+                raise _bad(f"{name}={speed} bytes per ms: give a positive number, or leave it out")
+        for name in ("latency_ms", "bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier"):
+            number = getattr(self, name)
+            if not 0 <= number < float("inf"):
+                raise _bad(f"{name}={number}: give a number from 0, or leave it out")
+
+    def __repr__(self) -> str:
+        devices = "".join(f"\tdevice {index} {device}\n" for index, device in enumerate(self.devices))
+        return (
+            f"world_size={self.world_size} \ncompute_device={self.compute_device}\ndevices=\n{devices}"
+            f"local_world_size={self.local_world_size} \nintra_group_size={self.intra_group_size} \n"
+            f"{self.comms_bandwidths}\n"
+        )
+
+
+def _check_ranks(world_size: int, local_world_size: int | None, pod_size: int | None) -> None:
+    if not isinstance(world_size, Integral) or world_size < 1:
+        raise _bad(f"world_size={world_size!r}: give the number of ranks, at least 1")
+    if local_world_size is None:
+        local_world_size = world_size
+    if not isinstance(local_world_size, Integral) or local_world_size < 0 or local_world_size > world_size:
+        raise _bad(f"local_world_size={local_world_size!r} of {world_size} ranks: give from 1 to {world_size}")
+    if local_world_size and world_size % local_world_size:
+        divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
+        raise _bad(
+            f"{world_size} ranks make no hosts of local_world_size={local_world_size} each: give one of {divisors}"
+        )
+    hosts = world_size // (local_world_size or world_size)
+    if pod_size is not None and (pod_size < 1 or hosts % pod_size):
+        raise _bad(f"pod_size={pod_size} of {hosts} hosts: give a number of hosts that divides them")
+
+
+def _devices(world_size: int, caps: Mapping[str, int], custom: CustomTopologyData | None) -> list[DeviceHardware]:
+    """A device for each rank."""
+    numbers = {}
+    for key, cap in caps.items():
+        numbers[key] = custom.get_data(key) if custom is not None and custom.has_data(key) else [cap] * world_size
+        for rank, number in enumerate(numbers[key]):
+            if len(numbers[key]) != world_size or number < 0:
+                raise _bad(
+                    f"{key} of rank {rank} is {number} bytes, and there are {len(numbers[key])} numbers for "
+                    f"{world_size} ranks: give one for each, from 0"
+                )
+    return [
+        DeviceHardware(
+            rank,
+            Storage(numbers["hbm_cap"][rank], numbers["ddr_cap"][rank], numbers["ssd_cap"][rank]),
+            Perf(fwd_compute=0, fwd_comms=0, bwd_compute=0, bwd_comms=0),
+        )
+        for rank in range(world_size)
+    ]
+
+
+def _or(given: _T | None, usual: _T) -> _T:
+    """What is given; a zero is, too."""
+    return usual if given is None else given
+
+
+def _bad(message: str) -> PlannerError:
+    return PlannerError(message, PlannerErrorType.INPUT_VALIDATION)
