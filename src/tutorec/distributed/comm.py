@@ -8,6 +8,7 @@ refused. *Counting*: observers (`traffic.count_traffic`, tests, the book's trace
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import warnings
 import weakref
@@ -211,6 +212,30 @@ def broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, stage
     size = tensor.numel() * tensor.element_size() if group.rank() == source else 0
     _announce(group, stage, [size] * world_size)
     dist.broadcast(tensor, dist.get_global_rank(group, source), group)
+
+
+def broadcast_object(value: Any, source: int, group: dist.ProcessGroup, stage: str) -> Any:
+    """A picklable object of one rank, on every rank. Blocks; for the rare: a plan, an error.
+
+    Args:
+        value: What ``source`` has to say; the others' is not looked at.
+        source: A rank of ``group``.
+        group: The ranks.
+        stage: Under what the bytes are counted.
+
+    Returns:
+        The source's object; there the same, elsewhere a copy.
+    """
+    if group.size() == 1:
+        return value
+    mine = group.rank() == source
+    device = torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) if mine else torch.empty(0)
+    size = torch.tensor([pickled.numel()], device=device)
+    broadcast(size, source, group, stage)
+    content = pickled.to(device) if mine else torch.empty(int(size), dtype=torch.uint8, device=device)
+    broadcast(content, source, group, stage)
+    return value if mine else pickle.loads(content.cpu().numpy().tobytes())
 
 
 def all_gather_ints(values: Sequence[int], group: dist.ProcessGroup, stage: str) -> list[list[int]]:

@@ -292,6 +292,13 @@ class ShardingOption:
         option._shards, option._pieces = None, pieces
         return option
 
+    def with_pieces(self, pieces: Pieces) -> ShardingOption:
+        """The same option with other shards: placed elsewhere, say. Table and module are shared."""
+        other = object.__new__(ShardingOption)
+        other.__dict__.update(self.__dict__)
+        other._shards, other._pieces = None, pieces
+        return other
+
     @property
     def tensor(self) -> torch.Tensor:
         """The table's weight ``[R, D]``."""
@@ -442,14 +449,13 @@ class ShardingOption:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardingOption:
         """A copy whose shards can be placed elsewhere; table and module are shared."""
-        other = object.__new__(ShardingOption)
-        other.__dict__.update(self.__dict__)
-        shards = Pieces.of_shards(self._shards) if self._shards is not None else self._pieces
-        assert shards is not None, "an option has its shards as objects or as arrays"
-        other._pieces = shards.copy()
-        other._shards = other._pieces.as_shards() if self._shards is not None else None
-        other._pieces = None if self._shards is not None else other._pieces
-        return other
+        return self.with_pieces(self.pieces().copy())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process: everything but the weights and the module itself."""
+        _ = self.is_pooled, self.facts
+        weight = torch.empty(self._tensor.shape, dtype=self._tensor.dtype, device="meta")
+        return {**self.__dict__, "_tensor": weight, "_module": (self._module[0], nn.Module())}
 
     def __str__(self) -> str:
         lines = [f"name: {self.name}", f"sharding type: {self.sharding_type}", f"compute kernel: {self.compute_kernel}"]

@@ -1,0 +1,89 @@
+"""From the numbers of an answer to options with ranks, and to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingType
+from tutorec.distributed.planner.options import ShardingOption
+from tutorec.distributed.planner.problem import Placement, PlanningProblem
+from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.shard_geometry import ShardPiece, sharding_spec
+
+
+def place_options(problem: PlanningProblem, placement: Placement) -> list[ShardingOption]:
+    """The chosen option of each table, as a copy whose shards have their ranks; tables in the problem's order."""
+    placed = []
+    for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
+        for option in choice.options:
+            pieces = option.pieces().copy()
+            pieces.ranks = np.asarray(ranks, dtype=np.int64)
+            placed.append(option.with_pieces(pieces))
+    return placed
+
+
+def placement_of(problem: PlanningProblem, placed: Sequence[ShardingOption]) -> Placement:
+    """The answer that placed options are; the inverse of `place_options`.
+
+    Args:
+        problem: What they answer.
+        placed: An option for each table, its shards on ranks.
+
+    Raises:
+        KeyError: An option is none of the problem's.
+    """
+    by_table = {option.fqn: option for option in placed}
+    chosen, ranks = [], []
+    for choices in problem.choices:
+        first = by_table[choices[0].options[0].fqn]
+        ways = [(o.sharding_type, o.compute_kernel, o.pieces().sizes.tolist()) for o in (c.options[0] for c in choices)]
+        way = (first.sharding_type, first.compute_kernel, first.pieces().sizes.tolist())
+        if way not in ways:
+            raise KeyError(f"table {first.name!r} is placed as {way[:2]}, which is none of its options")
+        chosen.append(ways.index(way))
+        found = first.pieces().ranks
+        assert found is not None, f"table {first.name!r} has not been placed"
+        ranks.append(found)
+    return Placement(np.array(chosen, dtype=np.int64), ranks)
+
+
+def to_sharding_plan(
+    sharding_options: Sequence[ShardingOption], topology: Topology
+) -> dict[str, EmbeddingModuleShardingPlan]:
+    """Placed options as a plan: path of each collection -> its tables.
+
+    Args:
+        sharding_options: One per table, in the order of the model's tables.
+        topology: For devices and ranks per host.
+
+    Source:
+        TorchRec's ``to_sharding_plan``.
+    """
+    plan: dict[str, EmbeddingModuleShardingPlan] = {}
+    for option in sharding_options:
+        plan.setdefault(option.path, EmbeddingModuleShardingPlan())[option.name] = _entry(option, topology)
+    return plan
+
+
+def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
+    pieces = option.pieces()
+    assert pieces.ranks is not None, f"table {option.name!r} has not been placed"
+    replicated = option.sharding_type == ShardingType.DATA_PARALLEL.value
+    spec = None
+    if not replicated:
+        lines = zip(pieces.ranks.tolist(), pieces.offsets.tolist(), pieces.sizes.tolist(), strict=True)
+        spec = sharding_spec(
+            [ShardPiece(rank, *offset, *size) for rank, offset, size in lines],
+            topology.compute_device,
+            topology.local_world_size,
+        )
+    rows, columns = option.tensor.shape
+    return ParameterSharding(
+        sharding_type=option.sharding_type,
+        compute_kernel=option.compute_kernel,
+        ranks=pieces.ranks.tolist(),
+        sharding_spec=spec,
+        shape=(int(rows), int(columns)),
+    )
