@@ -373,6 +373,11 @@ class BaseEmbeddingSharder:
         self.fused_params: dict[str, Any] | None = dict(fused_params) if fused_params is not None else None
         self._codecs = qcomm_codecs_registry
 
+    @property
+    def qcomm_codecs_registry(self) -> Mapping[str, QuantizedCommCodecs] | None:
+        """What rows and their gradients travel as, by move; None: float32."""
+        return self._codecs
+
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Table name -> weights ``[R, D]``."""
         tables = module.get_submodule(self._tables_path).named_children()
