@@ -1,0 +1,7 @@
+"""The traffic of a plan on machines that need not exist: see `simulation`."""
+
+from tutorec.distributed.simulate.ids import Observed, PowerLaw, RowShares, Uniform
+from tutorec.distributed.simulate.loads import Load
+from tutorec.distributed.simulate.simulation import HotRow, Simulation, Straggler, simulate
+
+__all__ = ["HotRow", "Load", "Observed", "PowerLaw", "RowShares", "Simulation", "Straggler", "Uniform", "simulate"]

@@ -1,0 +1,115 @@
+"""What one exchange sends from which rank to which, held so that four thousand ranks cost little.
+
+The bytes from rank s to rank d are a product of few terms, ``left[s] . right[:, d]``, between those ranks that the
+exchange connects. Sums over destinations, hosts and ranks of one local number are sums over ``right``; the W x W matrix
+itself is made only when it is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+
+from tutorec.distributed.simulate.ids import Floats
+
+#: More ranks than these have no matrix: it has W * W numbers.
+MATRIX_RANKS = 512
+
+
+class Reach(Enum):
+    """Which ranks an exchange connects."""
+
+    ALL = "all ranks"
+    HOST = "the ranks of a host"
+    PEERS = "the ranks of one local number, on every host"
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """One collective of a step: bytes from each rank to each.
+
+    Args:
+        stage: What the traffic counter calls it.
+        path: Of the collection in the model.
+        left: ``[W, K]``.
+        right: ``[K, W]``; rank s sends ``left[s] . right[:, d]`` bytes to another rank d that it is connected with.
+        local_size: L, ranks per host.
+        reach: Who is connected.
+
+    Example:
+        >>> one = Exchange("output rows", "", np.array([[8.0], [0.0]]), np.array([[1.0, 1.0]]), local_size=1)
+        >>> one.matrix().tolist()  # rank 0 sends 8 bytes to rank 1, on another host
+        [[0.0, 8.0], [0.0, 0.0]]
+        >>> one.sent[1].tolist(), one.received[1].tolist()
+        ([8.0, 0.0], [0.0, 8.0])
+    """
+
+    stage: str
+    path: str
+    left: Floats
+    right: Floats
+    local_size: int
+    reach: Reach = Reach.ALL
+
+    @property
+    def connects(self) -> bool:
+        """Whether there is another rank to send to."""
+        world_size = len(self.left)
+        return {
+            Reach.ALL: world_size > 1,
+            Reach.HOST: self.local_size > 1,
+            Reach.PEERS: world_size > self.local_size,
+        }[self.reach]
+
+    @cached_property
+    def sent(self) -> Floats:
+        """Bytes that each rank sends ``[2, W]``: to ranks of its host, and across to other hosts."""
+        return _sums(self.left, self.right, self.local_size, self.reach)
+
+    @cached_property
+    def received(self) -> Floats:
+        """Bytes that each rank gets ``[2, W]``, likewise."""
+        return _sums(self.right.T, self.left.T, self.local_size, self.reach)
+
+    def matrix(self) -> Floats:
+        """Bytes from each rank to each, ``[W, W]``.
+
+        Raises:
+            ValueError: There are more than 512 ranks.
+        """
+        world_size = len(self.left)
+        if world_size > MATRIX_RANKS:
+            raise ValueError(
+                f"a matrix of {world_size} x {world_size} ranks is not made, at most {MATRIX_RANKS}: use the sums by "
+                "rank (sent, received) or by host"
+            )
+        host, number = np.divmod(np.arange(world_size), self.local_size)
+        connected = {
+            Reach.ALL: np.ones((world_size, world_size), dtype=np.bool_),
+            Reach.HOST: host[:, None] == host,
+            Reach.PEERS: number[:, None] == number,
+        }[self.reach]
+        found = np.where(connected, self.left @ self.right, 0.0)
+        np.fill_diagonal(found, 0.0)
+        return found
+
+
+def _sums(left: Floats, right: Floats, local_size: int, reach: Reach) -> Floats:
+    """Row sums of the matrix, inside the host and across."""
+    terms, world_size = right.shape
+    by_host = right.reshape(terms, world_size // local_size, local_size)
+    to_self = np.einsum("rk,kr->r", left, right)
+    inside = across = np.zeros(world_size)
+    if reach is not Reach.PEERS:
+        to_host = np.einsum("hlk,kh->hl", left.reshape(-1, local_size, terms), by_host.sum(axis=2)).reshape(-1)
+        inside = to_host - to_self
+        if reach is Reach.ALL:
+            across = left @ right.sum(axis=1) - to_host
+    else:
+        to_peers = np.einsum("hlk,kl->hl", left.reshape(-1, local_size, terms), by_host.sum(axis=1)).reshape(-1)
+        across = to_peers - to_self
+    # Differences of what is expected, not counted, may miss 0 by a rounding.
+    return np.maximum(np.stack([inside, across]), 0.0)

@@ -1,0 +1,200 @@
+"""How ids spread over the rows of a table: evenly, by a power law, or as ids that were seen.
+
+A law is asked for the rows of one table, and answers with steps: ranges of rows inside of which all rows are alike.
+What share of the ids falls below a row, which rows are hot, how many distinct rows a batch touches, all follow from
+those, at the same price for a thousand rows and for a billion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Rows of a power law that stand for themselves; the many behind them share steps, each 2 % wider than the one before.
+_HEAD = 4096
+_GROWTH = 1.02
+
+
+@dataclass(frozen=True, eq=False)
+class RowShares:
+    """The share of a feature's ids that falls on each row of a table, in K steps of equal rows.
+
+    Args:
+        edges: ``[K + 1]``, the first row of each step, and R.
+        shares: ``[K]``, what part of the ids falls on each step; they sum to 1, or all are 0 where there are no ids.
+
+    Example:
+        >>> shares = RowShares(np.array([0, 1, 5]), np.array([0.6, 0.4]))  # row 0 is hot, four rows share the rest
+        >>> shares.below(np.array([0, 1, 3, 5])).round(9).tolist()
+        [0.0, 0.6, 0.8, 1.0]
+        >>> shares.hottest(2)
+        [(0, 0.6), (1, 0.1)]
+    """
+
+    edges: Ints
+    shares: Floats
+
+    def below(self, ends: Ints) -> Floats:
+        """The part of the ids that is below each of ``ends [P]``."""
+        return np.interp(ends, self.edges, np.concatenate([[0.0], np.cumsum(self.shares)]))
+
+    def hottest(self, count: int) -> list[tuple[int, float]]:
+        """The rows that come most often, with their share: at most ``count``, the first first."""
+        widths = np.diff(self.edges)
+        each = np.divide(self.shares, widths, out=np.zeros_like(self.shares), where=widths > 0)
+        found: list[tuple[int, float]] = []
+        for step in np.argsort(-each, kind="stable")[:count].tolist():
+            if each[step] > 0:
+                first, end = int(self.edges[step]), int(self.edges[step + 1])
+                found += [(row, float(each[step])) for row in range(first, min(end, first + count - len(found)))]
+            if len(found) == count:
+                break
+        return found
+
+    def distinct(self, ids: float, starts: Ints, ends: Ints) -> Floats:
+        """How many distinct rows of ``[start, end)`` so many ids are expected to touch, ``[P]``.
+
+        Example:
+            >>> even = RowShares(np.array([0, 4]), np.array([1.0]))
+            >>> even.distinct(2.0, np.array([0]), np.array([4])).tolist()  # 4 * (1 - (3 / 4) ** 2)
+            [1.75]
+        """
+        widths = np.diff(self.edges).astype(np.float64)
+        each = np.divide(self.shares, widths, out=np.zeros_like(self.shares), where=widths > 0)
+        # log1p(-1) is minus infinity: a row that every id hits is touched, if there is an id.
+        with np.errstate(divide="ignore"):
+            missed = np.log1p(-np.minimum(each, 1.0))
+        touched = widths * -np.expm1(ids * missed) if ids > 0 else np.zeros_like(widths)
+        until = np.concatenate([[0.0], np.cumsum(touched)])
+        return np.interp(ends, self.edges, until) - np.interp(starts, self.edges, until)
+
+
+class IdLaw(Protocol):
+    """How the ids of a feature spread, whatever table they are rows of."""
+
+    def over(self, rows: int) -> RowShares:
+        """The shares of a table's R rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every row is as likely as the others; `datasets.ids.uniform_ids` draws such ids.
+
+    Example:
+        >>> Uniform().over(8).below(np.array([2])).tolist()
+        [0.25]
+    """
+
+    def over(self, rows: int) -> RowShares:
+        """One step."""
+        return RowShares(np.array([0, rows]), np.array([1.0]))
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """Row k comes in proportion to ``(k + 1) ** -exponent``; `datasets.ids.power_law_ids` draws such ids.
+
+    Args:
+        exponent: 0 makes rows alike, about 1 is usual for users and products.
+        scattered: None: row 0 is the hottest, row 1 the next, as in a vocabulary sorted by frequency, so that the first
+            range of rows has most of the ids. A number: the hot rows are dealt out over the table by that random
+            state, as hashed ids are.
+
+    Raises:
+        ValueError: The exponent is negative or no finite number.
+
+    Example:
+        >>> law = PowerLaw(1.0).over(3)
+        >>> law.below(np.array([1, 2, 3])).round(3).tolist()  # 6/11, 9/11, 11/11
+        [0.545, 0.818, 1.0]
+    """
+
+    exponent: float
+    scattered: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.exponent) and self.exponent >= 0):
+            raise ValueError(f"PowerLaw(exponent={self.exponent}): give a finite number of at least 0, e.g. 1.05")
+
+    def over(self, rows: int) -> RowShares:
+        """Steps of one row for the 4,096 hottest, then steps that grow."""
+        return _power_law(rows, self.exponent, self.scattered)
+
+
+@lru_cache(maxsize=256)
+def _power_law(rows: int, exponent: float, scattered: int | None) -> RowShares:
+    head = min(rows, _HEAD)
+    mass = np.arange(1, head + 1, dtype=np.float64) ** -exponent
+    if rows > head:
+        steps = max(1, math.ceil(math.log(rows / head) / math.log(_GROWTH)))
+        tail = np.unique(np.round(np.geomspace(head, rows, steps + 1)).astype(np.int64))
+        tail[-1] = rows
+        # The sum of (k + 1) ** -s over a step is, this far out, the area below x ** -s from first + 1/2 to end + 1/2.
+        mass = np.concatenate([mass, np.diff(_area(tail + 0.5, exponent))])
+    else:
+        tail = np.array([head])
+    mass /= mass.sum()
+    if scattered is None:
+        return RowShares(np.concatenate([np.arange(head), tail]), mass)
+    places = np.random.default_rng(scattered).choice(rows, size=head, replace=False).astype(np.int64)
+    order = np.argsort(places)
+    # All rows that are not dealt out share the tail.
+    each = float(mass[head:].sum()) / max(rows - head, 1)
+    edges = np.unique(np.concatenate([[0, rows], places, places + 1]))
+    shares = np.diff(edges) * each
+    shares[np.searchsorted(edges, places[order])] = mass[:head][order]
+    return RowShares(edges, shares)
+
+
+def _area(x: NDArray[Any], exponent: float) -> NDArray[Any]:
+    """The area below ``x ** -s``, but for a constant."""
+    return np.log(x) if abs(exponent - 1) < 1e-12 else x ** (1 - exponent) / (1 - exponent)
+
+
+class Observed:
+    """The law of ids that were seen: each row has the share that it had.
+
+    Args:
+        ids: A tensor or list of them.
+
+    Raises:
+        ValueError: An id is negative.
+
+    Example:
+        >>> law = Observed([5, 5, 5, 2])
+        >>> law.over(8).hottest(2)
+        [(5, 0.75), (2, 0.25)]
+    """
+
+    def __init__(self, ids: torch.Tensor | Sequence[int] | Any) -> None:
+        flat = np.asarray(torch.as_tensor(ids).flatten().cpu(), dtype=np.int64)
+        self._rows, counts = np.unique(flat, return_counts=True)
+        if flat.size and self._rows[0] < 0:
+            raise ValueError(
+                f"Observed: id {self._rows[0]} is no row; give the ids of one feature as they are looked up"
+            )
+        self._shares = counts / max(flat.size, 1)
+
+    def over(self, rows: int) -> RowShares:
+        """A step for each row that was seen, and those between that were not.
+
+        Raises:
+            ValueError: An id is no row of the table.
+        """
+        if self._rows.size and self._rows[-1] >= rows:
+            raise ValueError(f"Observed: id {self._rows[-1]} is outside of a table of {rows} rows: 0 to {rows - 1}")
+        edges = np.unique(np.concatenate([[0, rows], self._rows, self._rows + 1]))
+        shares = np.zeros(len(edges) - 1)
+        shares[np.searchsorted(edges, self._rows)] = self._shares
+        return RowShares(edges, shares)
