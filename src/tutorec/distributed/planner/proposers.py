@@ -1,0 +1,481 @@
+"""Proposers: in which order plans are tried. A proposal takes one option for each table; it is not placed yet.
+
+Corresponds to TorchRec's ``torchrec.distributed.planner.proposers``. These are the classic ones, of which TorchRec's
+planner tries one after the other; the planner's default here is `search`, which chooses options and places at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tutorec.distributed.planner.interfaces import Enumerator, Proposer
+from tutorec.distributed.planner.options import Floats, ShardingOption
+
+if TYPE_CHECKING:
+    from tutorec.distributed.planner.topology import Topology
+
+logger = logging.getLogger(__name__)
+
+MAX_PROPOSALS = 10_000
+"""A grid of more proposals than this is not searched."""
+
+
+def option_times(option: ShardingOption) -> Floats:
+    """Milliseconds of each shard of an option, ``[P]``.
+
+    Raises:
+        ValueError: They have not been estimated.
+    """
+    perf = option.pieces().perf
+    if perf is None:
+        raise ValueError(
+            f"table {option.name!r}: the {option.sharding_type} option has no estimated times; call the enumerator's "
+            "populate_estimates([option]) first"
+        )
+    return perf.sum(axis=1)
+
+
+def option_bytes(option: ShardingOption) -> NDArray[np.int64]:
+    """Bytes of each shard of an option, ``[P, 3]``: HBM, DDR, SSD.
+
+    Raises:
+        ValueError: They have not been estimated.
+    """
+    storage = option.pieces().storage
+    if storage is None:
+        raise ValueError(
+            f"table {option.name!r}: the {option.sharding_type} option has no estimated storage; call the enumerator's "
+            "populate_estimates([option]) first"
+        )
+    return storage
+
+
+def _score(option: ShardingOption, use_depth: bool) -> float:
+    """What options of a table are sorted by: the time of the slowest shard, or of all."""
+    times = option_times(option)
+    return float(times.max(initial=0.0) if use_depth else times.sum())
+
+
+def _by_table(options: Sequence[ShardingOption]) -> dict[str, list[ShardingOption]]:
+    """The options of each table, tables in the order of their first option."""
+    tables: dict[str, list[ShardingOption]] = {}
+    for option in options:
+        tables.setdefault(option.fqn, []).append(option)
+    return tables
+
+
+class GreedyProposer(Proposer):
+    """Begins with the fastest option of each table, and moves the table that needs the most memory to its next one.
+
+    Args:
+        use_depth: Options are sorted by their slowest shard; otherwise by the sum of their shards.
+        threshold: Stop after more proposals than this in a row that were rated no better than the best; None: never.
+
+    Example:
+        The fast option needs 9 bytes; where that is too much, the next proposal takes the slow one:
+
+        >>> from tutorec.distributed.planner.options import Perf, Shard, ShardingOption, Storage
+        >>> import torch
+        >>> def option(kind, ms, hbm):
+        ...     shard = Shard([8, 4], [0, 0], Storage(hbm, 0), Perf(ms, 0, 0, 0))
+        ...     module = ("", torch.nn.Identity())
+        ...     return ShardingOption("item", torch.empty(8, 4), module, [1.0], 2, kind, "device", "fused", [shard])
+        >>> proposer = GreedyProposer()
+        >>> proposer.load([option("row_wise", 5.0, 2), option("table_wise", 1.0, 9)])
+        >>> tried = []
+        >>> while (proposal := proposer.propose()) is not None:
+        ...     tried.append(proposal[0].sharding_type)
+        ...     proposer.feedback(partitionable=False)
+        >>> tried
+        ['table_wise', 'row_wise']
+
+    Source:
+        TorchRec's ``GreedyProposer``.
+    """
+
+    def __init__(self, use_depth: bool = True, threshold: int | None = None) -> None:
+        self._use_depth: bool = use_depth
+        self._threshold: int | None = threshold or None
+        self._start([])
+
+    def _start(self, tables: list[list[ShardingOption]]) -> None:
+        self._tables: list[list[ShardingOption]] = tables
+        self._current: list[int] = [0] * len(tables)
+        self._done: bool = not tables
+        self._best_rating: float = math.inf
+        self._worse_in_a_row: int = 0
+        # The table to move next is the top of this heap: of those with an option left, the one whose option takes the
+        # most memory. A scan of all tables after each of thousands of proposals would take longer than the placing.
+        self._by_memory: list[tuple[tuple[int, ...], int]] = []
+        for number in range(len(tables)):
+            self._enter(number)
+
+    def _enter(self, number: int) -> None:
+        """Let a table compete for being moved, if it has another option and takes memory at all."""
+        current = self._current[number]
+        if current + 1 < len(self._tables[number]):
+            hbm, ddr, _ = option_bytes(self._tables[number][current]).T
+            memory = (int(hbm.max()), int(hbm.sum()), int(ddr.max()), int(ddr.sum()))
+            if any(memory):
+                heapq.heappush(self._by_memory, (tuple(-each for each in memory), number))
+
+    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+        """Begin with these options.
+
+        Args:
+            search_space: The options of all tables, estimated.
+            enumerator: Not needed.
+
+        Raises:
+            ValueError: An option is not estimated.
+        """
+        tables = list(_by_table(search_space).values())
+        self._start([sorted(options, key=lambda option: _score(option, self._use_depth)) for options in tables])
+
+    def propose(self) -> list[ShardingOption] | None:
+        """The current option of each table; None at the end."""
+        if self._done:
+            return None
+        return [options[number] for options, number in zip(self._tables, self._current, strict=True)]
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        """Move the table that takes the most memory, whatever became of the proposal; or stop.
+
+        Args:
+            partitionable: Not needed.
+            plan: Not needed.
+            perf_rating: What `threshold` compares.
+            storage_constraint: Not needed.
+
+        Raises:
+            ValueError: An option is not estimated.
+        """
+        if self._threshold is not None and perf_rating:
+            self._worse_in_a_row += 1
+            if perf_rating < self._best_rating:
+                self._best_rating, self._worse_in_a_row = perf_rating, 0
+            if self._worse_in_a_row > self._threshold:
+                self._done = True
+        if not self._by_memory:
+            self._done = True
+        if self._done:
+            return
+        _, number = heapq.heappop(self._by_memory)
+        self._current[number] += 1
+        self._enter(number)
+
+
+class UniformProposer(Proposer):
+    """Proposes plans in which all tables are sharded in the same way: one for each type that every table may have.
+
+    Args:
+        use_depth: Of a table's options of one type the fastest is taken: by its slowest shard, or by the sum of them.
+
+    Source:
+        TorchRec's ``UniformProposer``.
+    """
+
+    def __init__(self, use_depth: bool = True) -> None:
+        self._use_depth: bool = use_depth
+        self._proposals: list[list[ShardingOption]] = []
+        self._next: int = 0
+
+    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+        """Begin with these options.
+
+        Args:
+            search_space: The options of all tables, estimated.
+            enumerator: Not needed.
+
+        Raises:
+            ValueError: An option is not estimated.
+        """
+        tables = set(_by_table(search_space))
+        by_type: dict[str, list[ShardingOption]] = {}
+        for option in search_space:
+            by_type.setdefault(option.sharding_type, []).append(option)
+        grouped = [_by_table(options) for options in by_type.values()]
+        self._proposals = [
+            [min(options, key=lambda option: _score(option, self._use_depth)) for options in of_type.values()]
+            for of_type in grouped
+            if of_type.keys() == tables
+        ]
+        self._next = 0
+
+    def propose(self) -> list[ShardingOption] | None:
+        """All tables of the next type; None at the end."""
+        return self._proposals[self._next] if self._next < len(self._proposals) else None
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        """Go on to the next type, whatever became of this one.
+
+        Args:
+            partitionable: Not needed.
+            plan: Not needed.
+            perf_rating: Not needed.
+            storage_constraint: Not needed.
+        """
+        self._next += 1
+
+
+class GridSearchProposer(Proposer):
+    """Proposes every combination of options, or none at all where there are more than `max_proposals`.
+
+    Args:
+        max_proposals: The most combinations that are worth trying.
+
+    Source:
+        TorchRec's ``GridSearchProposer``.
+    """
+
+    def __init__(self, max_proposals: int = MAX_PROPOSALS) -> None:
+        self._max_proposals: int = max_proposals
+        self._combinations: Iterator[tuple[ShardingOption, ...]] = iter(())
+        self._current: tuple[ShardingOption, ...] | None = None
+
+    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+        """Begin with these options.
+
+        Args:
+            search_space: The options of all tables, estimated.
+            enumerator: Not needed.
+
+        Raises:
+            ValueError: An option is not estimated.
+        """
+        tables = [sorted(each, key=lambda option: _score(option, True)) for each in _by_table(search_space).values()]
+        total = math.prod(len(options) for options in tables)
+        self._combinations = iter(())
+        if total > self._max_proposals:
+            shown = f"{total:,}" if total <= 10**6 else f"10**{len(str(total)) - 1}"
+            logger.info(
+                "the grid of %s combinations of %d tables is not searched: max_proposals=%d",
+                shown,
+                len(tables),
+                self._max_proposals,
+            )
+        elif tables:
+            self._combinations = itertools.product(*tables)
+        self._current = next(self._combinations, None)
+
+    def propose(self) -> list[ShardingOption] | None:
+        """The next combination; None at the end."""
+        return None if self._current is None else list(self._current)
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        """Go on to the next combination, whatever became of this one.
+
+        Args:
+            partitionable: Not needed.
+            plan: Not needed.
+            perf_rating: Not needed.
+            storage_constraint: Not needed.
+        """
+        self._current = next(self._combinations, None)
+
+
+class DynamicProgrammingProposer(Proposer):
+    """Proposes, for every amount of memory in all, the options of the least time in all.
+
+    The memory of all ranks is cut into bins. Table after table, the least time is kept with which the tables so far end
+    in each bin; a table's option leads from a bin to another one. After the last table each bin that was reached is a
+    proposal, those that take the most memory first. Sums over ranks say nothing of how well a proposal can be placed,
+    which is why there are many.
+
+    Args:
+        hbm_bins_per_device: Bins for each rank. More are finer, and take longer.
+
+    Example:
+        Two tables, each either fast and large or slow and small, on a rank of 10 bytes. The smallest options come
+        first, before the memory is known. Then 6 + 3 bytes in 4 ms, as 2 + 7 bytes would take 6; and last 2 + 3 bytes
+        again. Both large ones together do not fit:
+
+        >>> from types import SimpleNamespace
+        >>> from tutorec.distributed.planner.options import Perf, Shard, ShardingOption, Storage
+        >>> import torch
+        >>> def option(name, ms, hbm):
+        ...     shard = Shard([8, 4], [0, 0], Storage(hbm, 0), Perf(ms, 0, 0, 0))
+        ...     table = name, torch.empty(8, 4), ("", torch.nn.Identity())
+        ...     return ShardingOption(*table, [1.0], 2, "table_wise", "device", "fused", [shard])
+        >>> one_rank = SimpleNamespace(devices=[SimpleNamespace(storage=Storage(10, 0))])
+        >>> proposer = DynamicProgrammingProposer(hbm_bins_per_device=10)
+        >>> proposer.load([option("a", 1.0, 6), option("a", 5.0, 2), option("b", 1.0, 7), option("b", 3.0, 3)])
+        >>> tried = []
+        >>> while (proposal := proposer.propose()) is not None:
+        ...     tried.append([each.total_perf for each in proposal])
+        ...     proposer.feedback(partitionable=True, storage_constraint=one_rank)
+        >>> tried
+        [[5.0, 3.0], [1.0, 3.0], [5.0, 3.0]]
+
+    Source:
+        TorchRec's ``DynamicProgrammingProposer``. There the memory is HBM, and a topology without it divides by zero.
+    """
+
+    def __init__(self, hbm_bins_per_device: int = 100) -> None:
+        self._bins_per_device: int = max(hbm_bins_per_device, 1)
+        self._tables: list[list[ShardingOption]] = []
+        self._proposals: NDArray[np.int32] | None = None
+        self._next: int = 0
+
+    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+        """Begin with these options.
+
+        Args:
+            search_space: The options of all tables, estimated.
+            enumerator: Not needed.
+
+        Raises:
+            ValueError: An option is not estimated.
+        """
+        totals = np.array([option_bytes(option).sum(axis=0)[:2] for option in search_space]).reshape(-1, 2)
+        kind = 0 if totals[:, 0].any() else 1  # options for machines without HBM are told apart by DDR
+        order = np.argsort(totals[:, kind], kind="stable")
+        self._tables = list(_by_table([search_space[number] for number in order.tolist()]).values())
+        self._proposals = None
+        self._next = 0
+
+    def propose(self) -> list[ShardingOption] | None:
+        """The smallest options first, then those of the next bin; None at the end."""
+        if not self._tables:
+            return None
+        if self._proposals is None:
+            return [options[0] for options in self._tables]
+        if self._next >= len(self._proposals):
+            return None
+        return [options[number] for options, number in zip(self._tables, self._proposals[self._next], strict=True)]
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        """Go on to the next bin; the first time, fill the bins.
+
+        Args:
+            partitionable: Not needed.
+            plan: Not needed.
+            perf_rating: Not needed.
+            storage_constraint: The storage that there is; needed the first time.
+
+        Raises:
+            ValueError: The first time, without the topology.
+        """
+        if self._proposals is not None:
+            self._next += 1
+            return
+        if not self._tables:
+            return
+        if storage_constraint is None:
+            raise ValueError(
+                f"dynamic programming over {len(self._tables)} tables needs the memory that there is; call "
+                "feedback(partitionable, storage_constraint=topology) after the first proposal"
+            )
+        self._proposals = self._fill(storage_constraint)
+
+    def _fill(self, topology: Any) -> NDArray[np.int32]:
+        """Numbers of options, a line ``[T]`` for each bin that was reached, the fullest bin first."""
+        memory = np.array([[device.storage.hbm, device.storage.ddr] for device in topology.devices], np.float64)
+        kind = 0 if memory[:, 0].sum() > 0 else 1
+        bins = self._bins_per_device * len(topology.devices)
+        width = float(memory[:, kind].sum()) / bins or 1.0
+        time, filled = np.zeros(1), np.zeros(1)  # of the states so far; at first one, empty
+        came_from: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
+        for options in self._tables:
+            needs = np.array([float(option_bytes(option)[:, kind].sum()) / width for option in options])
+            takes = np.array([float(option_times(option).sum()) for option in options])
+            time, filled, option, state = _best_of_each_bin(time, filled, takes, needs, bins)
+            came_from.append((option, state))
+        reached = np.flatnonzero(came_from[-1][0] >= 0)[::-1]
+        proposals = np.empty((len(reached), len(self._tables)), np.int32)
+        for table in range(len(self._tables) - 1, -1, -1):
+            option, state = came_from[table]
+            proposals[:, table] = option[reached]
+            reached = state[reached]
+        return proposals
+
+
+def _best_of_each_bin(
+    time: Floats, filled: Floats, takes: Floats, needs: Floats, bins: int
+) -> tuple[Floats, Floats, NDArray[np.int32], NDArray[np.int32]]:
+    """One table more: from every state with every option, keep what reaches a bin in the least time.
+
+    Args:
+        time: ``[S]`` of the states so far; infinite where there is none.
+        filled: ``[S]`` memory of the states, in bins and parts of bins.
+        takes: Time of each of the table's options.
+        needs: Memory of each, in bins.
+        bins: How many bins there are.
+
+    Returns:
+        For each bin the least time, the memory, the option and the state that it came from, -1 where none did. Equal
+        times leave a bin to the first option, and of its states to the first.
+    """
+    new_time = (takes[:, None] + time[None, :]).ravel()
+    new_filled = (needs[:, None] + filled[None, :]).ravel()
+    fits = np.flatnonzero(np.isfinite(new_time) & (new_filled < bins))
+    where = new_filled[fits].astype(np.int64)
+    best_time = np.full(bins, np.inf)
+    np.minimum.at(best_time, where, new_time[fits])
+    wins = fits[new_time[fits] == best_time[where]]
+    winner = np.full(bins, -1, np.int64)
+    # Written backwards, so that the first of equals is what remains.
+    winner[new_filled[wins[::-1]].astype(np.int64)] = wins[::-1]
+    reached = winner >= 0
+    best_filled = np.where(reached, new_filled[winner], np.inf)
+    option, state = np.divmod(winner, len(time))
+    option[~reached], state[~reached] = -1, -1
+    return best_time, best_filled, option.astype(np.int32), state.astype(np.int32)
+
+
+def proposers_to_proposals_list(
+    proposers_list: Sequence[Proposer], search_space: list[ShardingOption]
+) -> list[list[ShardingOption]]:
+    """All different proposals of proposers that go on in the same way whatever becomes of a proposal.
+
+    Args:
+        proposers_list: The proposers, asked one after the other.
+        search_space: The options of all tables, estimated.
+
+    Source:
+        TorchRec's ``proposers_to_proposals_list``.
+    """
+    found: list[list[ShardingOption]] = []
+    known: set[tuple[int, ...]] = set()
+    for proposer in proposers_list:
+        proposer.load(search_space)
+        while (proposal := proposer.propose()) is not None:
+            proposer.feedback(partitionable=True)
+            # The options of one search space are told apart by identity; their contents would take long to compare.
+            key = tuple(sorted(id(option) for option in proposal))
+            if key not in known:
+                known.add(key)
+                found.append(proposal)
+    return found

@@ -1,0 +1,219 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.distributed.planner.hand_made import option, places, ranks
+from tests.strategies import PROPERTY
+from tutorec.distributed.planner.options import Perf, ShardingOption, Storage
+from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner, MemoryBalancedPartitioner, SortBy
+from tutorec.distributed.planner.perf_models import NoopPerfModel, NoopStorageModel
+from tutorec.errors import PlannerError, PlannerErrorType
+
+MIB = 2**20
+
+
+def whole(name: str, ms: float, held: int, **words: object) -> ShardingOption:
+    return option(name, "table_wise", [ms], [held], **words)
+
+
+def test_greedy_gives_the_largest_table_the_first_rank() -> None:
+    plan = [whole("small", 1, 2), whole("large", 1, 8), whole("middle", 1, 4)]
+    GreedyPerfPartitioner().partition(plan, ranks(3, hbm=8))
+    assert places(plan) == {"large": [0], "middle": [1], "small": [2]}
+
+
+def test_greedy_sorts_by_time_when_asked() -> None:
+    plan = [whole("slow", 9, 2), whole("large", 1, 8)]
+    GreedyPerfPartitioner(SortBy.PERF).partition(plan, ranks(2, hbm=8))
+    assert places(plan) == {"slow": [0], "large": [1]}
+
+
+def test_greedy_takes_the_least_loaded_rank_that_has_room() -> None:
+    plan = [whole("a", 5, 6), whole("b", 1, 5), whole("c", 1, 4)]
+    GreedyPerfPartitioner().partition(plan, ranks(2, hbm=10))
+    # Rank 1 has less to do, and room for both; with 8 bytes only rank 0 has no room either, and c does not fit.
+    assert places(plan) == {"a": [0], "b": [1], "c": [1]}
+    with pytest.raises(PlannerError, match=r"table 'c'.*shard 0 needs 4 bytes of HBM.*2 ranks has left is 3 bytes"):
+        GreedyPerfPartitioner().partition(plan, ranks(2, hbm=8))
+
+
+def test_greedy_fills_hosts_evenly() -> None:
+    plan = [whole(f"t{number}", 1, 8 - number) for number in range(4)]
+    GreedyPerfPartitioner().partition(plan, ranks(4, hbm=20, local_size=2))
+    assert places(plan) == {"t0": [0], "t1": [2], "t2": [1], "t3": [3]}
+
+
+def test_greedy_places_what_is_even_first() -> None:
+    plan = [whole("a", 1, 2), option("even", "row_wise", [3, 1], [4, 4])]
+    GreedyPerfPartitioner().partition(plan, ranks(2, hbm=10))
+    assert places(plan) == {"even": [0, 1], "a": [1]}
+
+
+def test_greedy_balances_collections_when_asked() -> None:
+    one = [whole("alone", 1, 1, path="few")]
+    many = [whole(f"t{number}", 1, 9, path="many") for number in range(2)]
+    GreedyPerfPartitioner(balance_modules=True).partition([*many, *one], ranks(3, hbm=10))
+    assert places(one) == {"alone": [0]}
+    GreedyPerfPartitioner().partition([*many, *one], ranks(3, hbm=10))
+    assert places(one) == {"alone": [2]}
+
+
+def test_greedy_places_table_row_wise_on_the_least_loaded_host() -> None:
+    plan = [option(f"t{number}", "table_row_wise", [1, 1], [8 - number] * 2) for number in range(4)]
+    GreedyPerfPartitioner().partition(plan, ranks(4, hbm=20, local_size=2))
+    assert places(plan) == {"t0": [0, 1], "t1": [2, 3], "t2": [0, 1], "t3": [2, 3]}
+
+
+def test_greedy_places_table_column_wise_within_a_host() -> None:
+    plan = [option("busy", "table_row_wise", [5, 5], [9, 9]), option("cut", "table_column_wise", [1, 1, 1], [2, 2, 2])]
+    GreedyPerfPartitioner().partition(plan, ranks(4, hbm=20, local_size=2))
+    assert places(plan) == {"busy": [0, 1], "cut": [2, 3, 2]}
+
+
+def test_greedy_places_dependent_tables_on_one_host() -> None:
+    first = option("x", "table_row_wise", [1, 1], [4, 4], dependency="tower")
+    second = option("y", "table_column_wise", [1, 1], [3, 3], dependency="tower")
+    plan = [option("busy", "table_row_wise", [5, 5], [9, 9]), first, second]
+    GreedyPerfPartitioner().partition(plan, ranks(4, hbm=10, local_size=2))
+    assert places(plan) == {"busy": [0, 1], "x": [2, 3], "y": [2, 3]}
+    # Alone each would fit on a host of 12 bytes; together they do not.
+    with pytest.raises(PlannerError, match=r"table 'x'.*14 bytes of HBM fit on no host; .* 12 bytes of HBM"):
+        GreedyPerfPartitioner().partition(plan[1:], ranks(4, hbm=6, local_size=2))
+
+
+def test_greedy_refuses_dependent_tables_that_are_not_on_hosts() -> None:
+    with pytest.raises(PlannerError, match=r"tables \['x', 'y'\] depend on one another"):
+        GreedyPerfPartitioner().partition(
+            [whole("x", 1, 1, dependency="tower"), whole("y", 1, 1, dependency="tower")], ranks(2, hbm=10)
+        )
+
+
+def test_greedy_places_a_grid_on_the_least_loaded_hosts() -> None:
+    plan = [
+        option("busy", "table_row_wise", [5, 5], [20, 20]),
+        option("grid", "grid_shard", [1, 1, 1, 1], [2, 2, 2, 2]),
+    ]
+    GreedyPerfPartitioner().partition(plan, ranks(6, hbm=30, local_size=2))
+    assert places(plan) == {"busy": [0, 1], "grid": [2, 3, 4, 5]}
+
+
+def test_greedy_moves_a_grid_on_until_it_fits() -> None:
+    plan = [
+        option("full", "table_row_wise", [0, 0], [29, 29]),
+        option("grid", "grid_shard", [1, 1, 1, 1], [2, 2, 2, 2]),
+    ]
+    GreedyPerfPartitioner().partition(plan, ranks(6, hbm=30, local_size=2))
+    # Host 0 has nothing to do, and no room: the neighbours are tried next.
+    assert places(plan) == {"full": [0, 1], "grid": [2, 3, 4, 5]}
+
+
+def test_greedy_lets_a_grid_of_more_blocks_than_hosts_go_round() -> None:
+    plan = [option("grid", "grid_shard", [1] * 6, [2] * 6)]
+    GreedyPerfPartitioner().partition(plan, ranks(4, hbm=30, local_size=2))
+    assert places(plan) == {"grid": [0, 1, 2, 3, 0, 1]}
+    with pytest.raises(PlannerError, match=r"shard 4 needs 2 bytes of HBM on rank 0, where 1 bytes of HBM"):
+        GreedyPerfPartitioner().partition(plan, ranks(4, hbm=3, local_size=2))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (option("item", "row_wise", [1, 1, 1], [1, 1, 1]), r"its 3 shards go one to each of 4 ranks"),
+        (option("item", "table_row_wise", [1, 1, 1], [1, 1, 1]), r"its 3 shards go one to each of 2 ranks"),
+        (option("item", "grid_shard", [1, 1, 1], [1, 1, 1]), r"its 3 shards are no whole number of hosts of 2 ranks"),
+        (option("item", "row_wise", [1] * 4, [1, 1, 9, 1]), r"shard 2 needs 9 bytes of HBM on rank 2, where 8 bytes"),
+        (option("item", "table_row_wise", [1] * 2, [1, 9]), r"shard 1 needs 9 bytes of HBM on rank 3, where 8 bytes"),
+    ],
+)
+def test_greedy_refuses_with_table_and_numbers(bad: ShardingOption, message: str) -> None:
+    with pytest.raises(PlannerError, match=rf"table 'item' as {bad.sharding_type}: .*{message}") as caught:
+        GreedyPerfPartitioner().partition([bad], ranks(4, hbm=8, local_size=2))
+    assert caught.value.error_type is PlannerErrorType.PARTITION
+    assert bad.get_shards_assignment() == [None] * bad.num_shards
+
+
+def test_greedy_refuses_unknown_ways_of_placing() -> None:
+    for by, message in (("sideways", r"partition_by='sideways' is none of \['device'"), ("host", "lie on one host")):
+        odd = whole("item", 1, 1)
+        odd.partition_by = by
+        with pytest.raises(PlannerError, match=message):
+            GreedyPerfPartitioner().partition([odd], ranks(2, hbm=8))
+    odd.partition_by = "multi_host"
+    with pytest.raises(PlannerError, match="only grid_shard tables"):
+        GreedyPerfPartitioner().partition([odd], ranks(2, hbm=8))
+
+
+def test_greedy_leaves_the_topology_and_a_refused_proposal_alone() -> None:
+    plan, topology = [whole("a", 1, 4), whole("b", 1, 4)], ranks(1, hbm=8)
+    GreedyPerfPartitioner().partition(plan, topology)
+    assert topology.devices[0].storage == Storage(8, 0)
+    assert topology.devices[0].perf == Perf(0, 0, 0, 0)
+    with pytest.raises(PlannerError, match="table 'b'"):
+        GreedyPerfPartitioner().partition(plan, topology, hbm_per_device=7)
+    assert places(plan) == {"a": [0], "b": [0]}
+
+
+def test_greedy_counts_what_ranks_have_to_do_already() -> None:
+    topology = ranks(2, hbm=8)
+    topology.devices[0].perf = Perf(1.0, 0.0, 0.0, 0.0)
+    plan = [whole("a", 1, 4)]
+    GreedyPerfPartitioner().partition(plan, topology)
+    assert places(plan) == {"a": [1]}
+
+
+def test_balanced_spreads_memory_within_the_tolerance() -> None:
+    # By time the two large tables go together: 4 | 2 + 2 ms. The other way round they hold half as much: 6 | 2 ms.
+    plan = [whole("slow", 4, 0), whole("x", 2, 100 * MIB), whole("y", 2, 100 * MIB)]
+    topology = ranks(2, hbm=400 * MIB)
+    GreedyPerfPartitioner(SortBy.PERF).partition(plan, topology)
+    assert places(plan) == {"slow": [0], "x": [1], "y": [1]}
+    MemoryBalancedPartitioner(tolerance=0.4).partition(plan, topology)
+    assert NoopStorageModel(topology).rate(plan) == 200 * MIB
+    MemoryBalancedPartitioner(tolerance=0.5).partition(plan, topology)
+    assert NoopStorageModel(topology).rate(plan) == 100 * MIB
+    assert NoopPerfModel(topology).rate(plan) == 6.0
+
+
+def test_balanced_spreads_ddr_where_there_is_no_hbm() -> None:
+    plan = [whole("slow", 4, 0, ddr=True), *(whole(name, 2, 100 * MIB, ddr=True) for name in "xy")]
+    MemoryBalancedPartitioner(tolerance=0.5).partition(plan, ranks(2, hbm=0, ddr=400 * MIB))
+    assert places(plan)["x"] != places(plan)["y"]
+
+
+def test_balanced_refuses_what_greedy_refuses() -> None:
+    with pytest.raises(PlannerError, match="table 'a'"):
+        MemoryBalancedPartitioner().partition([whole("a", 1, 9)], ranks(2, hbm=8))
+
+
+@PROPERTY
+@given(st.data())
+def test_every_placement_is_legal_and_fits(data: st.DataObject) -> None:
+    local_size, hosts = data.draw(st.sampled_from([1, 2, 3])), data.draw(st.sampled_from([1, 2, 3]))
+    world_size = local_size * hosts
+    counts = {"table_wise": 1, "column_wise": 3, "row_wise": world_size, "data_parallel": world_size}
+    counts |= {"table_row_wise": local_size, "table_column_wise": 2, "grid_shard": 2 * local_size}
+    plan = []
+    for number in range(data.draw(st.integers(1, 6))):
+        kind = data.draw(st.sampled_from(sorted(counts)))
+        drawn = st.lists(st.integers(0, 30), min_size=counts[kind], max_size=counts[kind])
+        plan.append(option(f"t{number}", kind, data.draw(drawn), [held * MIB for held in data.draw(drawn)]))
+    topology = ranks(world_size, hbm=60 * MIB, local_size=local_size)
+    partitioner = data.draw(
+        st.sampled_from([GreedyPerfPartitioner(), GreedyPerfPartitioner(SortBy.PERF), MemoryBalancedPartitioner()])
+    )
+    try:
+        partitioner.partition(plan, topology)
+    except PlannerError:
+        return
+    assert NoopStorageModel(topology).rate(plan) <= 60 * MIB
+    for each in plan:
+        where = [rank for rank in each.get_shards_assignment() if rank is not None]
+        assert len(where) == each.num_shards
+        hosts_of = [rank // local_size for rank in where]
+        if each.partition_by == "uniform":
+            assert where == list(range(world_size))
+        if each.partition_by == "host":
+            assert len(set(hosts_of)) == 1
+        if each.sharding_type in ("table_row_wise", "grid_shard"):
+            assert [rank % local_size for rank in where] == list(range(local_size)) * (len(where) // local_size)
+            assert hosts_of == [host for host in hosts_of[::local_size] for _ in range(local_size)]

@@ -1,0 +1,28 @@
+import pytest
+
+from tests.distributed.planner.hand_made import option, ranks
+from tutorec.distributed.planner.perf_models import NoopPerfModel, NoopStorageModel
+
+
+def test_models_rate_the_slowest_and_the_fullest_rank() -> None:
+    split, whole = option("a", "row_wise", [1.0, 2.0], [30, 10]), option("b", "table_wise", [4.0], [5])
+    split.place([0, 1])
+    whole.place([1])
+    assert NoopPerfModel(ranks(2, hbm=99)).rate([split, whole]) == 6.0
+    assert NoopStorageModel(ranks(2, hbm=99)).rate([split, whole]) == 30
+
+
+def test_models_add_shards_that_lie_on_one_rank() -> None:
+    both = option("a", "column_wise", [1.0, 2.0], [30, 10])
+    both.place([1, 1])
+    assert NoopPerfModel(ranks(2, hbm=99)).rate([both]) == 3.0
+    assert NoopStorageModel(ranks(2, hbm=99)).rate([both]) == 40
+
+
+def test_models_refuse_what_is_not_placed_or_lies_elsewhere() -> None:
+    split = option("item", "row_wise", [1.0, 2.0], [30, 10])
+    with pytest.raises(ValueError, match=r"table 'item'.*all of its 2 shards are placed"):
+        NoopPerfModel(ranks(2, hbm=99)).rate([split])
+    split.place([0, 4])
+    with pytest.raises(ValueError, match=r"table 'item' has a shard on rank 4; the topology has 2"):
+        NoopStorageModel(ranks(2, hbm=99)).rate([split])
