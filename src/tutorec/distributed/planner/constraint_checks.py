@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -177,7 +177,7 @@ def warn_of(tables: Sequence[str], what: str) -> None:
         warnings.warn(f"constraints of table {names}: {what}", UserWarning, stacklevel=4)
 
 
-def no_option(table: str, removed: Iterator[str] | Sequence[str], remedy: str) -> PlannerError:
+def no_option(table: str, removed: Sequence[str], remedy: str) -> PlannerError:
     """The error for a table that its constraints leave no option.
 
     Args:
@@ -187,7 +187,7 @@ def no_option(table: str, removed: Iterator[str] | Sequence[str], remedy: str) -
     """
     lines = "".join(f"\n  {line}" for line in removed)
     return PlannerError(
-        f"no way to shard table {table!r} is left by its constraints: {remedy}{lines}",
+        f"the constraints of table {table!r} leave no way to shard it: {remedy}{lines}",
         PlannerErrorType.STRICT_CONSTRAINTS,
     )
 

@@ -10,6 +10,7 @@ Corresponds to TorchRec's ``torchrec.distributed.planner.enumerators``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -161,7 +162,10 @@ class EmbeddingEnumerator(Enumerator):
         first_refusal = len(self.refusals)
         ways = list(self._ways(table))
         if not ways:
-            removed = [str(refusal) for refusal in self.refusals[first_refusal:]]
+            asked_types = {kind.value for kind in asked(constraint, facts.name)[0]}
+            removed = [
+                str(r) for r in self.refusals[first_refusal:] if r.sharding_type in asked_types or not asked_types
+            ]
             raise no_option(facts.name, removed, self._remedy(table))
         width = slice_width(facts.columns, constraint.min_partition or MIN_CW_DIM)
         effects.note(facts.name, facts.columns, width, constraint, {kind for kind, _ in ways})
@@ -228,18 +232,16 @@ class EmbeddingEnumerator(Enumerator):
         return None
 
     def _remedy(self, table: ModelTable) -> str:
-        """A word that would leave the table an option, tried by listing them once more without the constraint."""
-        facts = table.facts
-        free = ModelTable(
-            facts, table.tensor, table.module, table.sharder, ParameterConstraints(), table.names_optimizer
-        )
-        kept, self.refusals = self.refusals, []
-        ways = list(self._ways(free))
+        """Which constraint, once dropped, would leave the table what; tried by listing the ways anew."""
+        kept, found = self.refusals, []
+        for field in ("sharding_types", "compute_kernels", "pin"):
+            if getattr(table.constraint, field):
+                self.refusals = []
+                freed = replace(table, constraint=replace(table.constraint, **{field: None}))
+                kinds = list(dict.fromkeys(kind.value for kind, _ in self._ways(freed)))
+                found += [f"without {field} it may be {', '.join(kinds)}"] if kinds else []
         self.refusals = kept
-        if not ways:
-            return f"{type(table.sharder).__name__} builds nothing that the planner knows the cost of"
-        kinds = list(dict.fromkeys(kind.value for kind, _ in ways))
-        return f"without them it may be {', '.join(kinds)}"
+        return "; ".join(found) or f"{type(table.sharder).__name__} builds nothing that the planner can estimate"
 
     def _refuse(self, table: ModelTable, kind: str, kernel: str, reason: str) -> None:
         self.refusals.append(Refusal(table.facts.path, table.facts.name, kind, kernel, reason))

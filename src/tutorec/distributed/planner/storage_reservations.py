@@ -264,25 +264,47 @@ class HeuristicalStorageReservation(StorageReservation):
     def _too_little(self, rank: int, has: int, left: int, batch_size: int, needs: _Needs) -> PlannerError:
         """The error for a device with less memory than is to be kept of it, and what would do."""
         memory = "HBM" if self._on_device else "host memory"
-        margin = int(self._percentage * has)
-        ways = [f"at least {-(-(needs.dense + needs.batches) // (1 - self._percentage)):,.0f} bytes of {memory}"] * (
-            self._percentage < 1
-        )
-        if needs.dense + needs.batches <= has:
-            ways.append(f"percentage={math.floor((1 - (needs.dense + needs.batches) / has) * 1000) / 1000}")
-        fitting = (has - margin - needs.dense) * batch_size // needs.batches if needs.batches else 0
-        if 0 < fitting < batch_size:
-            ways.append(f"batch_size={fitting}")
+        margin = has - _after_margin(has, self._percentage)
+        ways = self._ways_out(has, batch_size, needs, memory)
         return PlannerError(
             f"nothing is left for tables on rank {rank}: of {has:,} bytes of {memory}, {margin:,} are kept as a margin "
             f"(percentage={self._percentage}), {needs.dense:,} for dense parameters and {needs.batches:,} for batches "
-            f"(batch_size={batch_size}), which is {-left:,} too many; what would do: {', or '.join(ways)}, or "
-            "dense_tensor_estimate where the dense part is known to be smaller",
+            f"(batch_size={batch_size}), which is {-left:,} too many; what would do: {', or '.join(ways)}",
             PlannerErrorType.INSUFFICIENT_STORAGE,
         )
 
+    def _ways_out(self, has: int, batch_size: int, needs: _Needs, memory: str) -> list[str]:
+        """What would leave a device with at least nothing, each by itself; computed as a reservation is."""
+        needed = needs.dense + needs.batches
+        ways = []
+        if self._percentage < 1:
+            # A little more where the division was rounded down.
+            exact = math.ceil(needed / (1 - self._percentage))
+            enough = next(
+                (n for n in (exact, exact + exact // 10**9 + 1) if self._fits(n, self._percentage, needed)), None
+            )
+            ways += [] if enough is None else [f"{enough:,} bytes of {memory}"]
+        if 0 < needed <= has:
+            part = math.floor((1 - needed / has) * 1000) / 1000
+            ways += [f"percentage={part}"] if self._fits(has, part, needed) else []
+        room = _after_margin(has, self._percentage) - needs.dense
+        # The bytes of batches are rounded up to whole ids.
+        fitting = (room - ID_BYTES * KJT_COPIES) * batch_size // needs.batches if needs.batches else 0
+        if 0 < fitting < batch_size:
+            ways.append(f"batch_size={fitting}")
+        return [*ways, "dense_tensor_estimate=..., where the dense part is known to be smaller"]
+
+    @staticmethod
+    def _fits(memory: int, percentage: float, needed: int) -> bool:
+        return _after_margin(memory, percentage) >= needed
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(percentage={self._percentage})"
+
+
+def _after_margin(memory: int, percentage: float) -> int:
+    """Bytes of a memory less a part of it."""
+    return int((1 - percentage) * memory)
 
 
 def _checked_percentage(percentage: float) -> float:
@@ -305,6 +327,6 @@ def _less(topology: Topology, percentage: float, amount: int) -> Topology:
     for device in topology.devices:
         had = device.storage
         memory = had.hbm if on_device else had.ddr
-        left = int((1 - percentage) * memory) - amount
+        left = _after_margin(memory, percentage) - amount
         storage.append(Storage(left, had.ddr, had.ssd) if on_device else Storage(had.hbm, left, had.ssd))
     return topology.with_storage(storage)
