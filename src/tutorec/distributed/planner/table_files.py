@@ -201,8 +201,9 @@ class _Entry:
 
     def numbers(self, key: str, required: bool = False) -> list[float] | None:
         """A list of numbers, or a number; None where there is none. ``1e8`` is one, which YAML takes for a word."""
+        nodes = self.nodes(key, required)
         try:
-            found = [float(node.value) for node in self.nodes(key, required)]
+            found = [float(node.value) for node in nodes]
         except (TypeError, ValueError):
             raise self.wrong(key, f"is {self._as_written(key)}, and numbers belong there, as 100_000 or 1e5") from None
         return found if key in self._values else None
@@ -293,22 +294,28 @@ def _model(tables: Sequence[_Table]) -> nn.Module:
     by_path: dict[str, list[_Table]] = {}
     for table in tables:
         by_path.setdefault(table.path, []).append(table)
+    _check_apart(by_path)
     root = nn.Module()
     for path, members in by_path.items():
-        inside = next((other for other in by_path if other != path and f"{path}.".startswith(f"{other}.")), None)
-        inside = "" if path and "" in by_path else inside
-        if inside is not None:
-            outer = by_path[inside][0].entry
-            raise members[0].entry.wrong(
-                "module",
-                f"is {path!r}, inside {inside or 'the model itself'!r}, which is the collection of {outer.what} (line "
-                f"{outer.line}): a collection holds no other, so give both tables a module",
-            )
         collection = _collection(members)
         if not path:
             return collection
         _put(root, path, collection, members[0].entry)
     return root
+
+
+def _check_apart(by_path: Mapping[str, Sequence[_Table]]) -> None:
+    """No collection lies inside another; the model itself holds all others."""
+    for path, members in by_path.items():
+        outer = next((other for other in by_path if other != path and f"{path}.".startswith(f"{other}.")), None)
+        outer = "" if path and "" in by_path else outer
+        if outer is not None:
+            lead, where = by_path[outer][0].entry, f"module {outer!r}" if outer else "the model itself"
+            raise members[0].entry.wrong(
+                "module",
+                f"is {path!r}, inside {where}, which is the collection of {lead.what} (line {lead.line}) and holds no "
+                "other: give that table another module, too",
+            )
 
 
 def _collection(members: Sequence[_Table]) -> nn.Module:
