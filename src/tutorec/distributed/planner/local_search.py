@@ -1,0 +1,281 @@
+"""Taking tables off and putting them back: what the search does for one set of open choices."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from tutorec.distributed.planner.packing import Packing, Place
+from tutorec.distributed.planner.problem import Placement, PlanningProblem
+
+Progress = Callable[[float], None]
+
+# Sharpness of the potential while tables are placed, and at the start and the end of ruin and repair.
+_PLACING, _DULL, _SHARP, _STAGES = 10.0, 10.0, 100.0, 9
+# Of a potential that counts little but work and memory of all ranks.
+_TRIMMING = 2.0
+# Tables that ruin and repair takes off: at most, and of the slowest rank.
+_RUINED, _OF_THE_SLOWEST = 10, 4
+# Rounds without a better plan that end ruin and repair.
+_PATIENCE, _PATIENCE_PER_TABLE = 60, 20
+# Two costs that differ by less are equal.
+EQUAL = 1e-9
+# Times this, no time matters beside memory.
+_NO_HURRY = 1e6
+
+
+class Budget:
+    """How much may still be tried: places looked for, and seconds where a limit is given.
+
+    Args:
+        places: How many places may be looked for.
+        seconds: None: no limit.
+        progress: Called with the share of the work that is done.
+    """
+
+    def __init__(self, places: int, seconds: float | None = None, progress: Progress | None = None) -> None:
+        self.places, self.spent, self.progress = places, 0, progress
+        self.deadline = math.inf if seconds is None else time.perf_counter() + seconds
+
+    def spend(self, places: int) -> None:
+        """Count places that were looked for."""
+        self.spent += places
+        if self.progress is not None:
+            self.progress(min(1.0, self.spent / self.places))
+
+    @property
+    def left(self) -> int:
+        """Places that may still be looked for."""
+        return max(0, self.places - self.spent)
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the seconds are over."""
+        return time.perf_counter() >= self.deadline
+
+
+class LocalSearch:
+    """One packing and the best that was found for it.
+
+    Args:
+        problem: What is planned, its tables in the order in which they are placed.
+        open_choices: For each table the choices that may be used.
+        budget: What is left to be tried, shared by all searches.
+        target: Milliseconds that a rank should take: a bound.
+
+    Attributes:
+        best: Where the tables lie in the best plan; None before one was found.
+        slowest: Milliseconds of its slowest rank.
+    """
+
+    def __init__(
+        self, problem: PlanningProblem, open_choices: Sequence[Sequence[int]], budget: Budget, target: float
+    ) -> None:
+        self.packing = Packing(problem, open_choices)
+        self.budget, self.target = budget, max(target, 1e-12)
+        self.sizes = [
+            min(float(choices[number].time.sum()) for number in numbers)
+            for choices, numbers in zip(problem.choices, open_choices, strict=True)
+        ]
+        self.random = random.Random(0)
+        self.best: list[Place] | None = None
+        self.slowest = math.inf
+
+    def place_all(self, first: Sequence[Sequence[int]] | None = None) -> bool:
+        """Find a first plan, and improve it by sweeps.
+
+        Args:
+            first: Choices that the tables are placed with before all open ones are; None: all open ones.
+
+        Returns:
+            Whether all tables found a place.
+        """
+        tables = range(len(self.sizes))
+        self.packing.lay([None] * len(self.sizes))
+        self.packing.sharpen(_PLACING, self.target)
+        if first is None:
+            placed = self._put(tables)
+        else:
+            narrow = Packing(self.packing.problem, first)
+            narrow.sharpen(_PLACING, self.target)
+            placed = _put_all(narrow, tables)
+            self.budget.spend(len(self.sizes))
+            if placed:
+                self.packing.lay(narrow.places)
+        return placed and self._improve()
+
+    def place_by_memory(self) -> bool:
+        """As ``place_all``, the largest tables first, each where memory is least in want, however long it takes."""
+        packing = self.packing
+        packing.lay([None] * len(self.sizes))
+        least = [
+            min(float(stack.needs[which, 1:].sum()) for stack in stacks for which in range(len(stack.numbers)))
+            for stacks in packing.stacks
+        ]
+        packing.sharpen(_SHARP, _NO_HURRY * self.target)
+        by_memory = sorted(range(len(least)), key=lambda table: -least[table])
+        if not self._put(by_memory):
+            return False
+        for hurry in (1e3, 1e2, 1e1, 1.0):
+            packing.sharpen(_PLACING, hurry * max(self.target, packing.slowest / 10))
+            self._sweep()
+        return self._improve()
+
+    def ruin_and_repair(self, places: int, enough: float) -> None:
+        """Take off some tables and put them back, as long as it helps.
+
+        Args:
+            places: How many places may be looked for.
+            enough: Milliseconds of a slowest rank that need no improvement.
+        """
+        assert self.best is not None, "tables are placed before the placement is improved"
+        packing = self.packing
+        packing.lay(self.best)
+        start, stage, idle = packing.work, -1, 0
+        patience = _PATIENCE + _PATIENCE_PER_TABLE * len(self.best)
+        while (done := packing.work - start) < places and idle < patience and self.slowest > enough:
+            if int(_STAGES * done / places) != stage:
+                stage = int(_STAGES * done / places)
+                packing.settle()
+                packing.sharpen(_DULL * (_SHARP / _DULL) ** (stage / (_STAGES - 1)), self.slowest)
+            idle = 0 if self._ruin(int(packing.filled[0].argmax())) else idle + 1
+            if idle % 50 == 49 and self.budget.out_of_time:
+                break
+        self.budget.spend(packing.work - start)
+
+    def squeeze(self) -> bool:
+        """Let ranks be overfull, and take tables off and put them back until none is.
+
+        Returns:
+            Whether that came to pass; the plan is ``best``.
+        """
+        packing = self.packing
+        packing.lay([None] * len(self.sizes))
+        ceiling, packing.ceiling = packing.ceiling, np.full_like(packing.ceiling, np.inf)
+        packing.sharpen(_DULL, _NO_HURRY * self.target)
+        placed = self._put(range(len(self.sizes)))
+        assert placed, "where ranks may be overfull every table finds a place"
+        for sharpness in (_DULL, 3 * _DULL, _SHARP):
+            packing.sharpen(sharpness, _NO_HURRY * self.target)
+            self._sweep()
+            start = packing.work
+            while packing.work - start < self.budget.places / 6 and not (packing.filled <= ceiling).all():
+                self._ruin(int((packing.filled[1:] / np.maximum(ceiling[1:], 1.0)).max(axis=0).argmax()))
+            self.budget.spend(packing.work - start)
+            packing.settle()
+            if (packing.filled <= ceiling).all():
+                break
+        packing.ceiling = ceiling
+        return packing.fits() and self._improve()
+
+    def trimmed(self, placement: Placement) -> Placement | None:
+        """A plan with less work and memory, and no rank slower than the slowest.
+
+        Args:
+            placement: The plan.
+
+        Returns:
+            The other plan.
+        """
+        packing = self.packing
+        packing.adopt(placement)
+        packing.ceiling[0] = packing.slowest * (1 + 1e-12)
+        packing.sharpen(_TRIMMING, packing.slowest or 1.0)
+        for _ in range(2):
+            self._sweep()
+        packing.settle()
+        return packing.placement()
+
+    def placed_anew(self, placement: Placement) -> Placement | None:
+        """The open choices placed one by one, if that loads no rank more than the fullest is loaded.
+
+        Args:
+            placement: The plan whose time and memory are not to be exceeded.
+
+        Returns:
+            The plan, whose tables lie in the order of tables and ranks; None where it would load a rank more.
+        """
+        packing = self.packing
+        packing.adopt(placement)
+        fullest = packing.filled.max(axis=1, keepdims=True) * (1 + 1e-12)
+        packing.lay([None] * len(self.sizes))
+        packing.ceiling = np.minimum(packing.ceiling, fullest)
+        packing.sharpen(_PLACING, self.target)
+        return packing.placement() if self._put(range(len(self.sizes))) else None
+
+    def placement(self) -> Placement:
+        """The best plan, as an answer."""
+        assert self.best is not None, "no plan was found"
+        self.packing.lay(self.best)
+        return self.packing.placement()
+
+    def _improve(self) -> bool:
+        """Sweeps over a full packing; the best of what they leave is kept."""
+        self._keep()
+        for _ in range(3):
+            self.packing.sharpen(_PLACING, self.packing.slowest)
+            self._sweep()
+            self.packing.settle()
+            self._keep()
+            if self.budget.out_of_time:
+                break
+        return True
+
+    def _put(self, tables: Iterable[int]) -> bool:
+        before = self.packing.work
+        done = _put_all(self.packing, tables)
+        self.budget.spend(self.packing.work - before)
+        return done
+
+    def _sweep(self) -> None:
+        """Take each table off and put it where it is best among all others."""
+        for table in range(len(self.sizes)):
+            was = self.packing.take(table)
+            self.packing.put(table, self.packing.best(table) or was)
+        self.budget.spend(len(self.sizes))
+
+    def _ruin(self, rank: int) -> bool:
+        """Take off some tables of a rank and some others; whether putting them back gave the best plan so far."""
+        packing, draw = self.packing, self.random
+        before, filled, weights = packing.potential, packing.filled.copy(), packing.weights.copy()
+        there = list(packing.on_rank[rank])
+        off = dict.fromkeys(draw.sample(there, min(len(there), draw.randint(1, _OF_THE_SLOWEST))))
+        tables = len(self.sizes)
+        wanted = draw.randint(min(2, tables), min(_RUINED, tables))
+        while len(off) < wanted:
+            off[draw.randrange(tables)] = None
+        was = {table: packing.take(table) for table in off}
+        order = sorted(off, key=lambda table: -self.sizes[table] * draw.uniform(0.5, 1.5))
+        if _put_all(packing, order) and packing.potential <= before * (1 + EQUAL):
+            return self._keep()
+        for table in off:
+            if packing.places[table] is not None:
+                packing.take(table)
+        for table, place in was.items():
+            packing.put(table, place)
+        packing.filled, packing.weights = filled, weights
+        return False
+
+    def _keep(self) -> bool:
+        """Remember the packing if it is the best so far."""
+        slowest = self.packing.slowest
+        if slowest >= self.slowest * (1 - EQUAL) or not self.packing.fits():
+            return False
+        self.slowest = slowest
+        self.best = [place for place in self.packing.places if place is not None]
+        assert len(self.best) == len(self.sizes), "a table lies nowhere"
+        return True
+
+
+def _put_all(packing: Packing, tables: Iterable[int]) -> bool:
+    """Put tables that lie nowhere where they are best, in this order; False where one fits nowhere."""
+    for table in tables:
+        place = packing.best(table)
+        if place is None:
+            return False
+        packing.put(table, place)
+    return True

@@ -1,0 +1,163 @@
+"""The default search: place all tables, then take some off and put them back, again and again.
+
+1. **Place** the tables one by one, the one with the most work first, each where the potential of ``packing`` grows
+   least, and sweep: take each table off once and put it back where it is best among all others.
+2. **Ruin and repair**: take off some tables of the slowest rank and some drawn at random, put them back in a drawn
+   order, and keep the result when the potential did not grow. The potential sharpens meanwhile: at first it counts
+   the work of all ranks, at the end little but the slowest.
+3. **Polish**: of equally fast plans the one with less work, with preferred choices, and with less memory on the fullest
+   rank.
+
+Latencies of groups are paid once, which no table sees by itself. So sets of open groups are tried, in the order of
+their bounds, as long as a bound lies below the best plan.
+
+The order of tables and of hosts does not matter: they are sorted by what they need and have before the search starts,
+and the drawn numbers are the same in every run.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+
+from tutorec.distributed.planner.bounds import Totals, lower_bound
+from tutorec.distributed.planner.local_search import EQUAL, Budget, LocalSearch, Progress
+from tutorec.distributed.planner.problem import Placement, PlanningProblem, cost
+from tutorec.distributed.planner.search_order import SortedProblem
+
+# A plan this near to the bound ends the search.
+_CLOSE = 1.0005
+# Places looked for: of a table, in total at most, and beyond that for each table of a large model.
+_PLACES_OF_A_TABLE, _PLACES, _MORE_PLACES_OF_A_TABLE = 400, 6000, 10
+# Groups all of whose sets are tried; sets that are tried at most, and those of them that are searched to the end.
+_FEW_GROUPS, _SETS_TRIED, _SETS_SEARCHED = 5, 32, 4
+
+
+def search(
+    problem: PlanningProblem, seconds: float | None = None, progress: Progress | None = None
+) -> Placement | None:
+    """A placement that fits and is fast; the same one in every run.
+
+    Args:
+        problem: What is to be planned.
+        seconds: Stop after this long with the best found so far; None: after a number of steps that depends on the
+            problem alone, so that the answer does, too.
+        progress: Called now and then with the share of the work that is done.
+
+    Returns:
+        The placement; None where none was found.
+
+    Example:
+        Two large tables and two small ones on two ranks:
+
+        >>> from tutorec.distributed.planner.problem import Choice, Spread
+        >>> def whole(ms, size):
+        ...     return (Choice(np.array([ms]), np.array([[0, size]]), Spread.ANY),)
+        >>> tables = (whole(2.0, 9), whole(2.0, 9), whole(1.0, 1), whole(1.0, 1))
+        >>> found = search(PlanningProblem(2, 2, np.array([[0, 10], [0, 10]]), tables))
+        >>> [ranks.tolist() for ranks in found.ranks]
+        [[0], [1], [0], [1]]
+    """
+    if not problem.choices:
+        return Placement(np.zeros(0, dtype=np.int64), [])
+    ordered = SortedProblem(problem)
+    bound = lower_bound(ordered.problem).ms
+    if math.isinf(bound):
+        return None
+    tables = len(problem.choices)
+    places = min(_PLACES_OF_A_TABLE * tables, _PLACES) + _MORE_PLACES_OF_A_TABLE * tables
+    found = _Search(ordered.problem, bound, Budget(places, seconds, progress)).run()
+    return None if found is None else ordered.restore(found)
+
+
+class _Search:
+    """The best placement so far, and what is still to be tried."""
+
+    def __init__(self, problem: PlanningProblem, bound: float, budget: Budget) -> None:
+        self.problem, self.bound, self.budget = problem, bound, budget
+        self.totals = Totals(problem)
+        self.cost = math.inf
+        self.placement: Placement | None = None
+
+    def run(self) -> Placement | None:
+        """Try sets of groups, search the best of them to the end, and polish."""
+        tried: list[tuple[float, int, LocalSearch]] = []
+        for bound, opened in self._sets_of_groups():
+            if tried and (bound >= self.cost * (1 - EQUAL) or self.budget.spent > self.budget.places / 2):
+                break
+            local = LocalSearch(self.problem, self._open_choices(opened), self.budget, self.bound)
+            if local.place_all() or local.place_by_memory():
+                tried.append((self._keep(local), len(tried), local))
+        if not tried:
+            return self._squeezed()
+        finalists = [local for _, _, local in sorted(tried, key=lambda entry: entry[:2])[:_SETS_SEARCHED]]
+        for following, local in enumerate(finalists, start=1):
+            places = self.budget.left if following == len(finalists) else self.budget.left // 2
+            local.ruin_and_repair(places, self.bound * _CLOSE - self._latency(local))
+            self._keep(local)
+        return self._polished()
+
+    def _keep(self, local: LocalSearch) -> float:
+        """Remember a search's best plan if it is the best of all; its milliseconds."""
+        placement = local.placement()
+        found = cost(self.problem, placement)
+        if found < self.cost * (1 - EQUAL):
+            self.cost, self.placement = found, placement
+        return found
+
+    def _latency(self, local: LocalSearch) -> float:
+        return cost(self.problem, local.placement()) - local.slowest
+
+    def _open_choices(self, opened: frozenset[int] | None) -> list[list[int]]:
+        """For each table the choices that could be used and whose groups are all open; None: any groups."""
+        flat = iter(self.totals.usable.tolist())
+        return [
+            [
+                number
+                for number, choice in enumerate(choices)
+                if next(flat) and (opened is None or opened.issuperset(choice.groups))
+            ]
+            for choices in self.problem.choices
+        ]
+
+    def _sets_of_groups(self) -> list[tuple[float, frozenset[int] | None]]:
+        """Sets of groups to open, with the bound of each, the smallest first."""
+        if self.problem.fixed is None or not self.problem.fixed.any():
+            return [(self.bound, None)]
+        every = frozenset(group for choices in self.problem.choices for choice in choices for group in choice.groups)
+        best = self.totals.relax().groups or every
+        if len(every) <= _FEW_GROUPS:
+            sets = {frozenset(some) for size in range(1, len(every) + 1) for some in combinations(sorted(every), size)}
+        else:
+            fewer = [best - {group} for group in sorted(best)]
+            more = [best | {group} for group in sorted(every - best)]
+            pairs = [best - set(two) for two in combinations(sorted(best), 2)]
+            sets = set([best, every, *fewer, *more, *pairs][:_SETS_TRIED])
+        bounds = [(self.totals.relax(closed=every - some).ms, sorted(some)) for some in sets]
+        return [(bound, frozenset(some)) for bound, some in sorted(bounds) if math.isfinite(bound)]
+
+    def _polished(self) -> Placement:
+        """A plan that is as fast as the best, with less work and less memory, in the order of tables and ranks."""
+        placement = self.placement
+        assert placement is not None, "a plan is polished after it was found"
+        used = frozenset(group for choice in placement.taken(self.problem) for group in choice.groups)
+        local = LocalSearch(self.problem, self._open_choices(used), self.budget, self.cost)
+        placement = self._no_dearer(local.trimmed(placement), placement)
+        alone = [[number] for number in placement.chosen.tolist()]
+        local = LocalSearch(self.problem, alone, self.budget, self.cost)
+        return self._no_dearer(local.placed_anew(placement), placement)
+
+    def _no_dearer(self, other: Placement | None, placement: Placement) -> Placement:
+        """The other placement if it costs no more."""
+        return placement if other is None or cost(self.problem, other) > self.cost * (1 + 1e-12) else other
+
+    def _squeezed(self) -> Placement | None:
+        """What finds a plan where memory is so short that placing one table after the other does not."""
+        local = LocalSearch(self.problem, self._open_choices(None), self.budget, self.bound)
+        if local.squeeze():
+            local.ruin_and_repair(self.budget.left, self.bound * _CLOSE - self._latency(local))
+            self._keep(local)
+            return self._polished()
+        return None
