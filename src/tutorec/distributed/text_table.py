@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_GAP = 2
+_NARROWEST = 8
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class TextTable:
         head: A word for each column.
         rows: As many words in each row.
         right: Numbers of the columns that stand at the right of their width, as numbers do.
-        widest: A cell that is longer is cut, and says so by ``..``; 0: none is.
+        width: Of a line at most: cells of the widest columns of words are cut, and say so by ``..``; 0: none is.
 
     Example:
         >>> print(TextTable(["table", "ms"], [["item", "0.2"], ["user", "12.0"]], right=[1]))
@@ -30,23 +32,29 @@ class TextTable:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     right: Sequence[int] = ()
-    widest: int = 0
+    width: int = 0
 
     def __str__(self) -> str:
-        cells = [[self._cut(cell) for cell in row] for row in (self.head, *self.rows)]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(self.head))]
+        widths = self._widths()
         rule = ["-" * width for width in widths]
-        return "\n".join(self._line(row, widths) for row in (cells[0], rule, *cells[1:]))
+        return "\n".join(self._line(row, widths) for row in (self.head, rule, *self.rows))
 
-    def _cut(self, cell: str) -> str:
-        return cell if not self.widest or len(cell) <= self.widest else cell[: self.widest - 2] + ".."
+    def _widths(self) -> list[int]:
+        widths = [max(len(row[column]) for row in (self.head, *self.rows)) for column in range(len(self.head))]
+        words = [column for column in range(len(widths)) if column not in self.right]
+        while self.width and words and sum(widths) + _GAP * (len(widths) - 1) > self.width:
+            widest = max(words, key=widths.__getitem__)
+            if widths[widest] <= _NARROWEST:
+                break
+            widths[widest] -= 1
+        return widths
 
     def _line(self, row: Sequence[str], widths: Sequence[int]) -> str:
-        placed = [
-            cell.rjust(width) if column in self.right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(placed).rstrip()
+        placed = []
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            shown = cell if len(cell) <= width else cell[: width - 2] + ".."
+            placed.append(shown.rjust(width) if column in self.right else shown.ljust(width))
+        return (" " * _GAP).join(placed).rstrip()
 
     def html(self, caption: str = "") -> str:
         """The table as HTML without scripts or outside styles, so that it reads on a light and on a dark page."""

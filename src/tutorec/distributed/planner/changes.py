@@ -1,0 +1,167 @@
+"""What a plan would be if something were different.
+
+An explanation says "with 2,048 samples the table would be row-wise" only after that was planned. For what changes the
+numbers themselves the planner lends it a function from a `Change` to new inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.problem import Choice, Placement, PlanningProblem, Spread, rank_memory, rank_time
+
+if TYPE_CHECKING:
+    from tutorec.distributed.planner.topology import Topology
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change to what a plan is made from; what is None stays as it is.
+
+    Args:
+        constraints: For these tables, in place of theirs.
+        topology: In place of the machines.
+        batch_size: B of a rank.
+
+    Example:
+        >>> Change(batch_size=1024).topology is None
+        True
+    """
+
+    constraints: Mapping[str, ParameterConstraints] | None = None
+    topology: Topology | None = None
+    batch_size: int | None = None
+
+
+def with_capacity(problem: PlanningProblem, capacity: Any) -> PlanningProblem:
+    """The same tables with other room, ``[W, 2]`` bytes of HBM and DDR.
+
+    Example:
+        >>> empty = PlanningProblem(1, 1, np.array([[0, 8]]), ())
+        >>> with_capacity(empty, [[0, 16]]).capacity.tolist()
+        [[0, 16]]
+    """
+    return replace(problem, capacity=np.asarray(capacity, dtype=np.int64))
+
+
+def with_only(problem: PlanningProblem, table: int, choice: int) -> PlanningProblem:
+    """The same tables, one of which has this one of its choices left.
+
+    Args:
+        problem: All choices.
+        table: Its number.
+        choice: The number among its choices.
+    """
+    choices = list(problem.choices)
+    choices[table] = (choices[table][choice],)
+    return replace(problem, choices=tuple(choices))
+
+
+def found_plan(problem: PlanningProblem) -> Placement | None:
+    """What the planner's search finds, if anything fits."""
+    from tutorec.distributed.planner.search import search
+
+    return search(problem)
+
+
+def with_choice(problem: PlanningProblem, placement: Placement, table: int, choice: int) -> Placement | None:
+    """The placement with another choice for one table, the others staying where they are; None where it does not fit.
+
+    Pieces go, longest first, where they end earliest.
+
+    Args:
+        problem: All choices.
+        placement: An answer that fits.
+        table: Its number.
+        choice: The number among its choices.
+
+    Example:
+        >>> whole = Choice(np.array([2.0]), np.array([[0, 8]]), Spread.ANY)
+        >>> halves = Choice(np.array([1.0, 1.0]), np.array([[0, 4], [0, 4]]), Spread.ALL)
+        >>> problem = PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((whole, halves),))
+        >>> with_choice(problem, Placement(np.array([0]), [np.array([0])]), 0, 1).ranks[0].tolist()
+        [0, 1]
+    """
+    wanted = problem.choices[table][choice]
+    mine = problem.choices[table][int(placement.chosen[table])]
+    load, held = rank_time(problem, placement), rank_memory(problem, placement)
+    np.subtract.at(load, placement.ranks[table], mine.time)
+    np.subtract.at(held, placement.ranks[table], mine.memory)
+    ranks = _Room(problem, load, problem.capacity - held).place(wanted)
+    if ranks is None:
+        return None
+    chosen, everyone = placement.chosen.copy(), list(placement.ranks)
+    chosen[table], everyone[table] = choice, ranks
+    return Placement(chosen, everyone)
+
+
+def fits_alone(problem: PlanningProblem, choice: Choice) -> bool:
+    """Whether a choice could be placed if no other table were there.
+
+    Example:
+        >>> empty = PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ())
+        >>> fits_alone(empty, Choice(np.array([2.0]), np.array([[0, 9]]), Spread.ANY))
+        False
+    """
+    if _Room(problem, np.zeros(problem.world_size), problem.capacity).place(choice) is not None:
+        return True
+    # Pieces of different sizes may need a cleverer hand.
+    return len(choice.time) > 1 and found_plan(replace(problem, choices=((choice,),))) is not None
+
+
+class _Room:
+    """Where pieces can go: ``load [W]`` in ms, ``free [W, 2]`` bytes."""
+
+    def __init__(self, problem: PlanningProblem, load: np.ndarray, free: np.ndarray) -> None:
+        self.hosts, self.local_size = problem.world_size // problem.local_size, problem.local_size
+        self.load, self.free = load, free
+
+    def place(self, wanted: Choice) -> np.ndarray | None:
+        """A rank for each piece, or None."""
+        world = np.arange(len(self.load))
+        allowed = wanted.allowed if wanted.allowed is not None else np.ones(len(world), dtype=np.bool_)
+        if wanted.spread is Spread.ALL:
+            return world if allowed.all() and (wanted.memory <= self.free).all() else None
+        if wanted.spread is Spread.ANY:
+            found = self._anywhere(wanted, allowed)
+            return None if found is None else found[1]
+        if wanted.spread is Spread.HOST:
+            inside = [
+                self._anywhere(wanted, allowed & (world // self.local_size == host)) for host in range(self.hosts)
+            ]
+            return min((each for each in inside if each is not None), key=lambda each: each[0], default=(0.0, None))[1]
+        return self._blocks(wanted, allowed)
+
+    def _anywhere(self, wanted: Choice, allowed: np.ndarray) -> tuple[float, np.ndarray] | None:
+        """The load of the fullest rank that is used, and a rank for each piece."""
+        load, free, ranks = self.load.copy(), self.free.copy(), np.zeros(len(wanted.time), dtype=np.int64)
+        for piece in np.argsort(-wanted.time, kind="stable"):
+            fits = allowed & (wanted.memory[piece] <= free).all(axis=1)
+            if not fits.any():
+                return None
+            rank = ranks[piece] = np.where(fits, load, np.inf).argmin()
+            load[rank] += wanted.time[piece]
+            free[rank] -= wanted.memory[piece]
+        return float(load[ranks].max(initial=0.0)), ranks
+
+    def _blocks(self, wanted: Choice, allowed: np.ndarray) -> np.ndarray | None:
+        """A host for each block of L pieces."""
+        load = self.load.reshape(self.hosts, self.local_size).copy()
+        free = self.free.reshape(self.hosts, self.local_size, 2).copy()
+        times = wanted.time.reshape(-1, self.local_size)
+        memory = wanted.memory.reshape(-1, self.local_size, 2)
+        open_hosts, ranks = allowed.reshape(self.hosts, self.local_size).all(axis=1), []
+        for time, bytes_of in zip(times, memory, strict=True):
+            fits = open_hosts & (bytes_of <= free).all(axis=(1, 2))
+            if not fits.any():
+                return None
+            host = int(np.where(fits, (load + time).max(axis=1), np.inf).argmin())
+            load[host] += time
+            free[host] -= bytes_of
+            ranks.append(host * self.local_size + np.arange(self.local_size))
+        return np.concatenate(ranks)

@@ -1,0 +1,146 @@
+"""Memory and time of each rank, as a figure that reads on a light and on a dark page.
+
+A rank has the colour that it has on every page of the book; within a bar, stronger means time at work and lighter time
+spent on exchanges. Matplotlib is imported when a figure is made, and nothing of its global state is changed.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tutorec.distributed.planner.report import MEMORIES, PlanReport
+from tutorec.distributed.text_table import bytes_text, ms_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Those of the book's figures; a test holds them to be the same.
+INK = "#7a7a7a"
+ACCENT = "#8468c8"
+RANK_COLORS = ("#3b7cc9", "#cf6420", "#2b9060", "#c34f88", "#1f8c9c", "#a3742c", "#c0504a", "#7f8a1e")
+
+# Ranks of more than this many are a line each no more.
+_BARS = 32
+_BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+_STYLE: dict[Any, Any] = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "font.size": 12.0,
+    "axes.titlesize": 12.0,
+    "axes.labelsize": 12.0,
+    "xtick.labelsize": 11.0,
+    "ytick.labelsize": 11.0,
+    "legend.fontsize": 11.0,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "hatch.linewidth": 1.0,
+}
+
+
+def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
+    """Two panels with a bar for each rank: milliseconds of a step, and bytes of tables beside the room for them.
+
+    Args:
+        report: Of the planner.
+        claim: Title; may use {slowest}, {step}, {over} (how far the slowest rank is above the mean), {fullest},
+            {full} (which part of its room is taken), {memory}. By default what the figure shows.
+
+    Raises:
+        KeyError: The claim asks for another number.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    facts = figure_facts(report)
+    wanted = claim or "Rank {slowest} takes {step} ms, {over:.0%} above the mean; rank {fullest} is {full:.0%} full"
+    try:
+        title = wanted.format(**facts)
+    except KeyError as error:
+        raise KeyError(f"claim {wanted!r} asks for {error}; this figure knows {', '.join(sorted(facts))}") from None
+    world = report.problem.world_size
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.0, 1.6 + 0.34 * world if world <= _BARS else 4.4), layout="constrained")
+        FigureCanvasAgg(figure)
+        across = world <= _BARS
+        time_axes, memory_axes = figure.subplots(*((1, 2) if across else (2, 1)), sharex=not across, sharey=across)
+        (_bars if across else _lines)(time_axes, memory_axes, report)
+        figure.suptitle("\n".join(textwrap.wrap(title, 70)), x=0.012, ha="left", fontsize=13)
+    return figure
+
+
+def figure_facts(report: PlanReport) -> dict[str, Any]:
+    """The numbers that the title of a figure may use."""
+    times, kind = report.rank_parts.sum(axis=1), report.memory
+    full = report.rank_memory[:, kind] / np.maximum(report.problem.capacity[:, kind], 1)
+    mean = float(times.mean())
+    return {
+        "slowest": int(times.argmax()),
+        "step": ms_text(float(times.max())),
+        "over": float(times.max()) / mean - 1 if mean else 0.0,
+        "fullest": int(full.argmax()),
+        "full": float(full.max()),
+        "memory": MEMORIES[kind],
+    }
+
+
+def _units(report: PlanReport) -> tuple[float, str]:
+    largest = float(report.problem.capacity[:, report.memory].max())
+    return next((step for step in _BYTES if largest >= step[0]), _BYTES[-1])
+
+
+def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
+    ranks = np.arange(report.problem.world_size)
+    colors = [RANK_COLORS[rank % len(RANK_COLORS)] for rank in ranks.tolist()]
+    lookup, exchange = report.rank_parts.T
+    time_axes.barh(ranks, lookup, color=colors, height=0.62, label="lookup and update")
+    time_axes.barh(
+        ranks, exchange, left=lookup, color=colors, height=0.62, hatch="///", edgecolor="white", linewidth=0.0
+    )
+    for rank, total in zip(ranks.tolist(), (lookup + exchange).tolist(), strict=True):
+        time_axes.annotate(ms_text(total), (total, rank), (4, 0), textcoords="offset points", va="center", fontsize=10)
+    time_axes.set_xlabel("ms of a step (hatched: exchange)")
+    time_axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks.tolist()])
+    time_axes.invert_yaxis()
+    time_axes.margins(x=0.2)
+
+    kind, (scale, unit) = report.memory, _units(report)
+    held, room = report.rank_memory[:, kind], report.problem.capacity[:, kind]
+    memory_axes.barh(ranks, room / scale, color="none", edgecolor=INK, height=0.62, linewidth=1.2)
+    memory_axes.barh(ranks, held / scale, color=colors, height=0.62)
+    for rank, count in zip(ranks.tolist(), held.tolist(), strict=True):
+        where = max(float(room[rank]), float(count)) / scale
+        memory_axes.annotate(
+            bytes_text(count), (where, rank), (4, 0), textcoords="offset points", va="center", fontsize=10
+        )
+    memory_axes.set_xlabel(f"{unit} of {MEMORIES[kind]} (outline: room for tables)")
+    memory_axes.margins(x=0.28)
+
+
+def _lines(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
+    """Of very many ranks: a step line over their numbers."""
+    ranks = np.arange(report.problem.world_size + 1)
+    lookup, exchange = report.rank_parts.T
+    kind, (scale, unit) = report.memory, _units(report)
+    time_axes.stairs(lookup + exchange, ranks, color=ACCENT, fill=True, alpha=0.45, label="exchange")
+    time_axes.stairs(lookup, ranks, color=ACCENT, fill=True, label="lookup and update")
+    time_axes.set_ylabel("ms of a step")
+    time_axes.legend(loc="lower right", ncols=2)
+    memory_axes.stairs(report.rank_memory[:, kind] / scale, ranks, color=ACCENT, fill=True, label="tables")
+    memory_axes.stairs(
+        report.problem.capacity[:, kind] / scale, ranks, color=INK, linestyle="--", label="room for tables"
+    )
+    memory_axes.set_ylabel(f"{unit} of {MEMORIES[kind]}")
+    memory_axes.set_xlabel("rank")
+    memory_axes.legend(loc="lower right", ncols=2)
