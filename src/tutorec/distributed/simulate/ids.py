@@ -32,6 +32,8 @@ class RowShares:
     Args:
         edges: ``[K + 1]``, the first row of each step, and R.
         shares: ``[K]``, what part of the ids falls on each step; they sum to 1, or all are 0 where there are no ids.
+        behind: Where rows of different shares are dealt out over some steps, and only their mean is known of each step:
+            those rows, as steps of their own, and the number of each step over which they are dealt.
 
     Example:
         >>> shares = RowShares(np.array([0, 1, 5]), np.array([0.6, 0.4]))  # row 0 is hot, four rows share the rest
@@ -43,6 +45,7 @@ class RowShares:
 
     edges: Ints
     shares: Floats
+    behind: tuple[RowShares, Ints] | None = None
 
     def below(self, ends: Ints) -> Floats:
         """The part of the ids that is below each of ``ends [P]``."""
@@ -69,14 +72,22 @@ class RowShares:
             >>> even.distinct(2.0, np.array([0]), np.array([4])).tolist()  # 4 * (1 - (3 / 4) ** 2)
             [1.75]
         """
+        touched = self._touched(ids)
+        if self.behind is not None:
+            rows, steps = self.behind
+            widths = np.diff(self.edges)[steps]
+            touched[steps] = widths * (rows._touched(ids).sum() / max(widths.sum(), 1))
+        until = np.concatenate([[0.0], np.cumsum(touched)])
+        return np.interp(ends, self.edges, until) - np.interp(starts, self.edges, until)
+
+    def _touched(self, ids: float) -> Floats:
+        """Distinct rows of each step, ``[K]``, where its rows are alike."""
         widths = np.diff(self.edges).astype(np.float64)
         each = np.divide(self.shares, widths, out=np.zeros_like(self.shares), where=widths > 0)
         # log1p(-1) is minus infinity: a row that every id hits is touched, if there is an id.
         with np.errstate(divide="ignore"):
             missed = np.log1p(-np.minimum(each, 1.0))
-        touched = widths * -np.expm1(ids * missed) if ids > 0 else np.zeros_like(widths)
-        until = np.concatenate([[0.0], np.cumsum(touched)])
-        return np.interp(ends, self.edges, until) - np.interp(starts, self.edges, until)
+        return widths * -np.expm1(ids * missed) if ids > 0 else np.zeros_like(widths)
 
 
 class IdLaw(Protocol):
@@ -149,12 +160,14 @@ def _power_law(rows: int, exponent: float, scattered: int | None) -> RowShares:
         return RowShares(np.concatenate([np.arange(head), tail]), mass)
     places = np.random.default_rng(scattered).choice(rows, size=head, replace=False).astype(np.int64)
     order = np.argsort(places)
-    # All rows that are not dealt out share the tail.
+    # Where each of the rows behind them lies is not said: they share what they have.
     each = float(mass[head:].sum()) / max(rows - head, 1)
     edges = np.unique(np.concatenate([[0, rows], places, places + 1]))
     shares = np.diff(edges) * each
-    shares[np.searchsorted(edges, places[order])] = mass[:head][order]
-    return RowShares(edges, shares)
+    hot = np.searchsorted(edges, places[order])
+    shares[hot] = mass[:head][order]
+    others = np.setdiff1d(np.arange(len(shares)), hot)
+    return RowShares(edges, shares, (RowShares(tail, mass[head:]), others) if rows > head else None)
 
 
 def _area(x: NDArray[Any], exponent: float) -> NDArray[Any]:

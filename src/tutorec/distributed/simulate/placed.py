@@ -10,6 +10,7 @@ from torch import nn
 
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
+from tutorec.distributed.planner.kernels import kernel_model
 from tutorec.distributed.simulate.work import SimulatedTable
 from tutorec.distributed.tables import check_plan_covers
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
@@ -20,8 +21,7 @@ Configs = Sequence[BaseEmbeddingConfig]
 def placed_tables(
     plan: ShardingPlan | Mapping[str, ParameterSharding],
     tables: nn.Module | Configs | Mapping[str, Configs],
-    world_size: int,
-    local_size: int,
+    topology: Any,
     weighted: bool = False,
 ) -> list[SimulatedTable]:
     """The tables as a plan places them, checked as they are where a module is sharded by it.
@@ -29,18 +29,20 @@ def placed_tables(
     Args:
         plan: Of a model, or of one collection.
         tables: The model, the tables of its only collection, or path -> tables of each.
-        world_size: W.
-        local_size: L, ranks per host.
+        topology: The ranks, their hosts and speeds.
         weighted: Whether ids come with weights, where ``tables`` is no model that says so itself.
 
     Raises:
         TypeError: ``tables`` are none of these.
         ValueError: The plan and the tables or ranks do not belong together.
+        PlannerError: Nothing is known of a compute kernel.
 
     Example:
+        >>> from tutorec.distributed.planner.topology import Topology
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
         >>> item = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
-        >>> placed_tables({"item": table_wise_sharding((8, 4), 1, "cpu")}, [item], 2, 2)[0].pieces.tolist()
+        >>> plan = {"item": table_wise_sharding((8, 4), rank=1, device_type="cpu")}
+        >>> placed_tables(plan, [item], Topology(2, "cpu"))[0].pieces.tolist()
         [[1, 0, 8, 4]]
     """
     by_path = plan.plan if isinstance(plan, ShardingPlan) else {"": plan}
@@ -48,20 +50,25 @@ def placed_tables(
     for path, module_plan in by_path.items():
         configs, is_weighted = _tables_of(path, tables, list(by_path), weighted)
         check_plan_covers([config.name for config in configs], module_plan)
-        found += [
-            _placed(path, config, module_plan[config.name], world_size, local_size, is_weighted) for config in configs
-        ]
+        found += [_placed(path, config, module_plan[config.name], topology, is_weighted) for config in configs]
     return found
 
 
+def ranks_per_host(topology: Any) -> int:
+    """L: ranks that are connected as inside a host.
+
+    Example:
+        >>> from tutorec.distributed.planner.topology import Topology
+        >>> ranks_per_host(Topology.hosts(2, 4))
+        4
+    """
+    return min(getattr(topology, "intra_group_size", None) or topology.local_world_size, topology.world_size)
+
+
 def _placed(
-    path: str,
-    config: BaseEmbeddingConfig,
-    sharding: ParameterSharding,
-    world_size: int,
-    local_size: int,
-    weighted: bool,
+    path: str, config: BaseEmbeddingConfig, sharding: ParameterSharding, topology: Any, weighted: bool
 ) -> SimulatedTable:
+    kernel = kernel_model(sharding.compute_kernel)
     try:
         kind = ShardingType(sharding.sharding_type)
     except ValueError:
@@ -75,11 +82,9 @@ def _placed(
             f"the plan was made for a table {config.name!r} of {sharding.shape[0]} x {sharding.shape[1]} rows and "
             f"columns, and this one is {shape[0]} x {shape[1]}; make the plan from these tables"
         )
-    pieces = (
-        []
-        if kind is ShardingType.DATA_PARALLEL
-        else placed_pieces(config.name, shape, sharding, world_size, local_size)
-    )
+    pieces = ()
+    if kind is not ShardingType.DATA_PARALLEL:
+        pieces = placed_pieces(config.name, shape, sharding, topology.world_size, ranks_per_host(topology))
     return SimulatedTable(
         path=path,
         name=config.name,
@@ -93,6 +98,10 @@ def _placed(
             [[piece.rank, piece.row_offset, piece.row_offset + piece.rows, piece.columns] for piece in pieces],
             dtype=np.int64,
         ).reshape(-1, 4),
+        read_speed=kernel.row_bandwidth(topology),
+        update_factor=topology.bwd_compute_multiplier
+        * (getattr(topology, "weighted_feature_bwd_compute_multiplier", 1.0) if weighted else 1.0),
+        leaves_gradient=not kernel.updates,
     )
 
 

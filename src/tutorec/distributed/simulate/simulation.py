@@ -3,9 +3,8 @@
     plan + topology + load  ->  rows by rank  ->  bytes by link  ->  ms by rank and phase  ->  ms of the step
 
 Time is what an alpha-beta model says. An exchange takes a latency, and of each rank the slower of its two links: what
-it sends or gets inside its host, and what it sends or gets across. A lookup takes the bytes that it reads and makes, at
-the speed of the memory; an update takes the gradients that it applies, as many times as the topology says. The five
-phases of a step are
+it sends or gets inside its host, and what it sends or gets across. Lookups and updates take the bytes that they move,
+at the speed of the memory. The five phases of a step are
 
     ids         sizes, ids and weights travel to the ranks that hold their rows
     lookup      rows are read and pooled
@@ -36,7 +35,7 @@ from tutorec.distributed.simulate import report
 from tutorec.distributed.simulate.exchanges import Exchange
 from tutorec.distributed.simulate.ids import Floats
 from tutorec.distributed.simulate.loads import Load, RankLoads, rank_loads
-from tutorec.distributed.simulate.placed import Configs, placed_tables
+from tutorec.distributed.simulate.placed import Configs, placed_tables, ranks_per_host
 from tutorec.distributed.simulate.work import RankWork, SimulatedTable, step_work
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -270,10 +269,10 @@ def simulate(
     Raises:
         TypeError: An argument of another kind.
         ValueError: Plan, tables, load and topology do not belong together; a slow rank does not exist.
+        PlannerError: Nothing is known of a compute kernel.
     """
-    world_size: int = topology.world_size
-    local_size: int = min(getattr(topology, "intra_group_size", None) or topology.local_world_size, world_size)
-    placed = placed_tables(plan, tables, world_size, local_size, weighted)
+    world_size, local_size = topology.world_size, ranks_per_host(topology)
+    placed = placed_tables(plan, tables, topology, weighted)
     loads = rank_loads(load, world_size)
     work, exchanges = step_work(placed, loads, local_size, {"rows": row_bytes, "gradients": gradient_bytes})
     features = {feature for table in placed for feature in table.features}
@@ -294,9 +293,8 @@ def _phases(work: RankWork, exchanges: Sequence[Exchange], topology: Any, slowne
     """Milliseconds of each rank in each phase."""
     world_size = len(work.lookups)
     found = {phase: np.zeros(world_size) for phase in PHASES}
-    memory = topology.ddr_mem_bw if topology.compute_device == "cpu" else topology.hbm_mem_bw
-    found["lookup"] = slowness * (work.read_bytes + work.made_bytes) / memory
-    found["update"] = slowness * topology.bwd_compute_multiplier * work.update_bytes / memory
+    found["lookup"] = slowness * work.lookup_ms
+    found["update"] = slowness * work.update_ms
     for exchange in exchanges:
         phase = "ids" if exchange.stage in _TO_HOLDERS else "rows" if exchange.stage == stages.ROWS else "gradients"
         # Links carry both ways at once, and the two links of a rank work side by side.

@@ -1,7 +1,8 @@
-"""What a plan makes ranks do in a step: rows looked up, and exchanges; numbers by rank, without time.
+"""What a plan makes ranks do in a step: rows looked up and updated, and exchanges.
 
-The formulas are those of `shard_traffic`, for all ranks of a class at once; tests hold the two, and the counter, to be
-equal.
+The bytes of exchanges are those of `shard_traffic`, for all ranks of a class at once; tests hold the two, and the
+counter, to be equal. A lookup of i ids that gives n numbers moves ``i * (8 + max(4 * D, 128)) + 4 * n`` bytes, and an
+update moves that, times the topology's multiplier: as the planner assumes of expected batches, and here of any.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import numpy as np
 
 from tutorec.distributed import shard_traffic as stages
 from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.planner.constants import DENSE_GRADIENT_PASSES, ROW_READ_BYTES
 from tutorec.distributed.simulate.exchanges import Exchange, Reach
 from tutorec.distributed.simulate.ids import Floats, Ints
 from tutorec.distributed.simulate.loads import RankLoads
 
+_ID = 8  # bytes of an id that is read
 _BY_WAY_OF_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
@@ -34,6 +37,9 @@ class SimulatedTable:
         weighted: Whether each id comes with a weight.
         sharding_type: How it is divided.
         pieces: ``[P, 4]``: rank, first row, end row, columns; of a replicated table none.
+        read_speed: Bytes per ms that its kernel moves.
+        update_factor: Time of an update for the time of a lookup.
+        leaves_gradient: Whether its kernel leaves a gradient as large as the piece.
     """
 
     path: str
@@ -45,6 +51,18 @@ class SimulatedTable:
     weighted: bool
     sharding_type: ShardingType
     pieces: Ints
+    read_speed: float
+    update_factor: float
+    leaves_gradient: bool
+
+    def lookup_ms(self, ids: Floats, columns: Ints | int, numbers: Floats) -> Floats:
+        """Milliseconds to look so many ids up in pieces of so many columns, which gives so many numbers."""
+        row = _ID + np.maximum(4 * columns, ROW_READ_BYTES)
+        return (ids * row + 4.0 * numbers) / self.read_speed
+
+    def whole_ms(self, numbers: Ints) -> Floats:
+        """Milliseconds that the gradient of a whole piece of so many numbers takes, beyond the rows of the batch."""
+        return DENSE_GRADIENT_PASSES * 4 * numbers.astype(np.float64) / self.read_speed
 
 
 @dataclass(eq=False)
@@ -55,16 +73,16 @@ class RankWork:
         lookups: Rows of pieces that are looked up; a row cut into two slices of columns is two.
         distinct: Rows of pieces that the update touches, each once.
         read_bytes: Of the rows that are looked up.
-        made_bytes: Of what becomes of them: pooled rows, or rows as they are.
-        update_bytes: Of the gradients that the update applies, one row for each lookup. Of replicated tables every rank
-            applies those of all ranks, or, where whole tables were added up, a table.
+        lookup_ms: Milliseconds of lookups.
+        update_ms: Milliseconds of updates. Of replicated tables every rank applies the gradients of all ranks, or,
+            where whole tables were added up, those of a table.
     """
 
     lookups: Floats
     distinct: Floats
     read_bytes: Floats
-    made_bytes: Floats
-    update_bytes: Floats
+    lookup_ms: Floats
+    update_ms: Floats
 
     @classmethod
     def none(cls, world_size: int) -> RankWork:
@@ -159,10 +177,13 @@ def _slots(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork) -
                 np.add.at(total.T, ranks, part.T)
             np.add.at(slots.count, ranks, 1.0)
             of_all = loads.members @ ids
+            ms = table.lookup_ms(of_all, columns, loads.members @ numbers)
             np.add.at(work.lookups, ranks, of_all)
             np.add.at(work.read_bytes, ranks, 4.0 * of_all * columns)
-            np.add.at(work.made_bytes, ranks, 4.0 * (loads.members @ numbers))
-            np.add.at(work.update_bytes, ranks, 4.0 * of_all * columns)
+            np.add.at(work.lookup_ms, ranks, ms)
+            np.add.at(work.update_ms, ranks, table.update_factor * ms)
+        if table.leaves_gradient:
+            np.add.at(work.update_ms, ranks, table.whole_ms((ends - starts) * columns))
         np.add.at(work.distinct, ranks, loads.distinct(table.features, table.rows, starts, ends))
     return slots
 
@@ -181,20 +202,23 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
     chosen = 0
     elements, first = 0, np.array([0])
     for table in tables:
-        end = np.array([table.rows])
+        end, size = np.array([table.rows]), np.array([table.rows * table.columns])
         ids = sum((loads.ids(f, table.rows, first, end)[:, 0] for f in table.features), np.zeros(len(samples)))
         lists = len(table.features) * samples if pooled else np.zeros_like(samples)
         numbers = (lists if pooled else ids) * table.columns
+        own = table.lookup_ms(ids, table.columns, numbers)
         work.lookups += ids[loads.classes]
         work.read_bytes += 4.0 * table.columns * ids[loads.classes]
-        work.made_bytes += 4.0 * numbers[loads.classes]
+        work.lookup_ms += own[loads.classes]
         work.distinct += loads.distinct(table.features, table.rows, first, end)
+        if table.leaves_gradient:
+            work.update_ms += table.whole_ms(size)
         looked_up = loads.members @ (ids * (id_bytes + weight_bytes) + lists * 4 + numbers * 4)
-        if looked_up > 8 * table.rows * table.columns:
+        if looked_up > 8 * table.rows * table.columns and world_size > 1:
             elements += table.rows * table.columns
-            work.update_bytes += 4.0 * table.rows * table.columns
+            work.update_ms += table.update_factor * own[loads.classes] + table.whole_ms(size)
             continue
-        work.update_bytes += 4.0 * table.columns * (loads.members @ ids)
+        work.update_ms += table.update_factor * (loads.members @ own)
         chosen += 1
         as_bags[stages.COPIES_IDS] += id_bytes * (lists + ids)
         as_bags[stages.COPIES_WEIGHTS] += weight_bytes * ids
