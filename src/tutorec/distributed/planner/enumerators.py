@@ -9,7 +9,7 @@ Corresponds to TorchRec's ``torchrec.distributed.planner.enumerators``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from tutorec.distributed.shard_geometry import cut_arrays, slice_width
 from tutorec.distributed.sharded_module import ModuleSharder
 
 _COLUMN_CUTS = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID_SHARD)
+_BLOCK = 1024  # options that are estimated at once
 _ONLY_COLUMN_CUTS = {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE}
 _EVERY_RANK = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 _WHOLE_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
@@ -111,6 +112,8 @@ class EmbeddingEnumerator(Enumerator):
         self._costed: frozenset[str] = frozenset()
         self.refusals: list[Refusal] = []
         """What was no option in the last enumeration, and why."""
+        self.progress: Callable[[float], None] | None = None
+        """Called with the part of the estimates that is done, for a bar."""
 
     @property
     def sharder_map(self) -> dict[str, ModuleSharder[Any]]:
@@ -150,8 +153,14 @@ class EmbeddingEnumerator(Enumerator):
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         """Write costs into options, in the place of what stood there."""
+        done, total = 0, len(sharding_options) * len(self._estimators)
         for estimator in self._estimators:
-            estimator.estimate(sharding_options, self._sharder_map)
+            for first in range(0, len(sharding_options), _BLOCK):
+                block = sharding_options[first : first + _BLOCK]
+                estimator.estimate(block, self._sharder_map)
+                done += len(block)
+                if self.progress is not None:
+                    self.progress(done / total)
 
     def _options_of(self, table: ModelTable, cuts: _Cuts, effects: _Effects) -> Iterator[ShardingOption]:
         facts, constraint = table.facts, table.constraint
