@@ -65,7 +65,7 @@ def one_table(kind: ShardingType, topology: Topology, load: Load, rows: int = 8,
 def test_time_of_a_table_on_one_rank_is_that_of_the_hand():
     # 2 hosts of 1: every byte crosses. A byte takes a ms of memory, 10 ms of wire; an exchange 100 ms.
     topology = Topology(
-        2, "cpu", local_world_size=1, ddr_mem_bw=1.0, inter_host_bw=0.1, latency_ms=100.0, bwd_compute_multiplier=3.0
+        2, "cuda", local_world_size=1, hbm_mem_bw=1.0, inter_host_bw=0.1, latency_ms=100.0, bwd_compute_multiplier=3.0
     )
     step = one_table(ShardingType.TABLE_WISE, topology, Load(3, pooling_factor=2))
     # Rank 0 sends 24 bytes of sizes, and 4 * (3 + 6) of ids; rank 1, which has the table, sends 24 of sizes.
@@ -96,9 +96,9 @@ def test_a_rank_waits_for_the_slower_of_its_links_and_ranks_for_one_another():
 
 @pytest.mark.parametrize("kernel", ["fused", "dense"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("hosts", "ranks_per_host"), [(1, 2), (2, 2), (3, 4)])
-def test_time_under_even_ids_is_what_the_planner_estimates(kind, kernel, hosts, ranks_per_host):
-    topology = Topology.hosts(hosts, ranks_per_host, "cuda")
+@pytest.mark.parametrize(("hosts", "ranks_per_host", "device"), [(1, 2, "cuda"), (2, 2, "cpu"), (3, 4, "cuda")])
+def test_time_under_even_ids_is_what_the_planner_estimates(kind, kernel, hosts, ranks_per_host, device):
+    topology = Topology.hosts(hosts, ranks_per_host, device)
     config = item(rows=1200 * 1024, columns=64)
     samples, ids = 500.0, 4000.0
     step = simulate(

@@ -101,6 +101,7 @@ def _placed(
         read_speed=kernel.row_bandwidth(topology),
         update_factor=topology.bwd_compute_multiplier
         * (getattr(topology, "weighted_feature_bwd_compute_multiplier", 1.0) if weighted else 1.0),
+        id_ms=getattr(topology, "id_ms", 0.0),
         leaves_gradient=not kernel.updates,
     )
 

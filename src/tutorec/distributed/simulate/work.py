@@ -2,7 +2,8 @@
 
 The bytes of exchanges are those of `shard_traffic`, for all ranks of a class at once; tests hold the two, and the
 counter, to be equal. A lookup of i ids that gives n numbers moves ``i * (8 + max(4 * D, 128)) + 4 * n`` bytes, and an
-update moves that, times the topology's multiplier: as the planner assumes of expected batches, and here of any.
+update moves that, times the topology's multiplier, and takes the topology's time of each id besides: as the planner
+estimates expected batches, and here of any.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class SimulatedTable:
         pieces: ``[P, 4]``: rank, first row, end row, columns; of a replicated table none.
         read_speed: Bytes per ms that its kernel moves.
         update_factor: Time of an update for the time of a lookup.
+        id_ms: Milliseconds of each id of an update, beyond the bytes that are moved.
         leaves_gradient: Whether its kernel leaves a gradient as large as the piece.
     """
 
@@ -53,12 +55,17 @@ class SimulatedTable:
     pieces: Ints
     read_speed: float
     update_factor: float
+    id_ms: float
     leaves_gradient: bool
 
     def lookup_ms(self, ids: Floats, columns: Ints | int, numbers: Floats) -> Floats:
         """Milliseconds to look so many ids up in pieces of so many columns, which gives so many numbers."""
         row = _ID + np.maximum(4 * columns, ROW_READ_BYTES)
         return (ids * row + 4.0 * numbers) / self.read_speed
+
+    def update_ms(self, ids: Floats, columns: Ints | int, numbers: Floats) -> Floats:
+        """Milliseconds to update rows by the gradients of so many numbers."""
+        return self.update_factor * self.lookup_ms(ids, columns, numbers) + self.id_ms * ids
 
     def whole_ms(self, numbers: Ints) -> Floats:
         """Milliseconds that the gradient of a whole piece of so many numbers takes, beyond the rows of the batch."""
@@ -177,11 +184,11 @@ def _slots(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork) -
                 np.add.at(total.T, ranks, part.T)
             np.add.at(slots.count, ranks, 1.0)
             of_all = loads.members @ ids
-            ms = table.lookup_ms(of_all, columns, loads.members @ numbers)
+            given = loads.members @ numbers
             np.add.at(work.lookups, ranks, of_all)
             np.add.at(work.read_bytes, ranks, 4.0 * of_all * columns)
-            np.add.at(work.lookup_ms, ranks, ms)
-            np.add.at(work.update_ms, ranks, table.update_factor * ms)
+            np.add.at(work.lookup_ms, ranks, table.lookup_ms(of_all, columns, given))
+            np.add.at(work.update_ms, ranks, table.update_ms(of_all, columns, given))
         if table.leaves_gradient:
             np.add.at(work.update_ms, ranks, table.whole_ms((ends - starts) * columns))
         np.add.at(work.distinct, ranks, loads.distinct(table.features, table.rows, starts, ends))
@@ -206,19 +213,19 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
         ids = sum((loads.ids(f, table.rows, first, end)[:, 0] for f in table.features), np.zeros(len(samples)))
         lists = len(table.features) * samples if pooled else np.zeros_like(samples)
         numbers = (lists if pooled else ids) * table.columns
-        own = table.lookup_ms(ids, table.columns, numbers)
+        own = table.update_ms(ids, table.columns, numbers)
         work.lookups += ids[loads.classes]
         work.read_bytes += 4.0 * table.columns * ids[loads.classes]
-        work.lookup_ms += own[loads.classes]
+        work.lookup_ms += table.lookup_ms(ids, table.columns, numbers)[loads.classes]
         work.distinct += loads.distinct(table.features, table.rows, first, end)
         if table.leaves_gradient:
             work.update_ms += table.whole_ms(size)
         looked_up = loads.members @ (ids * (id_bytes + weight_bytes) + lists * 4 + numbers * 4)
         if looked_up > 8 * table.rows * table.columns and world_size > 1:
             elements += table.rows * table.columns
-            work.update_ms += table.update_factor * own[loads.classes] + table.whole_ms(size)
+            work.update_ms += own[loads.classes] + table.whole_ms(size)
             continue
-        work.update_ms += table.update_factor * (loads.members @ own)
+        work.update_ms += loads.members @ own
         chosen += 1
         as_bags[stages.COPIES_IDS] += id_bytes * (lists + ids)
         as_bags[stages.COPIES_WEIGHTS] += weight_bytes * ids
