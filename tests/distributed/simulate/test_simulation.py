@@ -79,6 +79,9 @@ def test_time_of_a_table_on_one_rank_is_that_of_the_hand():
     assert step.step_ms == pytest.approx(800 + 4 * moved + 2 * 580)
     assert step.rank_ms.tolist() == pytest.approx([800 + 1160, step.step_ms])
     assert step.busiest_ms == pytest.approx(step.step_ms)
+    assert step.step_parts == pytest.approx(
+        {"memory": 4 * moved, "inside hosts": 0, "across hosts": 600 + 960, "latency": 400}
+    )
     assert step.host_sent(ROWS).tolist() == [0, 48]
     assert step.host_received(ROWS).tolist() == [48, 0]
 
@@ -88,6 +91,13 @@ def test_a_rank_waits_for_the_slower_of_its_links_and_ranks_for_one_another():
     step = one_table(ShardingType.TABLE_WISE, topology, Load(1))
     # The holder sends 16 bytes inside and 32 across; 16 / 100 ms pass beside 32 ms. Others of its host get 16 inside.
     assert step.phases["rows"].tolist() == pytest.approx([0.16, 32.0, 16.0, 16.0])
+    # The slowest rank of each phase: rank 1, and it is its link to the other host that counts.
+    assert step.step_parts["inside hosts"] == 0
+    assert sum(step.step_parts.values()) == pytest.approx(step.step_ms)
+    near = one_table(ShardingType.TABLE_ROW_WISE, topology, Load(1))
+    rows = near.parts["rows"]
+    # Partial sums of two samples of 16 bytes inside; then a sum of 16 bytes goes across.
+    assert (rows["inside hosts"].tolist(), rows["across hosts"].tolist()) == ([0.32, 0.32, 0, 0], [16.0] * 4)
     # Two ranks that are slow in different phases hold all others up in both.
     alone = one_table(ShardingType.ROW_WISE, topology, Load([9, 1, 1, 1], law=PowerLaw(3.0)), slow={3: 50.0})
     assert alone.step_ms > alone.busiest_ms
@@ -276,6 +286,7 @@ def test_the_report_says_what_the_numbers_say():
     line = next(line for line in text.splitlines() if line.startswith("rows looked up")).split()
     assert line == ["rows", "looked", "up", "22", "48", "rank", "0", "2.18"]
     assert "bytes that leave a host" in text
+    assert f"{step.step_parts['latency'] / step.step_ms:.0%} latency" in text
     assert all(f"ms, {phase}" in text for phase in PHASES)
     assert all(stage in text for stage in step.issues())
     assert "row" in text and "48" in text and "54.5%" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +121,9 @@ def _waiting(step: Simulation) -> str:
     if step.step_ms == 0:
         return "nothing is looked up and nothing is sent"
     idle = 1 - float(step.rank_ms.mean()) / step.step_ms
-    text = f"ranks wait {idle:.0%} of the step for the slowest"
+    spent = sorted(step.step_parts.items(), key=lambda part: -part[1])
+    text = "the step is " + ", ".join(f"{ms / step.step_ms:.0%} {part}" for part, ms in spent if ms > 0)
+    text += f"; ranks wait {idle:.0%} of the step for the slowest"
     slow = step.stragglers()
     if slow:
         text += f"; {several(len(slow), 'rank')} more than a tenth behind: rank {slow[0].rank}, {slow[0].reason}"
@@ -150,7 +153,7 @@ def figure(step: Simulation) -> Figure:
         _stack(below, links, {"sent inside the host": "#1f8c9c", "sent to other hosts": "#c34f88"})
         below.set_ylabel(name)
         below.set_xlabel("rank")
-        drawn.suptitle(headline(step), x=0.012, ha="left", fontsize=11)
+        drawn.suptitle("\n".join(textwrap.wrap(headline(step), 85)), x=0.012, ha="left", fontsize=11)
     return drawn
 
 

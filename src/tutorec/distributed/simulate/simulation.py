@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PHASES = ("ids", "lookup", "rows", "gradients", "update")
+PARTS = ("memory", "inside hosts", "across hosts", "latency")
 _TO_HOLDERS = (stages.SIZES, stages.STRIDES, stages.IDS, stages.WEIGHTS)
 
 
@@ -97,7 +98,7 @@ class Simulation:
         samples: B of each rank, the most of a feature.
         work: Rows that ranks look up and update.
         exchanges: What they send.
-        phases: Phase -> ms of each rank, in the order of time.
+        parts: Phase -> part -> ms of each rank: phases in the order of time, parts as in `step_parts`.
         hot_rows: Rows that come most often, the most frequent first.
 
     Example:
@@ -117,10 +118,15 @@ class Simulation:
     samples: Floats
     work: RankWork
     exchanges: Sequence[Exchange]
-    phases: Mapping[str, Floats]
+    parts: Mapping[str, Mapping[str, Floats]]
     hot_rows: Sequence[HotRow] = field(default_factory=tuple)
 
     # --- time
+
+    @cached_property
+    def phases(self) -> dict[str, Floats]:
+        """Phase -> milliseconds of each rank, in the order of time."""
+        return {phase: np.sum(list(parts.values()), axis=0) for phase, parts in self.parts.items()}
 
     @cached_property
     def rank_ms(self) -> Floats:
@@ -131,6 +137,20 @@ class Simulation:
     def step_ms(self) -> float:
         """Milliseconds of the step, its critical path: of each phase the slowest rank."""
         return float(sum(times.max() for times in self.phases.values()))
+
+    @cached_property
+    def step_parts(self) -> dict[str, float]:
+        """What the step's milliseconds are spent on, by the slowest rank of each phase.
+
+        ``memory`` (lookups and updates), ``inside hosts`` and ``across hosts`` (exchanges, of which the slower link
+        counts), ``latency``.
+        """
+        found: dict[str, float] = {**dict.fromkeys(PARTS, 0.0)}
+        for phase, parts in self.parts.items():
+            slowest = int(self.phases[phase].argmax())
+            for part, times in parts.items():
+                found[part] += float(times[slowest])
+        return found
 
     @property
     def busiest_ms(self) -> float:
@@ -284,23 +304,27 @@ def simulate(
         samples=samples,
         work=work,
         exchanges=exchanges,
-        phases=_phases(work, exchanges, topology, _slowness(slow, world_size)),
+        parts=_parts(work, exchanges, topology, _slowness(slow, world_size)),
         hot_rows=_hot_rows(placed, loads, work),
     )
 
 
-def _phases(work: RankWork, exchanges: Sequence[Exchange], topology: Any, slowness: Floats) -> dict[str, Floats]:
-    """Milliseconds of each rank in each phase."""
+def _parts(
+    work: RankWork, exchanges: Sequence[Exchange], topology: Any, slowness: Floats
+) -> dict[str, dict[str, Floats]]:
+    """Milliseconds of each rank in each phase, by what they are spent on."""
     world_size = len(work.lookups)
-    found = {phase: np.zeros(world_size) for phase in PHASES}
-    found["lookup"] = slowness * work.lookup_ms
-    found["update"] = slowness * work.update_ms
+    found = {phase: {part: np.zeros(world_size) for part in PARTS} for phase in PHASES}
+    found["lookup"]["memory"] += slowness * work.lookup_ms
+    found["update"]["memory"] += slowness * work.update_ms
     for exchange in exchanges:
         phase = "ids" if exchange.stage in _TO_HOLDERS else "rows" if exchange.stage == stages.ROWS else "gradients"
-        # Links carry both ways at once, and the two links of a rank work side by side.
+        # Links carry both ways at once, and the two links of a rank work side by side: the slower one counts.
         inside, across = np.maximum(exchange.sent, exchange.received)
-        wire = np.maximum(inside / topology.intra_host_bw, across / topology.inter_host_bw)
-        found[phase] = found[phase] + topology.latency_ms + wire
+        inside, across = inside / topology.intra_host_bw, across / topology.inter_host_bw
+        found[phase]["latency"] += topology.latency_ms
+        found[phase]["inside hosts"] += np.where(inside > across, inside, 0.0)
+        found[phase]["across hosts"] += np.where(inside > across, 0.0, across)
     return found
 
 
