@@ -157,7 +157,7 @@ class Report:
         lines.append("  " + ", ".join(f"{name}={value}" for name, value in self.settings.items()))
         shown = {name for c in self.comparisons for name in c.variants or ()}
         alone = {name: samples for name, samples in self.samples.items() if name not in shown}
-        width = max(map(len, [*alone, *(c.title for c in self.comparisons)]))
+        width = max(map(len, [*alone, *(c.title for c in self.comparisons)]), default=0)
         for name, samples in alone.items():
             cpu, wall = (float(np.median([getattr(s, clock) for s in samples])) for clock in ("cpu", "wall"))
             lines.append(f"  {name:<{width}}  cpu {_seconds(cpu)}   wall {_seconds(wall)}   median of {len(samples)}")

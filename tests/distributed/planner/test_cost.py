@@ -15,7 +15,7 @@ from strategies import PROPERTY
 
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner import kernels
-from tutorec.distributed.planner.cost import WORK, Leg, exchanges, fixed_cost, piece_perf
+from tutorec.distributed.planner.cost import WORK, Work, distinct_sizes, exchanges, fixed_cost, piece_perf
 from tutorec.distributed.planner.kernels import KernelModel, kernel_model, register_kernel, registered_kernels
 from tutorec.distributed.planner.options import Floats
 from tutorec.distributed.planner.table_facts import TableFacts
@@ -145,15 +145,17 @@ def of_rank(sent: Bytes, stages: tuple[str, ...], rank: int, local_size: int, ar
     return found
 
 
-def summed(case: Case, legs: tuple[Leg, ...], rank: int) -> list[float]:
-    mine = np.array([piece.rank == rank for piece in case.pieces])
-    return [float(sum(getattr(leg, side)[mine].sum() for leg in legs)) for side in ("inside", "across")]
+def summed(case: Case, works: list[Work], legs: str, rank: int) -> list[float]:
+    """Bytes of the pieces of a rank, inside its host and across hosts."""
+    mine = [work for piece, work in zip(case.pieces, works, strict=True) if piece.rank == rank]
+    return [sum(getattr(leg, side) for work in mine for leg in getattr(work, legs)) for side in ("inside", "across")]
 
 
 @settings(PROPERTY, max_examples=150)
 @given(cases())
 def test_bytes_of_pieces_are_those_of_the_traffic_formulas(case):
-    work = WORK[case.kind](case.table, case.sizes(), Topology.hosts(case.hosts, case.local_size))
+    topology = Topology.hosts(case.hosts, case.local_size)
+    works = [WORK[case.kind](case.table, (piece.rows, piece.columns), topology) for piece in case.pieces]
     sent = expected_traffic(case)
     for rank in range(case.hosts * case.local_size):
         if case.kind is ShardingType.DATA_PARALLEL:
@@ -161,16 +163,16 @@ def test_bytes_of_pieces_are_those_of_the_traffic_formulas(case):
             due = of_rank(sent, stages, rank, case.local_size, arriving=False)
             # A rank sums whole numbers of elements: W bytes of 8 more or less.
             slack = 8.0 * case.hosts * case.local_size
-            assert summed(case, work.gradients_back, rank) == pytest.approx(due, abs=slack)
-            assert not work.ids_in
+            assert summed(case, works, "gradients_back", rank) == pytest.approx(due, abs=slack)
+            assert summed(case, works, "ids_in", rank) == [0, 0]
             continue
         for legs, stages, arriving in (
-            (work.ids_in, (IDS, WEIGHTS), True),
-            (work.rows_home, (ROWS,), False),
-            (work.gradients_back, (GRADIENTS,), True),
+            ("ids_in", (IDS, WEIGHTS), True),
+            ("rows_home", (ROWS,), False),
+            ("gradients_back", (GRADIENTS,), True),
         ):
             due = of_rank(sent, stages, rank, case.local_size, arriving)
-            assert summed(case, legs, rank) == pytest.approx(due), (stages, rank)
+            assert summed(case, works, legs, rank) == pytest.approx(due), (stages, rank)
 
 
 @settings(PROPERTY, max_examples=100)
@@ -247,6 +249,13 @@ def test_a_dense_kernel_takes_longer_the_larger_its_table_is():
     assert (dense[[1, 3, 4]] == fused[[1, 3, 4]]).all()
 
 
+def test_ids_of_an_update_have_a_price_of_their_own():
+    plain, priced = (
+        one(facts(), ShardingType.TABLE_WISE, Topology(2, "cuda", hbm_mem_bw=1.0, id_ms=price))[0] for price in (0, 7)
+    )
+    assert (priced - plain).tolist() == [0, 0, 7 * 40, 0, 0, 0]
+
+
 def test_weights_of_ids_travel_and_may_slow_the_update():
     topology = Topology(2, "cuda", hbm_mem_bw=1.0, intra_host_bw=1.0, weighted_feature_bwd_compute_multiplier=3.0)
     plain, weighted = (one(facts(weighted=flag), ShardingType.TABLE_WISE, topology)[0] for flag in (False, True))
@@ -258,6 +267,20 @@ def test_tables_without_ids_or_rows_have_a_time():
     for table in (facts(ids=(0.0,)), facts(rows=0), facts(samples=(0.0,), ids=(0.0,))):
         for kind in (ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL):
             assert np.isfinite(one(table, kind, UNIT, pieces=[[table.rows, 32]])).all()
+
+
+def test_pieces_of_any_sizes_are_estimated_each_as_if_alone():
+    sizes = np.array([[3, 4], [3, 4], [0, 4], [3, 8], [0, 4], [3, 4]])
+    few, places = distinct_sizes(sizes)
+    assert few == [(3, 4), (0, 4), (3, 8)]
+    assert [few[place] for place in places] == [tuple(size) for size in sizes.tolist()]
+    together = one(facts(rows=9), ShardingType.COLUMN_WISE, UNIT, pieces=sizes)
+    alone = [one(facts(rows=9), ShardingType.COLUMN_WISE, UNIT, pieces=[size])[0].tolist() for size in sizes.tolist()]
+    assert together.tolist() == alone
+    assert piece_perf(facts(), ShardingType.COLUMN_WISE, "fused", np.empty((0, 2), dtype=np.int64), UNIT).shape == (
+        0,
+        6,
+    )
 
 
 def test_fixed_cost_is_latency_for_each_exchange():
@@ -272,9 +295,13 @@ def test_fixed_cost_is_latency_for_each_exchange():
 def count_exchanges(rank: int, world_size: int, kind: str) -> int:
     """Exchanges of a second step on this rank."""
     sharded = shard(collection(), kind=kind)
-    for step in range(2):
-        with count_traffic() as traffic:
-            sharded(batch(step, 3)).wait().values().sum().backward()
+
+    def step() -> None:
+        sharded(batch(rank, 3)).wait().values().sum().backward()
+
+    step()
+    with count_traffic() as traffic:
+        step()
     return sum(traffic.issues.values())
 
 

@@ -46,7 +46,8 @@ LAPTOP_DDR_CAP: int = 16 * GIB  # of all ranks together; not measured
 LAPTOP_ROW_BW: float = 4.0 * GIB / 1000
 LAPTOP_WIRE_BW: float = 1.0 * GIB / 1000
 LAPTOP_LATENCY_MS: float = 0.15
-LAPTOP_BWD_MULTIPLIER: float = 2.0
+LAPTOP_BWD_MULTIPLIER: float = 4.0
+LAPTOP_ID_MS: float = 120e-6
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Hardware:
         intra_host_bw: What a device sends to others of its host, one way.
         inter_host_bw: What a device sends to other hosts, one way.
         latency_ms: Of an exchange.
+        id_ms: Of an id in an update, beyond the bytes that are moved.
         bwd_compute_multiplier: Backward for one forward.
         source: Where the numbers come from.
 
@@ -82,6 +84,7 @@ class Hardware:
     intra_host_bw: float
     inter_host_bw: float
     latency_ms: float
+    id_ms: float
     bwd_compute_multiplier: float
     source: str
 
@@ -99,6 +102,7 @@ def _dgx(hbm: float, hbm_bw: float, ddr_bw: float, pcie: float, nvlink: float, n
         intra_host_bw=nvlink * _GB_PER_S,
         inter_host_bw=nic * _GB_PER_S,
         latency_ms=DEVICE_LATENCY_MS,
+        id_ms=0.0,
         bwd_compute_multiplier=BWD_COMPUTE_MULTIPLIER,
         source=source,
     )
@@ -116,6 +120,7 @@ ACCELERATOR = Hardware(
     intra_host_bw=INTRA_NODE_BANDWIDTH,
     inter_host_bw=CROSS_NODE_BANDWIDTH,
     latency_ms=DEVICE_LATENCY_MS,
+    id_ms=0.0,
     bwd_compute_multiplier=BWD_COMPUTE_MULTIPLIER,
     source="TorchRec's planner.constants",
 )
@@ -148,6 +153,7 @@ HARDWARE: dict[str, Hardware] = {
         intra_host_bw=LAPTOP_WIRE_BW,
         inter_host_bw=LAPTOP_WIRE_BW,
         latency_ms=LAPTOP_LATENCY_MS,
+        id_ms=LAPTOP_ID_MS,
         bwd_compute_multiplier=LAPTOP_BWD_MULTIPLIER,
         source="measured by python -m tutorec bench estimates --cases constants",
     ),

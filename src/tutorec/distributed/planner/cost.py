@@ -24,7 +24,7 @@ exchanges.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,10 +38,11 @@ from tutorec.distributed.planner.topology import CollectiveType, Topology
 _FLOAT = 4  # bytes of a number that is computed with
 _ID = 8  # bytes of an id that is read
 
+Size = tuple[int, int]  # rows and columns of a piece
 
-@dataclass(frozen=True)
-class Leg:
-    """Bytes that the holder of each piece sends or receives in one exchange, ``[P]``.
+
+class Leg(NamedTuple):
+    """Bytes that the holder of a piece sends or receives in one exchange.
 
     Args:
         inside: From or to the other ranks of its host.
@@ -49,27 +50,21 @@ class Leg:
         collective: What kind of exchange it is.
     """
 
-    inside: Floats
-    across: Floats
+    inside: float
+    across: float
     collective: CollectiveType = CollectiveType.ALL_TO_ALL
 
-    @property
-    def bytes(self) -> Floats:
-        """Both together, ``[P]``."""
-        return self.inside + self.across
-
-    def ms(self, topology: Topology) -> Floats:
-        """Milliseconds of each piece: of its slower wire (eq-cost-wire)."""
+    def ms(self, topology: Topology) -> float:
+        """Milliseconds: those of the slower wire (eq-cost-wire)."""
         bandwidths, local = topology.comms_bandwidths, topology.intra_group_size
-        return np.maximum(
-            self.inside / bandwidths.get_bw(local, local, self.collective),
-            self.across / bandwidths.get_bw(local, max(topology.world_size, local), self.collective),
+        return max(
+            self.inside / bandwidths.get_bw(local, local, self.collective) if self.inside else 0.0,
+            self.across / bandwidths.get_bw(local, topology.world_size, self.collective) if self.across else 0.0,
         )
 
 
-@dataclass(frozen=True)
-class Work:
-    """What the holder of each piece does in a step; arrays ``[P]``.
+class Work(NamedTuple):
+    """What the holder of a piece does in a step.
 
     Args:
         lookups: Ids looked up forward.
@@ -78,105 +73,97 @@ class Work:
         gradients: Gradients of rows that backward takes in.
         lists: Lengths of bags that arrive with the ids.
         table: Numbers of gradients of whole tables that are summed over ranks (data-parallel).
-        ids_in: Bytes of ids, lengths and weights on their way in.
-        rows_home: Bytes of rows on their way home, exchange after exchange.
+        ids_in: Bytes of ids, lengths and weights on their way in, exchange after exchange.
+        rows_home: Bytes of rows on their way home.
         gradients_back: Bytes on the way back.
     """
 
-    lookups: Floats
-    outputs: Floats
-    updates: Floats
-    gradients: Floats
-    lists: Floats
-    table: Floats
-    ids_in: tuple[Leg, ...]
-    rows_home: tuple[Leg, ...]
-    gradients_back: tuple[Leg, ...]
+    lookups: float
+    outputs: float
+    updates: float
+    gradients: float
+    lists: float
+    table: float = 0.0
+    ids_in: tuple[Leg, ...] = ()
+    rows_home: tuple[Leg, ...] = ()
+    gradients_back: tuple[Leg, ...] = ()
 
 
-def table_wise_work(facts: TableFacts, sizes: Ints, topology: Topology) -> Work:
+def table_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
     """The holder looks up for all ranks, and sends each its rows (eq-cost-tw).
 
     From each rank ``b_i * (S + N) + b_w * N`` bytes of ids, W * N lookups, to each rank ``b_r * S * D`` bytes of rows.
     """
-    return _rows_to_ranks(facts, sizes, topology)
+    return _rows_to_ranks(facts, size, topology)
 
 
-def column_wise_work(facts: TableFacts, sizes: Ints, topology: Topology) -> Work:
+def column_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
     """A slice is a table of fewer columns, and each slice is sent all ids (eq-cost-cw).
 
     From each rank ``b_i * (S + N) + b_w * N`` bytes of ids, W * N lookups, to each rank ``b_r * S * d`` bytes of rows.
     """
-    return _rows_to_ranks(facts, sizes, topology)
+    return _rows_to_ranks(facts, size, topology)
 
 
-def row_wise_work(facts: TableFacts, sizes: Ints, topology: Topology) -> Work:
+def row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
     """The holder sends every rank a partial sum of each of its bags (eq-cost-rw).
 
     From each rank ``b_i * (S + n) + b_w * n`` bytes of ids, W * n lookups, to each rank ``b_r * S * D`` bytes of rows.
     """
-    return _rows_to_ranks(facts, sizes, topology, CollectiveType.REDUCE_SCATTER)
+    return _rows_to_ranks(facts, size, topology, CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER)
 
 
-def table_row_wise_work(facts: TableFacts, sizes: Ints, topology: Topology) -> Work:
+def table_row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
     """As row-wise inside a host; finished sums then travel between hosts, each once (eq-cost-twrw).
 
     ``b_r * H * S * d`` bytes to each of the L - 1 other ranks of the host, then ``b_r * S * d`` to one rank of each of
     the H - 1 other hosts; gradients the other way round. Rows that are not pooled go to their ranks at once.
     """
-    work = _rows_to_ranks(facts, sizes, topology)
+    work = _rows_to_ranks(facts, size, topology)
     if not facts.pooled:
         return work
     hosts, peers = topology.num_hosts, topology.intra_group_size - 1
-    numbers = facts.total_samples * sizes[:, 1].astype(np.float64)
+    numbers = facts.total_samples * size[1]
 
     def two_steps(wire_bytes: int) -> tuple[Leg, Leg]:
-        inside = Leg(wire_bytes * hosts * peers * numbers, np.zeros_like(numbers), CollectiveType.REDUCE_SCATTER)
-        return inside, Leg(np.zeros_like(numbers), wire_bytes * (hosts - 1) * numbers)
+        inside = Leg(wire_bytes * hosts * peers * numbers, 0.0, CollectiveType.REDUCE_SCATTER)
+        return inside, Leg(0.0, wire_bytes * (hosts - 1) * numbers)
 
     home, back = two_steps(facts.row_wire_bytes), two_steps(facts.gradient_wire_bytes)[::-1]
-    return replace(work, rows_home=home, gradients_back=back)
+    return work._replace(rows_home=home, gradients_back=back)
 
 
-def grid_work(facts: TableFacts, sizes: Ints, topology: Topology) -> Work:
+def grid_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
     """Each block of columns is a table-row-wise table of d columns (eq-cost-grid)."""
-    return table_row_wise_work(facts, sizes, topology)
+    return table_row_wise_work(facts, size, topology)
 
 
-def data_parallel_work(facts: TableFacts, sizes: Ints, topology: Topology) -> Work:
+def data_parallel_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
     """A rank looks up for itself; backward it tells all others (eq-cost-dp).
 
     To each rank ``b_i * (S + N) + b_w * N + 4 * S * D`` bytes, its batch with the gradients of its rows, and every rank
     makes the update of all batches. Or, where all batches together are more than ``8 * R * D`` bytes, gradients of the
     whole table are summed: ``8 * R * D / W`` bytes to each rank, and every rank moves all rows by the sum.
     """
-    world_size = topology.world_size
-    columns, whole = facts.columns, float(facts.rows * facts.columns)
-    ids, lists = facts.total_ids, facts.total_samples if facts.pooled else 0.0
+    world_size, ids = topology.world_size, facts.total_ids
+    whole = float(facts.rows * facts.columns)
+    lists = facts.total_samples if facts.pooled else 0.0
     bags = lists if facts.pooled else ids
-    per_rank = (_id_bytes(facts) + _weight_bytes(facts)) * ids + _FLOAT * (lists + bags * columns)
-    as_sums = world_size * per_rank > 2 * _FLOAT * whole
-    if world_size == 1 or as_sums:
-        updates, gradients, sent = ids, bags, 2 * _FLOAT * whole / world_size
-    else:
-        updates, gradients = world_size * ids, world_size * bags
-        sent = _id_bytes(facts) * (lists + ids) + _weight_bytes(facts) * ids + _FLOAT * bags * columns
-    one = np.ones(len(sizes))
+    batch = (_id_bytes(facts) + _weight_bytes(facts)) * ids + _FLOAT * bags * facts.columns
+    in_sum = world_size * (batch + _FLOAT * lists) > 2 * _FLOAT * whole
+    if world_size == 1:
+        return Work(ids, bags, ids, bags, lists)
     inside, across = _peers(topology)
-    return Work(
-        lookups=ids * one,
-        outputs=bags * one,
-        updates=updates * one,
-        gradients=gradients * one,
-        lists=updates / max(ids, 1.0) * lists * one,
-        table=whole * one if world_size > 1 and as_sums else 0 * one,
-        ids_in=(),
-        rows_home=(),
-        gradients_back=(Leg(inside * sent * one, across * sent * one, CollectiveType.ALL_GATHER),),
-    )
+    if in_sum:
+        sent = 2 * _FLOAT * whole / world_size
+        back = Leg(inside * sent, across * sent, CollectiveType.ALL_GATHER)
+        return Work(ids, bags, ids, bags, lists, table=whole, gradients_back=(back,))
+    sent = batch + _id_bytes(facts) * lists
+    back = Leg(inside * sent, across * sent, CollectiveType.ALL_GATHER)
+    return Work(ids, bags, world_size * ids, world_size * bags, world_size * lists, gradients_back=(back,))
 
 
-WORK: dict[ShardingType, Callable[[TableFacts, Ints, Topology], Work]] = {
+WORK: dict[ShardingType, Callable[[TableFacts, Size, Topology], Work]] = {
     ShardingType.DATA_PARALLEL: data_parallel_work,
     ShardingType.TABLE_WISE: table_wise_work,
     ShardingType.COLUMN_WISE: column_wise_work,
@@ -194,7 +181,8 @@ def piece_perf(
 
     A lookup of i ids that gives s rows of d columns moves ``i * (8 + max(4 * d, 128)) + s * 4 * d`` bytes at the
     bandwidth of the kernel (eq-cost-forward). The update moves as many, times the topology's multiplier, and five times
-    the bytes of each whole gradient (eq-cost-backward). Exchanges take as long as their slower wire (eq-cost-wire).
+    the bytes of each whole gradient; each of its ids takes the topology's ``id_ms`` besides (eq-cost-backward).
+    Exchanges take as long as their slower wire (eq-cost-wire).
 
     Args:
         facts: The table.
@@ -202,6 +190,9 @@ def piece_perf(
         compute_kernel: `EmbeddingComputeKernel` value.
         sizes: ``[P, 2]`` rows and columns of the pieces.
         topology: The machines.
+
+    Returns:
+        The milliseconds; not to be written to, since pieces of one size share a line.
 
     Raises:
         PlannerError: Nothing is known of the kernel.
@@ -212,19 +203,14 @@ def piece_perf(
         >>> piece_perf(facts, ShardingType.TABLE_WISE, "fused", np.array([[1000, 32]]), machine).tolist()
         [[8000.0, 1280.0, 16000.0, 1280.0, 120.0, 0.0]]
     """
-    work, kernel = WORK[sharding_type](facts, sizes, topology), kernel_model(compute_kernel)
-    bandwidth = kernel.row_bandwidth(topology)
-    perf = np.zeros((len(sizes), 6))
-    perf[:, 0] = _moved(facts, sizes, work.lookups, work.outputs) / bandwidth
-    perf[:, 1] = _wire(work.rows_home, topology)
-    perf[:, 2] = _backward_bytes(facts, kernel, sizes, work, topology) / bandwidth
-    perf[:, 3] = _wire(work.gradients_back, topology)
-    perf[:, 4] = _wire(work.ids_in, topology)
-    return perf
+    kernel, work_of = kernel_model(compute_kernel), WORK[sharding_type]
+    few, places = distinct_sizes(sizes)
+    lines = [_perf(facts, kernel, size, work_of(facts, size, topology), topology) for size in few]
+    return spread_lines(np.array(lines).reshape(-1, 6), places)
 
 
 def fixed_cost(topology: Topology, sharding_type: str, pooled: bool) -> float:
-    """Milliseconds that the exchanges of a collection and sharding type take however little is sent (eq-cost-fixed).
+    """Milliseconds that the exchanges of a collection and type take however little is sent (eq-cost-fixed).
 
     The topology's latency, as many times as there are `exchanges`.
 
@@ -241,7 +227,7 @@ def fixed_cost(topology: Topology, sharding_type: str, pooled: bool) -> float:
 
 
 def exchanges(topology: Topology, sharding_type: ShardingType, pooled: bool) -> int:
-    """How many exchanges a step of a collection and sharding type takes one after the other: e above.
+    """How many exchanges a step of a collection and sharding type takes one after the other.
 
     Sizes, ids, rows home and gradients back are four. Table-row-wise sums take two steps each way where there are
     hosts of several ranks; copies exchange sizes, ids and gradients, backward only.
@@ -259,52 +245,76 @@ def exchanges(topology: Topology, sharding_type: ShardingType, pooled: bool) -> 
     return 4
 
 
+def distinct_sizes(sizes: Ints) -> tuple[list[Size], Ints]:
+    """The sizes that pieces have, each once, and for each piece which of them; thousands of pieces have two or three.
+
+    Example:
+        >>> few, places = distinct_sizes(np.array([[3, 4], [3, 4], [1, 4]]))
+        >>> few, places.tolist()
+        ([(3, 4), (1, 4)], [0, 0, 1])
+    """
+    places = np.zeros(len(sizes), dtype=np.int64)
+    if not len(sizes):
+        return [], places
+    found: dict[Size, int] = {(int(sizes[0, 0]), int(sizes[0, 1])): 0}
+    if len(sizes) > 1:
+        for piece in np.flatnonzero((sizes != sizes[0]).any(axis=1)).tolist():
+            places[piece] = found.setdefault((int(sizes[piece, 0]), int(sizes[piece, 1])), len(found))
+    return list(found), places
+
+
+def spread_lines(lines: Floats, places: Ints) -> Floats:
+    """For each piece the line of its size; a view where there is one."""
+    if len(lines) == 1:
+        return np.broadcast_to(lines, (len(places), lines.shape[1]))
+    return lines[places]
+
+
+def _perf(facts: TableFacts, kernel: KernelModel, size: Size, work: Work, topology: Topology) -> list[float]:
+    """The line of a piece."""
+    rows, columns = size
+    bandwidth = kernel.row_bandwidth(topology)
+    row_bytes = _ID + max(facts.element_bytes * columns, ROW_READ_BYTES)
+    forward = work.lookups * row_bytes + _FLOAT * work.outputs * columns
+    backward = topology.bwd_compute_multiplier * (work.updates * row_bytes + _FLOAT * work.gradients * columns)
+    if facts.weighted:
+        backward *= topology.weighted_feature_bwd_compute_multiplier
+    whole = work.table + (0 if kernel.updates else rows * columns)
+    return [
+        forward / bandwidth,
+        sum(leg.ms(topology) for leg in work.rows_home),
+        (backward + DENSE_GRADIENT_PASSES * _FLOAT * whole) / bandwidth + topology.id_ms * work.updates,
+        sum(leg.ms(topology) for leg in work.gradients_back),
+        sum(leg.ms(topology) for leg in work.ids_in),
+        0.0,
+    ]
+
+
 def _rows_to_ranks(
-    facts: TableFacts, sizes: Ints, topology: Topology, home: CollectiveType = CollectiveType.ALL_TO_ALL
+    facts: TableFacts,
+    size: Size,
+    topology: Topology,
+    home: CollectiveType = CollectiveType.ALL_TO_ALL,
+    back: CollectiveType = CollectiveType.ALL_TO_ALL,
 ) -> Work:
     """Ids from every rank, and to every rank the rows of its bags or ids that the piece has."""
-    found: Floats = facts.total_ids * sizes[:, 0] / max(facts.rows, 1)
-    bags: Floats = np.full(len(sizes), facts.total_samples)
+    found = facts.total_ids * size[0] / max(facts.rows, 1)
+    bags = facts.total_samples
     rows = bags if facts.pooled else found
     inside, across = _peers(topology)
-
-    def leg(from_each: Floats, collective: CollectiveType) -> tuple[Leg, ...]:
-        return (Leg(inside * from_each, across * from_each, collective),)
-
+    ids_in = _id_bytes(facts) * (bags + found) + _weight_bytes(facts) * found
+    rows_home, gradients_back = (each * rows * size[1] for each in (facts.row_wire_bytes, facts.gradient_wire_bytes))
     world_size = topology.world_size
-    back = CollectiveType.ALL_GATHER if home is CollectiveType.REDUCE_SCATTER else home
     return Work(
         lookups=world_size * found,
         outputs=world_size * rows,
         updates=world_size * found,
         gradients=world_size * rows,
         lists=world_size * bags,
-        table=np.zeros(len(sizes)),
-        ids_in=leg(_id_bytes(facts) * (bags + found) + _weight_bytes(facts) * found, CollectiveType.ALL_TO_ALL),
-        rows_home=leg(facts.row_wire_bytes * rows * sizes[:, 1], home),
-        gradients_back=leg(facts.gradient_wire_bytes * rows * sizes[:, 1], back),
+        ids_in=(Leg(inside * ids_in, across * ids_in),),
+        rows_home=(Leg(inside * rows_home, across * rows_home, home),),
+        gradients_back=(Leg(inside * gradients_back, across * gradients_back, back),),
     )
-
-
-def _moved(facts: TableFacts, sizes: Ints, ids: Floats, bags: Floats) -> Floats:
-    """Bytes that a lookup moves: ids and rows in, bags out."""
-    columns = sizes[:, 1]
-    return ids * (_ID + np.maximum(facts.element_bytes * columns, ROW_READ_BYTES)) + _FLOAT * bags * columns
-
-
-def _backward_bytes(facts: TableFacts, kernel: KernelModel, sizes: Ints, work: Work, topology: Topology) -> Floats:
-    """Bytes that an update moves, as many times as it takes longer than a lookup, and those of whole gradients."""
-    factor = topology.bwd_compute_multiplier
-    if facts.weighted:
-        factor *= topology.weighted_feature_bwd_compute_multiplier
-    moved = factor * _moved(facts, sizes, work.updates, work.gradients)
-    whole = work.table + (0.0 if kernel.updates else (sizes[:, 0] * sizes[:, 1]).astype(np.float64))
-    return moved + DENSE_GRADIENT_PASSES * _FLOAT * whole
-
-
-def _wire(legs: tuple[Leg, ...], topology: Topology) -> Floats | float:
-    """Milliseconds of exchanges one after the other."""
-    return sum((leg.ms(topology) for leg in legs), start=0.0)
 
 
 def _peers(topology: Topology) -> tuple[int, int]:

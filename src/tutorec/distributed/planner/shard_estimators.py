@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import piece_perf
@@ -16,6 +18,8 @@ from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.storage import piece_storage
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharded_module import ModuleSharder
+
+_FORWARD = np.array([1.0, 1.0, 0.0, 0.0, 1.0, 1.0])  # of the fields of `Perf`, those that are no backward
 
 
 class EmbeddingPerfEstimator(ShardEstimator):
@@ -45,9 +49,7 @@ class EmbeddingPerfEstimator(ShardEstimator):
         for option in sharding_options:
             kind, sizes = ShardingType(option.sharding_type), option.pieces().sizes
             perf = piece_perf(option.facts, kind, option.compute_kernel, sizes, self._topology)
-            if self._is_inference:
-                perf[:, 2:4] = 0.0
-            option.set_estimates(perf=perf)
+            option.set_estimates(perf=perf * _FORWARD if self._is_inference else perf)
 
 
 class EmbeddingStorageEstimator(ShardEstimator):

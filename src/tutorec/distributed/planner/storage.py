@@ -8,13 +8,14 @@ are given, gradients where a kernel leaves some.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
 from tutorec._kernels.backend import backend
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.cost import WORK
-from tutorec.distributed.planner.kernels import kernel_model
+from tutorec.distributed.planner.cost import WORK, Size, distinct_sizes
+from tutorec.distributed.planner.kernels import KernelModel, kernel_model
 from tutorec.distributed.planner.options import Ints
 from tutorec.distributed.planner.table_facts import TableFacts
 from tutorec.distributed.planner.topology import Topology
@@ -68,19 +69,9 @@ def stored_bytes(
         >>> found.weights.tolist(), found.state.tolist(), found.input.tolist(), found.output.tolist()
         ([128000], [0], [480], [2560])
     """
-    kernel, work = kernel_model(compute_kernel), WORK[sharding_type](facts, sizes, topology)
-    keeps_state = kernel.updates and facts.optimizer is not None and facts.optimizer.kind == "rowwise_adagrad"
-    rows, columns = _rows_and_columns(facts, sizes, keeps_state, topology)
-    weights = rows * columns * facts.element_bytes
-    none = np.zeros_like(rows)
-    summed = 2 * _FLOAT * work.table.astype(np.int64)  # my gradient of the table, and that of all ranks
-    return StoredBytes(
-        weights=weights,
-        state=_FLOAT * rows if keeps_state else none,
-        gradients=summed + (none if kernel.updates else _FLOAT * sizes[:, 0] * sizes[:, 1]),
-        input=np.ceil(work.updates * (_ID + (_FLOAT if facts.weighted else 0)) + _ID * work.lists).astype(np.int64),
-        output=np.ceil(_FLOAT * np.maximum(work.outputs, work.gradients) * sizes[:, 1]).astype(np.int64),
-    )
+    few, places = distinct_sizes(sizes)
+    lines = [_stored(facts, sharding_type, kernel_model(compute_kernel), size, topology) for size in few]
+    return StoredBytes(*np.array(lines, dtype=np.int64).reshape(-1, 5)[places].T)
 
 
 def piece_storage(
@@ -101,28 +92,49 @@ def piece_storage(
         topology: The machines.
         inference: Whether rows are all that is kept.
 
+    Returns:
+        The bytes; not to be written to, since pieces of one size share a line.
+
     Raises:
         PlannerError: Nothing is known of the kernel.
     """
-    found, kernel = stored_bytes(facts, sharding_type, compute_kernel, sizes, topology), kernel_model(compute_kernel)
-    if inference:
-        return kernel.memory(topology, found.weights)
-    memory = kernel.memory(topology, found.weights + found.state)
-    memory[:, 1 if topology.compute_device == "cpu" else 0] += found.buffers
-    return memory
+    kernel = kernel_model(compute_kernel)
+    few, places = distinct_sizes(sizes)
+    parts = [_stored(facts, sharding_type, kernel, size, topology) for size in few]
+    weights, state, *buffers = np.array(parts, dtype=np.int64).reshape(-1, 5).T
+    memory = kernel.memory(topology, weights if inference else weights + state)
+    if not inference:
+        memory[:, 1 if topology.compute_device == "cpu" else 0] += sum(buffers)
+    return np.broadcast_to(memory, (len(places), 3)) if len(few) == 1 else memory[places]
 
 
-def _rows_and_columns(facts: TableFacts, sizes: Ints, keeps_state: bool, topology: Topology) -> tuple[Ints, Ints]:
-    """Rows and columns of each piece as they are stored.
+def _stored(
+    facts: TableFacts, sharding_type: ShardingType, kernel: KernelModel, size: Size, topology: Topology
+) -> tuple[int, int, int, int, int]:
+    """The parts of a piece, as the fields of `StoredBytes`."""
+    work = WORK[sharding_type](facts, size, topology)
+    keeps_state = kernel.updates and facts.optimizer is not None and facts.optimizer.kind == "rowwise_adagrad"
+    rows, columns = _as_stored(size, keeps_state, topology)
+    summed = 2 * _FLOAT * int(work.table)  # my gradient of the table, and that of all ranks
+    own = 0 if kernel.updates else _FLOAT * size[0] * size[1]
+    id_bytes = _ID + (_FLOAT if facts.weighted else 0)
+    return (
+        rows * columns * facts.element_bytes,
+        _FLOAT * rows if keeps_state else 0,
+        summed + own,
+        ceil(work.updates * id_bytes + _ID * work.lists),
+        ceil(_FLOAT * max(work.outputs, work.gradients) * size[1]),
+    )
+
+
+def _as_stored(size: Size, keeps_state: bool, topology: Topology) -> Size:
+    """Rows and columns of a piece as they are stored.
 
     fbgemm's operators, which run on the CPU, want widths that are multiples of 4 and at least one row; row-wise Adagrad
     on other widths runs in torch, which stores a table as it is (`_kernels.tbe.build_table_batch`).
     """
-    rows, columns = sizes[:, 0], sizes[:, 1]
-    if topology.compute_device != "cpu" or backend().name != "fbgemm":
-        return rows, columns
+    rows, columns = size
     padded = -(-columns // 4) * 4
-    if not keeps_state:
-        return np.maximum(rows, 1), padded
-    as_it_is = padded != columns
-    return np.where(as_it_is, rows, np.maximum(rows, 1)), columns
+    if topology.compute_device != "cpu" or backend().name != "fbgemm" or (keeps_state and padded != columns):
+        return size
+    return max(rows, 1), padded

@@ -167,6 +167,8 @@ class Topology:
         uneven_sharding_perf_multiplier: TorchRec's, carried along.
         generalized_comms_bandwidths: In the place of the two bandwidths between ranks.
         latency_ms: Milliseconds that an exchange takes however little is sent. tutorec's own.
+        id_ms: Milliseconds that an id takes in an update, beyond the bytes that are moved: repeated ids have to be
+            found. None on accelerators by default. tutorec's own.
 
     Raises:
         PlannerError: A number of ranks, hosts or bytes that cannot be, or an unknown device.
@@ -202,6 +204,7 @@ class Topology:
         generalized_comms_bandwidths: GeneralizedCommsBandwidth | None = None,
         *,
         latency_ms: float | None = None,
+        id_ms: float | None = None,
     ) -> None:
         _check_ranks(world_size, local_world_size, pod_size)
         if compute_device not in _DEVICES:
@@ -222,6 +225,7 @@ class Topology:
         self.weighted_feature_bwd_compute_multiplier: float = weighted_feature_bwd_compute_multiplier
         self.uneven_sharding_perf_multiplier: float = uneven_sharding_perf_multiplier
         self.latency_ms: float = _or(latency_ms, usual.latency_ms)
+        self.id_ms: float = _or(id_ms, usual.id_ms)
         caps = {
             "hbm_cap": 0 if compute_device == "cpu" else _or(hbm_cap, constants.HBM_CAP),
             "ddr_cap": _or(ddr_cap, constants.DDR_CAP),
@@ -329,6 +333,7 @@ class Topology:
             inter_host_bw=own.inter_host_bw,
             bwd_compute_multiplier=own.bwd_compute_multiplier,
             latency_ms=own.latency_ms,
+            id_ms=own.id_ms,
         )
 
     @property
@@ -362,7 +367,7 @@ class Topology:
             speed = getattr(self, name)
             if not 0 < speed < float("inf"):
                 raise _bad(f"{name}={speed} bytes per ms: give a positive number, or leave it out")
-        for name in ("latency_ms", "bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier"):
+        for name in ("latency_ms", "id_ms", "bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier"):
             number = getattr(self, name)
             if not 0 <= number < float("inf"):
                 raise _bad(f"{name}={number}: give a number from 0, or leave it out")
