@@ -188,7 +188,7 @@ def parallel_differing(rank: int, world_size: int, what: str) -> tuple[str, str]
             "that the plan shards is ['0'] on rank 1 and ['0', '1'] on rank 0",
         ),
         ("dense", "AgreementError", "parameter '2.weight': shape is [1, 3] on rank 1 and [1, 4] on rank 0"),
-        ("no plan", "ValueError", "DistributedModelParallel has no planner yet"),
+        ("no plan", "AgreementError", "a plan is given is False on rank 1 and True on rank 0"),
         ("a part", "TypeError", "plan is a EmbeddingModuleShardingPlan and no ShardingPlan"),
     ],
 )

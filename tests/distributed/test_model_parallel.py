@@ -200,24 +200,23 @@ def test_dense_parts_on_the_meta_device_are_allocated_and_drawn(ranks):
     assert ranks(2).run(meta_model) == [(False, [])] * 2
 
 
-def test_without_a_plan_the_error_shows_one_that_works():
-    model = Model()
-    env = ShardingEnv.from_local(2, 0)
-    with pytest.raises(ValueError, match="has no planner yet, so it needs a plan; this one fits: plan=") as caught:
-        DistributedModelParallel(model, env=env)
-    remedy = str(caught.value).split("plan=", 1)[1]
-    scope = {
-        "ShardingPlan": ShardingPlan,
-        "construct_module_sharding_plan": lambda m, words: construct_module_sharding_plan(m, words, world_size=2),
-        "table_wise": table_wise,
-        "module": model,
-    }
-    plan = eval(remedy, scope)
-    assert {name: sharding.ranks for name, sharding in plan.plan["sparse.tables"].items()} == {
-        "t0": [0],
-        "t1": [1],
-        "t2": [0],
-    }
+def planned_model(rank: int, world_size: int) -> tuple[dict[str, tuple[str, list[int] | None]], float]:
+    """What the planner decides, and how far three steps by it are from the unsharded model's."""
+    torch.manual_seed(0)
+    model, unsharded = Model(), Model()
+    unsharded.load_state_dict(model.state_dict())
+    wrapped = DistributedModelParallel(model)
+    plan = wrapped.plan.plan["sparse.tables"]
+    with torch.no_grad():
+        gap = (wrapped(*data(rank, 0)) - unsharded(*data(rank, 0))).abs().max().item()
+    return {name: (sharding.sharding_type, sharding.ranks) for name, sharding in plan.items()}, gap
+
+
+def test_without_a_plan_the_planner_makes_one_that_every_rank_has(ranks):
+    (first, gap), (second, other_gap) = ranks(2).run(planned_model)
+    assert first == second
+    assert set(first) == {"t0", "t1", "t2"}
+    assert max(gap, other_gap) < 1e-6
 
 
 def test_without_a_process_group_the_error_names_the_cure():

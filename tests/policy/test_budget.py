@@ -18,6 +18,7 @@ LONG_SIGNATURES = frozenset(
         "tutorec.sparse.keyed_jagged.KeyedJaggedTensor.__init__",
         "tutorec.distributed.planner.interfaces.Stats.log",
         "tutorec.distributed.planner.options.ShardingOption.__init__",
+        "tutorec.distributed.planner.planners.EmbeddingShardingPlanner.__init__",
         "tutorec.distributed.planner.stats.EmbeddingStats.log",
         "tutorec.distributed.planner.stats.NoopEmbeddingStats.log",
         "tutorec.distributed.planner.topology.Topology.__init__",

@@ -42,14 +42,15 @@ class DistributedModelParallel(nn.Module):
         module: The model; dense parts take rank 0's weights, tables those of the rank that is to hold them.
         env: The ranks; all ranks of the default process group by default.
         device: Where this rank computes, by default the CPU.
-        plan: Path of each collection -> its plan.
+        plan: Path of each collection -> its plan; by default `EmbeddingShardingPlanner` makes one, on rank 0 for all.
         sharders: One for each class of modules that is to be sharded.
         init_data_parallel: Wrap the dense parts now; otherwise call ``init_data_parallel()`` before the first batch.
         init_parameters: Where a dense part is on the meta device, allocate it and call its ``reset_parameters``.
         data_parallel_wrapper: Wraps the dense parts; `wrap_in_ddp` by default.
 
     Raises:
-        ValueError: There is no plan, no process group, or the plan does not fit the model.
+        ValueError: There is no process group, or the plan does not fit the model; `PlannerError` where none is given
+            and none is found.
         AgreementError: Ranks differ.
 
     Source:
@@ -74,6 +75,7 @@ class DistributedModelParallel(nn.Module):
             self.device = torch.device("cpu")
         sharders = sharders if sharders is not None else default_sharders()
         shardable = dict(_shardable_modules(module, sharders))
+        plan = _given_or_made(plan, module, sharders, self._env, self.device)
         self._plan = _agreed_plan(plan, module, shardable, self._env)
         self._wrap = data_parallel_wrapper if data_parallel_wrapper is not None else wrap_in_ddp
         self._ddp_is_built = False
@@ -221,7 +223,7 @@ def _shardable_modules(
 
 
 def _agreed_plan(
-    plan: ShardingPlan | None,
+    plan: ShardingPlan,
     model: nn.Module,
     shardable: Mapping[str, tuple[nn.Module, ModuleSharder[Any]]],
     env: ShardingEnv,
@@ -230,13 +232,6 @@ def _agreed_plan(
     problem: Exception | None = None
     facts: dict[str, str] = {}
     try:
-        if plan is None:
-            raise ValueError(_no_plan(shardable, env.world_size))
-        if not isinstance(plan, ShardingPlan):
-            raise TypeError(
-                f"plan is a {type(plan).__name__} and no ShardingPlan, which maps the paths of collections to their "
-                "plans: plan=ShardingPlan({'path.in.the.model': construct_module_sharding_plan(...)})"
-            )
         check_plan_fits(plan, {path: found for path, (found, _) in shardable.items()})
         sharded = [path for path in shardable if path in plan.plan]
         facts["collections that the plan shards"] = str(sharded)
@@ -248,8 +243,35 @@ def _agreed_plan(
     except (ValueError, TypeError) as error:
         problem = error
     check_agreement("DistributedModelParallel", facts, env, problem)
-    assert plan is not None, "check_agreement raises where this rank has a problem"
     return plan
+
+
+def _given_or_made(
+    plan: ShardingPlan | None,
+    model: nn.Module,
+    sharders: Sequence[ModuleSharder[Any]],
+    env: ShardingEnv,
+    device: torch.device,
+) -> ShardingPlan:
+    """The caller's plan; where no rank has one, the planner's: rank 0 makes it for all."""
+    problem: Exception | None = None
+    if plan is not None and not isinstance(plan, ShardingPlan):
+        problem = TypeError(
+            f"plan is a {type(plan).__name__} and no ShardingPlan, which maps the paths of collections to their "
+            "plans: plan=ShardingPlan({'path.in.the.model': construct_module_sharding_plan(...)})"
+        )
+    check_agreement("DistributedModelParallel", {"a plan is given": str(plan is not None)}, env, problem)
+    if plan is not None:
+        return plan
+    # Most programs bring a plan or plan by themselves, and need not wait for the planner's modules.
+    from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
+    from tutorec.distributed.planner.topology import Topology
+
+    topology = Topology(env.world_size, device.type, local_world_size=env.local_size)
+    planner = EmbeddingShardingPlanner(topology)
+    if env.process_group is None:
+        return planner.plan(model, sharders)
+    return planner.collective_plan(model, sharders, env.process_group)
 
 
 def _replaced(model: nn.Module, part: nn.Module, sharded: nn.Module) -> nn.Module:
@@ -292,17 +314,3 @@ def _default_env() -> ShardingEnv:
             "tutorec.spmd.Ranks(world_size).run(...), or start one of a single rank with tutorec.spmd.init()"
         )
     return ShardingEnv.from_process_group(group)
-
-
-def _no_plan(shardable: Mapping[str, tuple[nn.Module, ModuleSharder[Any]]], world_size: int) -> str:
-    """What is missing, and a plan of this very model that works."""
-    entries = []
-    for path, (module, sharder) in shardable.items():
-        tables = list(sharder.shardable_parameters(module))
-        words = ", ".join(f"{table!r}: table_wise(rank={i % world_size})" for i, table in enumerate(tables))
-        place = f"module.{path}" if path else "module"
-        entries.append(f"{path!r}: construct_module_sharding_plan({place}, {{{words}}})")
-    return (
-        "DistributedModelParallel has no planner yet, so it needs a plan; this one fits: "
-        f"plan=ShardingPlan({{{', '.join(entries)}}})"
-    )

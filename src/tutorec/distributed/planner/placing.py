@@ -8,7 +8,7 @@ import numpy as np
 
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingType
 from tutorec.distributed.planner.options import ShardingOption
-from tutorec.distributed.planner.problem import Placement, PlanningProblem
+from tutorec.distributed.planner.problem import Placement, PlanningProblem, Spread
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_geometry import ShardPiece, sharding_spec
 
@@ -22,6 +22,28 @@ def place_options(problem: PlanningProblem, placement: Placement) -> list[Shardi
             pieces.ranks = np.asarray(ranks, dtype=np.int64)
             placed.append(option.with_pieces(pieces))
     return placed
+
+
+def in_rank_order(problem: PlanningProblem, placement: Placement) -> Placement:
+    """The same placement, with equal pieces of a table on ascending ranks: what costs the same reads the same.
+
+    Args:
+        problem: What the placement answers.
+        placement: The answer.
+    """
+    tidy = []
+    for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
+        ranks = ranks.copy()
+        # Pieces of a grid keep their place inside a host: whole blocks change places.
+        block = problem.local_size if choice.spread is Spread.HOSTS_ROWS else 1
+        if choice.spread in (Spread.ANY, Spread.HOST, Spread.HOSTS_ROWS):
+            costs = np.column_stack([choice.time, choice.memory]).reshape(len(ranks) // block, -1)
+            blocks = ranks.reshape(-1, block)
+            for alike in np.unique(costs, axis=0):
+                same = np.flatnonzero((costs == alike).all(axis=1))
+                blocks[same] = blocks[same[np.argsort(blocks[same, 0], kind="stable")]]
+        tidy.append(ranks)
+    return Placement(placement.chosen, tidy)
 
 
 def placement_of(problem: PlanningProblem, placed: Sequence[ShardingOption]) -> Placement:

@@ -51,6 +51,11 @@ class PlannedSharding(ShardingPlan):
         return plan_figure(self._reported(), claim)
 
     def _reported(self) -> PlanReport:
+        if not self.plan:
+            raise PlannerError(
+                "there is nothing to explain: the model has no table that a sharder shards; plan the model that holds "
+                "the collections, with a sharder for each class of them"
+            )
         if self.report is None:
             raise PlannerError(
                 "this plan came without the report of its planner, which explains and plots it: ask the plan that "

@@ -1,0 +1,389 @@
+"""Planners: from a model and a description of machines to a plan.
+
+    enumerate    every way to shard each table                       enumerators
+    estimate     milliseconds and bytes of every piece               shard_estimators, cost, storage
+    reserve      leave room for what is not a table                  storage_reservations
+    search       one option per table, one rank per piece            search, or proposers and partitioners, or optimal
+    report       why this plan, what would change it                 explain
+
+Corresponds to TorchRec's ``torchrec.distributed.planner.planners``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tutorec.distributed import comm
+from tutorec.distributed.env import local_world_size
+from tutorec.distributed.planner.bounds import lower_bound
+from tutorec.distributed.planner.changes import Change
+from tutorec.distributed.planner.constants import BATCH_SIZE
+from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
+from tutorec.distributed.planner.inputs import PlanInputs
+from tutorec.distributed.planner.interfaces import (
+    Enumerator,
+    Partitioner,
+    PerfModel,
+    Proposer,
+    Stats,
+    StorageReservation,
+)
+from tutorec.distributed.planner.options import ShardingOption
+from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
+from tutorec.distributed.planner.perf_models import NoopPerfModel
+from tutorec.distributed.planner.placing import in_rank_order, place_options, placement_of, to_sharding_plan
+from tutorec.distributed.planner.planned import PlannedSharding
+from tutorec.distributed.planner.problem import Placement, broken_rules
+from tutorec.distributed.planner.proposers import (
+    GreedyProposer,
+    GridSearchProposer,
+    UniformProposer,
+)
+from tutorec.distributed.planner.remedies import why_infeasible
+from tutorec.distributed.planner.report import PlanReport
+from tutorec.distributed.planner.search import search
+from tutorec.distributed.planner.stats import EmbeddingStats
+from tutorec.distributed.planner.storage_reservations import HeuristicalStorageReservation
+from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.sharding_plan import default_sharders
+from tutorec.errors import PlannerError, PlannerErrorType
+
+_STAGE = "plan"
+
+Progress = Callable[[float], None]
+
+
+class EmbeddingShardingPlanner:
+    """Makes a plan for a model: which way each table is cut, and on which ranks its pieces lie.
+
+    Options are listed and estimated, and the best choice and placement of them is searched: by our own search, which
+    looks at all tables at once; or, where proposers or a partitioner are given, by trying proposals one by one, as
+    TorchRec does.
+
+    Args:
+        topology: The machines. By default the ranks of the default process group, and this process's kind of device.
+        batch_size: B of a rank; 512 by default.
+        enumerator: Lists the options; `EmbeddingEnumerator` by default.
+        storage_reservation: Leaves room for other things than tables; by default 15 % of each rank, six times the dense
+            parameters, and the batches.
+        proposer: One or several, tried one after the other.
+        partitioner: Places what they propose; `GreedyPerfPartitioner` by default.
+        performance_model: Rates what was placed; by default the milliseconds of the slowest rank.
+        stats: What is told of the search, and to whom; a log by default.
+        constraints: Table name -> what is laid down for it.
+        debug: Whether the log is long.
+        callbacks: Each is given the placed options of the plan and returns those to use.
+        timeout_seconds: When the search ends with the best plan so far.
+
+    Raises:
+        PlannerError: There is no topology and no process group, or the constraints contradict it.
+
+    Source:
+        TorchRec's ``torchrec.distributed.planner.EmbeddingShardingPlanner``.
+
+    Example:
+        >>> from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
+        >>> tables = [EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in ("item", "user")]
+        >>> planner = EmbeddingShardingPlanner(Topology(world_size=2, compute_device="cpu"), batch_size=2)
+        >>> plan = planner.plan(EmbeddingBagCollection(tables), [EmbeddingBagCollectionSharder()])
+        >>> {name: entry.sharding_type for name, entry in plan.plan[""].items()}
+        {'item': 'table_wise', 'user': 'table_wise'}
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        enumerator: Enumerator | None = None,
+        storage_reservation: StorageReservation | None = None,
+        proposer: Proposer | list[Proposer] | None = None,
+        partitioner: Partitioner | None = None,
+        performance_model: PerfModel | None = None,
+        stats: Stats | list[Stats] | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        debug: bool = True,
+        callbacks: list[Callable[[list[ShardingOption]], list[ShardingOption]]] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        self._topology = topology if topology is not None else _topology_of_process_group()
+        self._batch_size = BATCH_SIZE if batch_size is None else batch_size
+        self._constraints = dict(constraints or {})
+        self._enumerator = enumerator or EmbeddingEnumerator(self._topology, self._batch_size, self._constraints)
+        self._storage_reservation = storage_reservation or HeuristicalStorageReservation(percentage=0.15)
+        proposers = proposer if isinstance(proposer, list) or proposer is None else [proposer]
+        self._tries_proposals = bool(proposers) or partitioner is not None or performance_model is not None
+        self._proposers: list[Proposer] = proposers or [
+            GridSearchProposer(),
+            GreedyProposer(),
+            GreedyProposer(use_depth=False),
+            UniformProposer(),
+        ]
+        self._partitioner = partitioner or GreedyPerfPartitioner()
+        self._perf_model = performance_model or NoopPerfModel(self._topology)
+        self._stats: list[Stats] = (
+            [EmbeddingStats()] if stats is None else stats if isinstance(stats, list) else [stats]
+        )
+        self._debug = debug
+        self._callbacks = callbacks or []
+        if timeout_seconds is not None and not timeout_seconds > 0:
+            raise PlannerError(
+                f"timeout_seconds is {timeout_seconds}, and a search needs some time: give a positive number, or None",
+                PlannerErrorType.INPUT_VALIDATION,
+            )
+        self._timeout_seconds = timeout_seconds
+        self._num_proposals = 0
+        self._num_plans = 0
+
+    def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None = None) -> PlannedSharding:
+        """A plan for a model, made by this process alone.
+
+        Args:
+            module: The model, or a collection of tables.
+            sharders: One for each class of modules that is to be sharded; those of both collections by default.
+
+        Raises:
+            PlannerError: Nothing fits, or the constraints contradict the model or each other.
+        """
+        start = time.perf_counter()
+        sharders = list(default_sharders() if sharders is None else sharders)
+        inputs = self._inputs(module, sharders)
+        if not inputs.options:
+            return PlannedSharding({}, None)
+        with _progress_bar("planning") as progress:
+            placement, searched, gap = self._find(inputs, progress)
+        placement = in_rank_order(inputs.problem, placement)
+        broken = broken_rules(inputs.problem, placement)
+        assert not broken, f"the search returned a plan that breaks rules: {broken[:3]}"
+        return self._planned(inputs, placement, searched, gap, sharders, start)
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: Sequence[ModuleSharder[Any]] | None = None,
+        pg: dist.ProcessGroup | None = None,
+    ) -> PlannedSharding:
+        """A plan made by rank 0 and handed to all ranks; every rank of the group calls this.
+
+        Args:
+            module: The model; rank 0's is planned.
+            sharders: As for `plan`.
+            pg: The ranks; those of the default process group by default.
+
+        Raises:
+            PlannerError: There is no process group; or rank 0 found no plan: the same error on every rank.
+        """
+        group = pg if pg is not None else comm.default_group()
+        if group is None:
+            raise PlannerError(
+                "collective_plan needs a process group, and none has been started: call plan(module, sharders), which "
+                "needs none, or start one with tutorec.spmd.init()",
+                PlannerErrorType.INPUT_VALIDATION,
+            )
+        found: PlannedSharding | Exception | None = None
+        if group.rank() == 0:
+            try:
+                found = self.plan(module, sharders)
+            except Exception as error:
+                found = error
+        found = comm.broadcast_object(found, 0, group, _STAGE)
+        if isinstance(found, Exception):
+            raise found
+        assert found is not None, "rank 0 sends a plan or an error"
+        return found
+
+    def _inputs(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> PlanInputs:
+        """The options of every table of a model, and the room that there is for them."""
+
+        def remake(change: Change) -> PlanInputs:
+            topology = change.topology or self._topology
+            batch_size = change.batch_size or self._batch_size
+            constraints = {**self._constraints, **(change.constraints or {})}
+            changed = EmbeddingShardingPlanner(
+                topology, batch_size, storage_reservation=self._storage_reservation, constraints=constraints
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # what is without effect has been said
+                return changed._inputs(module, sharders)
+
+        with _progress_bar("estimating") as progress:
+            if isinstance(self._enumerator, EmbeddingEnumerator):
+                self._enumerator.progress = progress
+            options = self._enumerator.enumerate(module, sharders)
+        reserved = self._storage_reservation.reserve(
+            self._topology, self._batch_size, module, sharders, self._constraints
+        )
+        return PlanInputs(
+            options=options,
+            topology=self._topology,
+            reserved=reserved,
+            batch_size=self._batch_size,
+            constraints=self._constraints,
+            refusals=tuple(getattr(self._enumerator, "refusals", ())),
+            remake=remake,
+        )
+
+    def _find(self, inputs: PlanInputs, progress: Progress) -> tuple[Placement, str, float | None]:
+        """The placement, how it was found, and its distance from a proven bound where the search proves one."""
+        if self._tries_proposals:
+            placement = self._try_proposals(inputs)
+            return placement, f"{self._num_proposals} proposals, {self._num_plans} of them placed", None
+        placement = search(inputs.problem, self._timeout_seconds, progress)
+        if placement is None:
+            raise why_infeasible(inputs)
+        return placement, "local search over options and places", None
+
+    def _try_proposals(self, inputs: PlanInputs) -> Placement:
+        """The best of what proposers propose and the partitioner can place."""
+        self._num_proposals = self._num_plans = 0
+        deadline = time.perf_counter() + (self._timeout_seconds or math.inf)
+        best: list[ShardingOption] | None = None
+        best_rating = math.inf
+        for proposer in self._proposers:
+            proposer.load(list(inputs.options), self._enumerator)
+            while (proposal := proposer.propose()) is not None and time.perf_counter() < deadline:
+                self._num_proposals += 1
+                try:
+                    placed = self._partitioner.partition(deepcopy(proposal), inputs.reserved)
+                except PlannerError:
+                    proposer.feedback(False, proposal, storage_constraint=inputs.reserved)
+                    continue
+                self._num_plans += 1
+                rating = self._perf_model.rate(placed)
+                if rating < best_rating:
+                    best, best_rating = placed, rating
+                proposer.feedback(True, placed, rating, inputs.reserved)
+        if best is None:
+            raise why_infeasible(inputs)
+        return placement_of(inputs.problem, best)
+
+    def _planned(
+        self,
+        inputs: PlanInputs,
+        placement: Placement,
+        searched: str,
+        gap: float | None,
+        sharders: list[ModuleSharder[Any]],
+        start: float,
+    ) -> PlannedSharding:
+        """The plan of a placement, with its report, as told to the statistics."""
+        order = {fqn: index for index, fqn in enumerate(inputs.by_table)}
+        placed = sorted(place_options(inputs.problem, placement), key=lambda option: order[option.fqn])
+        for callback in self._callbacks:
+            placed = callback(placed)
+        if self._callbacks:
+            placement = placement_of(inputs.problem, placed)
+        bound = lower_bound(inputs.problem)
+        seconds = time.perf_counter() - start
+        report = PlanReport(inputs, placement, bound, seconds, searched, gap)
+        plan = PlannedSharding(to_sharding_plan(placed, self._topology), report)
+        for stats in self._stats:
+            stats.log(
+                sharding_plan=plan,
+                topology=self._topology,
+                batch_size=self._batch_size,
+                storage_reservation=self._storage_reservation,
+                num_proposals=self._num_proposals,
+                num_plans=self._num_plans,
+                run_time=seconds,
+                best_plan=placed,
+                constraints=self._constraints,
+                sharders=sharders,
+                enumerator=self._enumerator,
+                debug=self._debug,
+            )
+        return plan
+
+
+class OptimalPlanner(EmbeddingShardingPlanner):
+    """A planner that proves how good its plan is: a mixed-integer program, solved by HiGHS.
+
+    The search of `EmbeddingShardingPlanner` gives the first plan. The solver improves it, and raises a bound below
+    which no plan can be, until the two meet or the time is up; the plan's report gives both and the gap between them.
+    Up to about 40 tables on 16 ranks close within a minute; the other ranks of a collective wait as long.
+
+    Args:
+        topology: The machines.
+        batch_size: B of a rank; 512 by default.
+        constraints: Table name -> what is laid down for it.
+        time_limit: Seconds that the solver may take.
+        enumerator: Lists the options.
+        storage_reservation: Leaves room for other things than tables.
+        stats: What is told of the search.
+
+    Raises:
+        PlannerError: There is no topology and no process group, or the constraints contradict it.
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        batch_size: int | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        time_limit: float = 30.0,
+        enumerator: Enumerator | None = None,
+        storage_reservation: StorageReservation | None = None,
+        stats: Stats | list[Stats] | None = None,
+    ) -> None:
+        super().__init__(
+            topology=topology,
+            batch_size=batch_size,
+            enumerator=enumerator,
+            storage_reservation=storage_reservation,
+            stats=stats,
+            constraints=constraints,
+            timeout_seconds=time_limit,
+        )
+        self._time_limit = time_limit
+
+    def _find(self, inputs: PlanInputs, progress: Progress) -> tuple[Placement, str, float | None]:
+        """The best placement that the solver finds, and its gap."""
+        from tutorec.distributed.planner.optimal import solve  # brings scipy
+
+        first = search(inputs.problem)
+        result = solve(inputs.problem, self._time_limit, first, progress)
+        placement = result.placement if result.placement is not None else first
+        if placement is None:
+            raise why_infeasible(inputs)
+        return placement, f"mixed-integer program ({result.status})", result.gap
+
+
+def _topology_of_process_group() -> Topology:
+    group = comm.default_group()
+    if group is None:
+        raise PlannerError(
+            "a planner needs to know its machines, and there is no process group to take them from: pass "
+            "topology=Topology(world_size=2, compute_device='cpu'), or start one with tutorec.spmd.init()",
+            PlannerErrorType.INPUT_VALIDATION,
+        )
+    world_size = group.size()
+    on_host = local_world_size()
+    return Topology(
+        world_size=world_size,
+        compute_device="cuda" if torch.cuda.is_available() else "cpu",
+        local_world_size=on_host if on_host is not None and world_size % on_host == 0 else world_size,
+    )
+
+
+@contextmanager
+def _progress_bar(what: str) -> Iterator[Progress]:
+    """A bar that shows itself after two seconds where there is a terminal, and what moves it: given 0 to 1."""
+    from tqdm import tqdm
+
+    words: dict[str, Any] = {"delay": 2.0, "leave": False, "bar_format": "{desc}: {percentage:3.0f}%|{bar}|"}
+    # disable=None: not where standard error goes to a file or a page
+    with tqdm(total=1.0, desc=what, disable=None, **words) as bar:
+        yield lambda done: (bar.update(max(0.0, done - bar.n)), None)[1]
