@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -46,7 +47,7 @@ def checked_tables(owner: str, tables: Sequence[_Config], kind: type[_Config]) -
                 "EmbeddingBagConfig goes with EmbeddingBagCollection, EmbeddingConfig with EmbeddingCollection"
             )
         names.append(table.name)
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise ValueError(
             f"tables {repeated} are named more than once in {names}; a name is a table's key in state_dict"
@@ -91,8 +92,8 @@ def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[
     See Also:
         TorchRec's ``torchrec.modules.embedding_modules.get_embedding_names_by_table``.
     """
-    features = [feature for table in tables for feature in table.feature_names]
-    shared = {feature for feature in features if features.count(feature) > 1}
+    readers = Counter(feature for table in tables for feature in table.feature_names)
+    shared = {feature for feature, count in readers.items() if count > 1}
     return [
         [f"{feature}@{table.name}" if feature in shared else feature for feature in table.feature_names]
         for table in tables
