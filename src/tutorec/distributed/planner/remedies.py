@@ -7,44 +7,19 @@ no sharding plan fits: table 'item' needs 24.2 GiB of HBM on one rank, and each 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-import numpy as np
-
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.changes import fits_alone, found_plan
+from tutorec.distributed.planner.changes import found_plan
 from tutorec.distributed.planner.inputs import PlanInputs
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.problem import Choice, PlanningProblem
 from tutorec.distributed.planner.remedy_search import RemedySearch, narrowed
 from tutorec.distributed.planner.report import MEMORIES, names_of, type_of
+from tutorec.distributed.planner.shortage import Shortage, find_shortage, fullness, least_bytes
 from tutorec.distributed.planner.storage import stored_bytes
 from tutorec.distributed.text_table import bytes_text, ranks_text, several
 from tutorec.errors import PlannerError, PlannerErrorType
 
 _NAMED = 3
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """What there is too little room for.
-
-    Args:
-        kind: The memory that is short: 0 HBM, 1 DDR.
-        needed: Bytes: of the largest piece of the first table that fits nowhere; else of tables together at least.
-        room: Bytes that there are for it.
-        alone: Numbers of the tables that fit nowhere even alone, the largest first.
-        together: Otherwise the numbers of the tables that do not fit together ...
-        ranks: ... on these ranks.
-    """
-
-    kind: int
-    needed: int
-    room: int
-    alone: tuple[int, ...] = ()
-    together: tuple[int, ...] = ()
-    ranks: tuple[int, ...] = ()
 
 
 def why_infeasible(inputs: PlanInputs) -> PlannerError:
@@ -54,14 +29,14 @@ def why_infeasible(inputs: PlanInputs) -> PlannerError:
         inputs: What was to be planned.
     """
     problem = inputs.problem
-    if found_plan(problem) is not None:
+    shortage = find_shortage(problem)
+    if not shortage.proves and found_plan(problem) is not None:
         return PlannerError(
             f"none of the proposals could be placed, though {several(len(problem.choices), 'table')} fit on "
             f"{several(problem.world_size, 'rank')}: leave proposer, partitioner and performance_model out, and the "
             "planner searches for itself",
             PlannerErrorType.PARTITION,
         )
-    shortage = find_shortage(problem)
     free = not any(narrowed(inputs.constraint(option.name)) for option in _first_options(problem))
     if shortage.alone:
         lines = _table_lines(inputs, shortage)
@@ -76,51 +51,6 @@ def why_infeasible(inputs: PlanInputs) -> PlannerError:
     return PlannerError("\n  ".join(lines), kind)
 
 
-def find_shortage(problem: PlanningProblem) -> Shortage:
-    """What a problem that does not fit is short of.
-
-    Example:
-        >>> from tutorec.distributed.planner.problem import Spread
-        >>> whole = Choice(np.array([1.0]), np.array([[0, 12]]), Spread.ANY)
-        >>> find_shortage(PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((whole,),)))
-        Shortage(kind=1, needed=12, room=8, alone=(0,), together=(), ranks=())
-    """
-    room = problem.capacity.max(axis=0)
-    alone = {}
-    for table, choices in enumerate(problem.choices):
-        if not any(fits_alone(problem, choice) for choice in choices):
-            least = min((choice.memory.max(axis=0) for choice in choices), key=lambda memory: _fullness(memory, room))
-            alone[table] = least
-    if alone:
-        tables = sorted(alone, key=lambda table: -_fullness(alone[table], room))
-        worst = alone[tables[0]]
-        kind = int((worst - room).argmax())
-        return Shortage(kind, int(worst[kind]), int(room[kind]), tuple(tables))
-    return max(_shortages_together(problem), key=lambda short: short.needed / max(short.room, 1))
-
-
-def _shortages_together(problem: PlanningProblem) -> Iterator[Shortage]:
-    """What all tables need of all ranks at least, and those that are pinned to some ranks of these."""
-    everywhere = np.ones(problem.world_size, dtype=np.bool_)
-    pins = [choices[0].allowed if choices[0].allowed is not None else everywhere for choices in problem.choices]
-    for ranks in {mask.tobytes(): mask for mask in (everywhere, *pins)}.values():
-        tables = [table for table, mask in enumerate(pins) if not (mask & ~ranks).any()]
-        for kind in (0, 1):
-            needed = sum(_least(problem, table, kind) for table in tables)
-            room = int(problem.capacity[ranks, kind].sum())
-            yield Shortage(kind, needed, room, (), tuple(tables), tuple(np.flatnonzero(ranks).tolist()))
-
-
-def _fullness(memory: np.ndarray, room: np.ndarray) -> float:
-    return float((memory / np.maximum(room, 1)).max())
-
-
-def _least(problem: PlanningProblem, table: int, kind: int) -> int:
-    """Bytes that a table takes at least, of the choices that fit alone."""
-    usable = [choice for choice in problem.choices[table] if fits_alone(problem, choice)]
-    return min(int(choice.memory[:, kind].sum()) for choice in usable)
-
-
 def _first_options(problem: PlanningProblem) -> list[ShardingOption]:
     return [option for choices in problem.choices for option in choices[0].options]
 
@@ -130,7 +60,7 @@ def _table_lines(inputs: PlanInputs, shortage: Shortage) -> list[str]:
     problem, table, kind = inputs.problem, shortage.alone[0], shortage.kind
     choices = problem.choices[table]
     room = problem.capacity.max(axis=0)
-    least = min(choices, key=lambda choice: _fullness(choice.memory.max(axis=0), room))
+    least = min(choices, key=lambda choice: fullness(choice.memory.max(axis=0), room))
     names = names_of(least)
     tables = f"table {names!r} needs" if len(least.options) == 1 else f"tables {names} together need"
     memory = MEMORIES[kind]
@@ -197,7 +127,9 @@ def _sum_lines(inputs: PlanInputs, shortage: Shortage) -> list[str]:
     if len(shortage.ranks) < problem.world_size:
         where = f"rank {ranks_text(shortage.ranks)}"
         count += f" pinned to {where}"
-    sizes = sorted(((_least(problem, t, shortage.kind), names_of(problem.choices[t][0])) for t in tables), reverse=True)
+    sizes = sorted(
+        ((least_bytes(problem, t, shortage.kind), names_of(problem.choices[t][0])) for t in tables), reverse=True
+    )
     largest = "the largest: " + ", ".join(f"{name!r} {bytes_text(size)}" for size, name in sizes[:_NAMED])
     needed, room = bytes_text(shortage.needed), bytes_text(shortage.room)
     if shortage.needed > shortage.room:

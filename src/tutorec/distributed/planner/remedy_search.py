@@ -17,11 +17,12 @@ from tutorec.distributed.planner.inputs import PlanInputs
 from tutorec.distributed.planner.options import Storage
 from tutorec.distributed.planner.problem import PREFERENCE, PlanningProblem, cost
 from tutorec.distributed.planner.report import MEMORIES
+from tutorec.distributed.planner.shortage import find_shortage
 from tutorec.distributed.planner.topology import DeviceHardware, Topology
 from tutorec.distributed.text_table import bytes_text, ms_text, several
 
 # Seconds after which no further change is tried.
-PATIENCE = 20.0
+PATIENCE = 15.0
 _NARROWING = ("sharding_types", "compute_kernels", "pin", "colocate")
 _CAPS = ("hbm_cap", "ddr_cap")
 # Exponents of 1024 in which memory is offered, the largest that leaves some precision.
@@ -47,18 +48,16 @@ class RemedySearch:
         inputs: What does not fit.
         tables: Numbers of tables that fit on no rank even alone.
         kind: The memory that is short: 0 HBM, 1 DDR.
-        patience: Seconds after which no further change is tried.
     """
 
     inputs: PlanInputs
     tables: Sequence[int]
     kind: int
-    patience: float = PATIENCE
     _until: float = field(default=0.0, init=False)
 
     def lines(self) -> list[str]:
         """A line for each kind of change that was found, the cheapest first."""
-        self._until = time.monotonic() + self.patience
+        self._until = time.monotonic() + PATIENCE
         kinds: list[Callable[[], str | None]] = [
             self._constraints,
             self._reservation,
@@ -148,7 +147,7 @@ class RemedySearch:
         def fits(keep: int) -> bool:
             less = whole.copy()
             less[:, kind] = np.maximum(less[:, kind] - keep, 0)
-            return time.monotonic() < self._until and found_plan(with_capacity(problem, less)) is not None
+            return time.monotonic() < self._until and _planned(with_capacity(problem, less)) is not None
 
         if not fits(0):
             return None
@@ -229,6 +228,8 @@ def _tables(names: Sequence[str]) -> str:
 
 
 def _planned(problem: PlanningProblem) -> float | None:
+    if find_shortage(problem).proves:
+        return None
     placement = found_plan(problem)
     return None if placement is None else cost(problem, placement)
 

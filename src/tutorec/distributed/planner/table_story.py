@@ -6,7 +6,7 @@ Every sentence of the kind "with ... it would be row_wise" has been planned befo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,14 +14,13 @@ import numpy as np
 from tutorec.distributed.planner.changes import Change, found_plan, with_capacity, with_choice, with_only
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.explanation import WIDTH, Explanation, Facts
-from tutorec.distributed.planner.inputs import PlanInputs
 from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
 from tutorec.distributed.planner.problem import Choice, Placement, PlanningProblem, Spread, cost
 from tutorec.distributed.planner.report import MEMORIES, PlanReport, find_table, option_perf, type_of
 from tutorec.distributed.text_table import TextTable, bytes_text, ms_text, ranks_text, several
 
 # Seconds that planning again may take, about. What does not fit into them is not said.
-PATIENCE = 20.0
+PATIENCE = 10.0
 _FACTORS = (2, 4, 8, 16)
 _WORDS = {
     "fwd_compute": "lookup",
@@ -32,6 +31,9 @@ _WORDS = {
     "prefetch_compute": "prefetch",
 }
 
+# What was different, and the change or the memory of each rank.
+_Series = Sequence[tuple[str, Change | np.ndarray]]
+
 
 @dataclass(frozen=True)
 class WhatIf:
@@ -39,12 +41,12 @@ class WhatIf:
 
     Args:
         words: What was different: "with 1,024 samples on a rank".
-        choice: What the table then is; None where nothing fitted.
+        choice: What the table then is.
         step: Milliseconds of a step of that plan.
     """
 
     words: str
-    choice: Choice | None
+    choice: Choice
     step: float
 
 
@@ -209,81 +211,71 @@ def _refused(report: PlanReport, option: ShardingOption) -> list[tuple[str, str]
 def _what_would_change(report: PlanReport, table: int, option: ShardingOption) -> list[str]:
     chosen, until = report.taken[table], time.monotonic() + PATIENCE
     changing, staying = [], []
-    for attempts in _attempts(report, table, option):
-        words = ""
-        for found in attempts:
-            words = found.words
-            if found.choice is not None and _kind(found.choice) != _kind(chosen):
-                changing.append(f"{words} it is {type_of(found.choice)}: a step of {ms_text(found.step)} ms.")
-                break
-            if time.monotonic() > until:
-                break
-        else:
-            staying.append(words)
+    for series in _series(report, option):
         if time.monotonic() > until:
             break
+        last, largest = next(_that_fit(report, option, series, until), (0, None))
+        if largest is None:
+            continue
+        if _kind(largest.choice) == _kind(chosen):
+            staying.append(largest.words)
+            continue
+        # The smallest change that does it, unless small and large ones take turns.
+        found = (_what_if(report, option, *each) for each in series[:last] if time.monotonic() < until)
+        smallest = next((each for each in found if each is not None and _kind(each.choice) != _kind(chosen)), largest)
+        changing.append(f"{smallest.words} it is {type_of(smallest.choice)}: a step of {ms_text(smallest.step)} ms.")
     if staying:
-        changing.append(f"it stays {type_of(chosen)} even {', or '.join(each for each in staying if each)}.")
+        changing.append(f"it stays {type_of(chosen)} even {', or '.join(staying)}.")
     return changing
+
+
+def _that_fit(
+    report: PlanReport, option: ShardingOption, series: _Series, until: float
+) -> Iterator[tuple[int, WhatIf]]:
+    """Changes of a series with which everything fits, with their numbers, from large to small."""
+    for number in reversed(range(len(series))):
+        found = _what_if(report, option, *series[number]) if time.monotonic() < until else None
+        if found is not None:
+            yield number, found
 
 
 def _kind(choice: Choice) -> tuple[str, str]:
     return choice.options[0].sharding_type, choice.options[0].compute_kernel
 
 
-def _attempts(report: PlanReport, table: int, option: ShardingOption) -> Iterator[Iterator[WhatIf]]:
+def _series(report: PlanReport, option: ShardingOption) -> list[_Series]:
     """Series of changes, each from small to large."""
-    inputs, problem = report.inputs, report.problem
+    inputs, capacity = report.inputs, report.problem.capacity
+    found: list[_Series] = []
     if report.rank_memory.any():
-        yield _with_memory(problem, table)
-    constraint = inputs.constraint(option.name)
-    if _narrowed(constraint) and inputs.remake is not None:
-        yield _remade(inputs, option, [("without its constraints", _widened(option.name, constraint))])
-    size = inputs.batch_size
-    yield _remade(
-        inputs,
-        option,
-        [(f"with {several(size * k, 'sample')} on a rank", Change(batch_size=size * k)) for k in _FACTORS],
-    )
-    yield _remade(
-        inputs,
-        option,
-        [
-            (f"with {several(size // k, 'sample')} on a rank", Change(batch_size=size // k))
-            for k in _FACTORS
-            if size >= k
-        ],
-    )
-    factors = [(k, [each * k for each in constraint.pooling_factors], several(k, "time")) for k in _FACTORS]
-    yield _remade(
-        inputs,
-        option,
-        [
-            (f"with {words} as many ids in a bag", Change({option.name: replace(constraint, pooling_factors=more)}))
-            for _, more, words in factors
-        ],
-    )
+        factors = (1.25, 1.5, *_FACTORS)
+        found.append([(f"with {k:g} times the memory for tables", capacity * k) for k in factors])
+    if inputs.remake is None:
+        return found
+    name, constraint, size = option.name, inputs.constraint(option.name), inputs.batch_size
+    if _narrowed(constraint):
+        found.append([("without its constraints", _widened(name, constraint))])
+    sizes = [size * k for k in _FACTORS], [size // k for k in _FACTORS if size >= k]
+    found += [
+        [(f"with {several(n, 'sample')} on a rank", Change(batch_size=n)) for n in each] for each in sizes if each
+    ]
+    longer = [[factor * k for factor in constraint.pooling_factors] for k in _FACTORS]
+    words = [f"with {k} times as many ids in a bag" for k in _FACTORS]
+    changes = [Change({name: replace(constraint, pooling_factors=factors)}) for factors in longer]
+    return [*found, list(zip(words, changes, strict=True))]
 
 
-def _with_memory(problem: PlanningProblem, table: int) -> Iterator[WhatIf]:
-    for factor in (1.25, 1.5, *_FACTORS):
-        words = f"with {factor:g} times the memory for tables"
-        yield _searched(words, with_capacity(problem, problem.capacity * factor), table)
-
-
-def _searched(words: str, problem: PlanningProblem, table: int) -> WhatIf:
-    placement = found_plan(problem)
-    if placement is None:
-        return WhatIf(words, None, np.inf)
-    return WhatIf(words, placement.taken(problem)[table], cost(problem, placement))
-
-
-def _remade(inputs: PlanInputs, option: ShardingOption, changes: list[tuple[str, Change]]) -> Iterator[WhatIf]:
-    for words, change in changes:
-        remade = inputs.remade(change)
-        if remade is not None:
-            problem = remade.problem
-            yield _searched(words, problem, _number(problem, option))
+def _what_if(report: PlanReport, option: ShardingOption, words: str, change: Change | np.ndarray) -> WhatIf | None:
+    """What the table is after a change of the inputs or of the memory; None where nothing fits."""
+    if isinstance(change, Change):
+        remade = report.inputs.remade(change)
+        problem = None if remade is None else remade.problem
+    else:
+        problem = with_capacity(report.problem, change)
+    placement = None if problem is None else found_plan(problem)
+    if problem is None or placement is None:
+        return None
+    return WhatIf(words, placement.taken(problem)[_number(problem, option)], cost(problem, placement))
 
 
 def _number(problem: PlanningProblem, option: ShardingOption) -> int:

@@ -1,0 +1,75 @@
+"""Plans of small models without a planner object: what explanations, figures and remedies are tested on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.planner.bounds import lower_bound
+from tutorec.distributed.planner.changes import Change, found_plan
+from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
+from tutorec.distributed.planner.inputs import PlanInputs
+from tutorec.distributed.planner.placing import place_options, to_sharding_plan
+from tutorec.distributed.planner.planned import PlannedSharding
+from tutorec.distributed.planner.report import PlanReport
+from tutorec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from tutorec.distributed.planner.topology import Topology
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+
+GIB = 1024**3
+#: Tables by name: rows and columns.
+SHOP = {"item": (1_000_000, 128), "user": (200_000, 64), "word": (10_000, 256), "city": (500, 64), "day": (7, 64)}
+
+
+def inputs_of(
+    tables: Mapping[str, tuple[int, int]],
+    topology: Topology,
+    *,
+    batch_size: int = 512,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    percentage: float = 0.0,
+) -> PlanInputs:
+    """The inputs of a plan for a collection with a feature of each table's name."""
+    module = EmbeddingBagCollection(
+        [EmbeddingBagConfig(rows, columns, name, feature_names=[name]) for name, (rows, columns) in tables.items()],
+        device=torch.device("meta"),
+    )
+    sharders: list[Any] = [EmbeddingBagCollectionSharder()]
+    constraints = dict(constraints or {})
+
+    def remake(change: Change) -> PlanInputs:
+        return inputs_of(
+            tables,
+            change.topology or topology,
+            batch_size=change.batch_size or batch_size,
+            constraints={**constraints, **(change.constraints or {})},
+            percentage=percentage,
+        )
+
+    enumerator = EmbeddingEnumerator(topology, batch_size, constraints)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        options = enumerator.enumerate(module, sharders)
+    reserved = FixedPercentageStorageReservation(percentage).reserve(topology, batch_size, module, sharders)
+    return PlanInputs(options, topology, reserved, batch_size, constraints, tuple(enumerator.refusals), remake)
+
+
+def planned(inputs: PlanInputs, seconds: float = 0.0) -> PlannedSharding:
+    """The plan that the search finds for them."""
+    problem = inputs.problem
+    placement = found_plan(problem)
+    assert placement is not None, "the case is meant to fit"
+    report = PlanReport(inputs, placement, lower_bound(problem), seconds, "local search")
+    return PlannedSharding(to_sharding_plan(place_options(problem, placement), inputs.topology), report)
+
+
+def report_of(plan: PlannedSharding) -> PlanReport:
+    """Its report, which it has."""
+    assert plan.report is not None, "made by `planned`"
+    return plan.report

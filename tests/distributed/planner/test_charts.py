@@ -1,0 +1,65 @@
+"""The figure of a plan: one bar for each rank, as long as the numbers, in the colours of the book."""
+
+from __future__ import annotations
+
+import io
+
+import matplotlib
+import numpy as np
+import pytest
+from distributed.planner.planned_cases import GIB, SHOP, inputs_of, planned, report_of
+
+from tutorec.distributed.planner import charts
+from tutorec.distributed.planner.problem import rank_time
+from tutorec.distributed.planner.topology import Topology
+from tutorec.teach import canvas
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return planned(inputs_of(SHOP, Topology.hosts(2, 2, "cuda", hbm_cap=4 * GIB)))
+
+
+def test_colours_are_those_of_the_book():
+    assert charts.RANK_COLORS == canvas.RANK_COLORS
+    assert (charts.INK, charts.ACCENT) == (canvas.INK, canvas.ACCENT)
+
+
+def test_bars_are_as_long_as_the_numbers(plan):
+    report = report_of(plan)
+    time_axes, memory_axes = plan.plot().axes
+    lookup, exchange = time_axes.containers[:2]
+    lengths = [a.get_width() + b.get_width() for a, b in zip(lookup, exchange, strict=True)]
+    assert lengths == pytest.approx(rank_time(report.problem, report.placement).tolist())
+    room, held = memory_axes.containers[:2]
+    assert [bar.get_width() for bar in room] == pytest.approx([4.0] * 4)
+    assert [bar.get_width() for bar in held] == pytest.approx((report.rank_memory[:, 0] / GIB).tolist())
+    colors = [matplotlib.colors.to_hex(bar.get_facecolor()) for bar in held]
+    assert colors == list(canvas.RANK_COLORS[:4])
+
+
+def test_title_is_filled_with_the_numbers(plan):
+    report = report_of(plan)
+    slowest = int(rank_time(report.problem, report.placement).argmax())
+    assert f"Rank {slowest} takes" in plan.plot().get_suptitle()
+    assert plan.plot("{memory} of rank {fullest}").get_suptitle().startswith("HBM of rank ")
+    with pytest.raises(KeyError, match=r"asks for 'speed'; this figure knows .*slowest"):
+        plan.plot("{speed}")
+
+
+def test_many_ranks_become_a_line():
+    plan = planned(inputs_of(SHOP, Topology.hosts(16, 4, "cuda")))
+    report = report_of(plan)
+    figure = plan.plot()
+    values = figure.axes[0].patches[0].get_data().values
+    assert len(values) == 64
+    assert np.asarray(values) == pytest.approx(rank_time(report.problem, report.placement))
+
+
+def test_figure_is_drawn_without_touching_matplotlib(plan):
+    before = dict(matplotlib.rcParams)
+    for suffix in ("png", "svg"):
+        out = io.BytesIO()
+        plan.plot().savefig(out, format=suffix)
+        assert out.getvalue()
+    assert dict(matplotlib.rcParams) == before

@@ -1,0 +1,261 @@
+"""What a plan says of itself: true numbers, readable lines, and changes that do what is said of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from distributed.planner.planned_cases import GIB, SHOP, inputs_of, planned, report_of
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import PROPERTY
+
+from tutorec.distributed.planner.changes import Change, found_plan, with_capacity, with_choice, with_only
+from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.explain import best_other
+from tutorec.distributed.planner.explanation import WIDTH, Explanation, Facts
+from tutorec.distributed.planner.problem import (
+    Choice,
+    Placement,
+    PlanningProblem,
+    Spread,
+    broken_rules,
+    cost,
+    rank_memory,
+    rank_time,
+)
+from tutorec.distributed.planner.report import find_table, type_of
+from tutorec.distributed.planner.topology import Topology
+
+TOLD = ["item", "word", "day"]
+TWO_HOSTS = Topology.hosts(2, 2, "cuda", hbm_cap=4 * GIB)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return planned(inputs_of(SHOP, TWO_HOSTS, percentage=0.25))
+
+
+@pytest.fixture(scope="module")
+def stories(plan):
+    """The whole plan (None) and some tables, explained once, however slow the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tutorec.distributed.planner.table_story.PATIENCE", math.inf)
+        return {name: str(plan.explain(name)) for name in (None, *TOLD)}
+
+
+def lines_of(text: object) -> list[str]:
+    return str(text).splitlines()
+
+
+def fields(line: str) -> list[str]:
+    return [field for field in re.split(r"  +", line.strip()) if field and not set(field) <= {"#"}]
+
+
+def test_plan_story_gives_the_numbers_of_the_plan(plan):
+    report = report_of(plan)
+    text = " ".join(str(plan.explain()).split())
+    times = rank_time(report.problem, report.placement)
+    assert "5 tables on 4 cuda ranks (2 hosts of 2), with 512 samples on each rank" in text
+    assert f"{report.cost:.3f} ms expected" in text
+    assert "1.00 GiB of its 4.00 GiB are kept for everything else" in text
+    rows = [fields(line) for line in lines_of(plan.explain()) if re.match(r" +[0-3]  ", line)]
+    assert [int(row[0]) for row in rows] == [0, 1, 2, 3]
+    for row in rows:
+        assert float(row[1]) == pytest.approx(times[int(row[0])], rel=0.01)
+        assert float(row[2]) + float(row[3]) == pytest.approx(times[int(row[0])], rel=0.02)
+    for name in SHOP:
+        assert len([line for line in lines_of(plan.explain()) if line.startswith(f"{name} ")]) == 1
+
+
+@pytest.mark.parametrize("name", [None, *TOLD])
+def test_texts_fit_a_page(stories, name):
+    assert stories[name].isascii()
+    assert max(len(line) for line in stories[name].splitlines()) <= WIDTH
+
+
+def test_long_names_are_cut_to_the_page():
+    tables = {f"a_table_with_a_very_long_name_indeed_{number}" * 2: (1000, 64) for number in range(3)}
+    plan = planned(replace(inputs_of(tables, TWO_HOSTS), remake=None))
+    assert max(len(line) for line in lines_of(plan.explain())) <= WIDTH
+    assert max(len(line) for line in lines_of(plan.explain(next(iter(tables))))) <= WIDTH
+
+
+def test_many_ranks_and_tables_are_summed_up():
+    tables = {f"t{number}": (1000 * (number + 1), 64) for number in range(40)}
+    text = str(planned(inputs_of(tables, Topology.hosts(8, 4, "cuda"))).explain())
+    assert len(text.splitlines()) < 60
+    assert "16 tables that take less time" in text
+    assert re.search(r"\d+ other ranks take .* to .* ms and hold", text)
+
+
+def test_html_escapes_and_says_the_same(plan):
+    assert repr(plan.explain()) == str(plan.explain())
+    html = plan.explain()._repr_html_()
+    assert html.count("<table>") == 3
+    assert "item" in html
+    assert "<b>" not in Explanation(["<b>", Facts([("<i>", "<script>")])])._repr_html_()
+    assert "&lt;script&gt;" in Explanation([Facts([("<i>", "<script>")])])._repr_html_()
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_table_story_names_choice_and_every_option(plan, stories, name):
+    report = report_of(plan)
+    text = stories[name]
+    table = find_table(report, name)
+    rows, columns = SHOP[name]
+    assert f"{rows:,} rows of {columns} columns" in text
+    chosen = [line for line in text.splitlines() if line.endswith("  chosen")]
+    assert [fields(line)[0] for line in chosen] == [type_of(report.taken[table])]
+    for choice in report.problem.choices[table]:
+        row = next(fields(line) for line in text.splitlines() if re.match(rf"{type_of(choice)}  +\d", line))
+        assert int(row[1]) == len(choice.time)
+        assert float(row[2]) == pytest.approx(choice.time.max(), rel=0.01)
+        assert float(row[3].replace(",", "")) == pytest.approx(choice.time.sum(), rel=0.01)
+
+
+def test_steps_of_other_options_are_steps_of_plans(plan, stories):
+    report = report_of(plan)
+    problem, table = report.problem, find_table(report, "item")
+    text = stories["item"]
+    for index, choice in enumerate(problem.choices[table]):
+        row = next(fields(line) for line in text.splitlines() if re.match(rf"{type_of(choice)}  +\d", line))
+        forced = found_plan(with_only(problem, table, index))
+        if forced is None:
+            assert row[6] == "-"
+            continue
+        assert float(row[6].replace(",", "")) <= cost(with_only(problem, table, index), forced) * 1.01
+
+
+def test_reasons_of_refused_options_are_told(plan, stories):
+    text = " ".join(stories["item"].split())
+    for refusal in report_of(plan).inputs.refusals:
+        if refusal.table == "item":
+            assert refusal.reason in text
+
+
+def test_what_would_change_a_table_does_change_it(plan, stories):
+    """Each sentence of the last block is made true by planning again, here by the test."""
+    report, seen = report_of(plan), 0
+    for name in TOLD:
+        table = find_table(report, name)
+        lines = " ".join(stories[name].split())
+        for count, kind in re.findall(r"with ([\d,]+) samples? on a rank it is (\w+)", lines):
+            size = int(count.replace(",", ""))
+            remade = report.inputs.remade(Change(batch_size=size))
+            assert remade is not None
+            placement = found_plan(remade.problem)
+            assert placement is not None
+            assert placement.taken(remade.problem)[table].options[0].sharding_type == kind
+            assert kind != report.taken[table].options[0].sharding_type or size == report.inputs.batch_size
+            seen += 1
+        for factor, kind in re.findall(r"with ([\d.]+) times the memory for tables it is (\w+)", lines):
+            changed = with_capacity(report.problem, report.problem.capacity * float(factor))
+            placement = found_plan(changed)
+            assert placement is not None
+            assert placement.taken(changed)[table].options[0].sharding_type == kind
+            seen += 1
+    assert seen, "this case has sentences to check"
+
+
+def test_memory_that_forces_a_choice_is_told():
+    tight = inputs_of({"item": (100_000, 128)}, Topology(2, "cuda", hbm_cap=40 * 1024**2), batch_size=64)
+    plan = planned(tight)
+    assert plan.plan[""]["item"].sharding_type == "row_wise"
+    text = str(plan.explain("item"))
+    assert re.search(r"table_wise .*  -  too large by", text)
+
+
+def test_lifted_constraints_are_told(monkeypatch):
+    monkeypatch.setattr("tutorec.distributed.planner.table_story.PATIENCE", math.inf)
+    wanted = {"word": ParameterConstraints(sharding_types=["data_parallel"], pooling_factors=[20.0])}
+    plan = planned(inputs_of({name: SHOP[name] for name in TOLD}, TWO_HOSTS, constraints=wanted))
+    lines = " ".join(str(plan.explain("word")).split())
+    found = re.search(r"without its constraints it is (\w+): a step of ([\d.]+) ms", lines)
+    assert found
+    free = {"word": replace(wanted["word"], sharding_types=None)}
+    again = planned(inputs_of({name: SHOP[name] for name in TOLD}, TWO_HOSTS, constraints=free))
+    assert found[1] == again.plan[""]["word"].sharding_type
+    assert float(found[2]) == pytest.approx(report_of(again).cost, rel=0.01)
+
+
+def test_tables_that_lie_together_are_told_together():
+    together = {name: ParameterConstraints(colocate="a") for name in ("user", "city")}
+    plan = planned(replace(inputs_of(SHOP, TWO_HOSTS, constraints=together), remake=None))
+    assert "user + city" in str(plan.explain())
+    assert "lies with  city" in str(plan.explain("user"))
+    assert "lies with  user" in str(plan.explain("city"))
+
+
+def test_unknown_tables_are_refused_with_those_near(plan):
+    with pytest.raises(KeyError, match=r"no table 'itme'; see 'item'"):
+        plan.explain("itme")
+
+
+def test_slow_searches_are_not_repeated(monkeypatch):
+    plan = planned(inputs_of(SHOP, TWO_HOSTS), seconds=3600.0)
+    monkeypatch.setattr("tutorec.distributed.planner.table_story.found_plan", lambda problem: pytest.fail("searched"))
+    text = str(plan.explain("item"))
+    assert "the other tables stayed where they are" in " ".join(text.split())
+    assert "what would change it" not in text
+
+
+def test_a_better_choice_of_one_table_is_no_better_than_the_plan(plan):
+    report = report_of(plan)
+    for table in range(len(SHOP)):
+        other = best_other(report, table)
+        assert other is None or other[1] >= report.cost - 1e-9
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> PlanningProblem:
+    """A few tables of every spread on two hosts of two ranks."""
+    numbers = st.integers(0, 6)
+
+    def choice(spread: Spread, pieces: int) -> Choice:
+        time = np.array([float(draw(numbers)) for _ in range(pieces)])
+        memory = np.array([[draw(numbers), draw(numbers)] for _ in range(pieces)])
+        allowed = np.array([draw(st.booleans()) for _ in range(4)]) if draw(st.integers(0, 3)) == 0 else None
+        return Choice(time, memory, spread, (draw(st.integers(0, 2)),), 0, allowed)
+
+    shapes = [(Spread.ANY, 1), (Spread.ANY, 3), (Spread.HOST, 2), (Spread.HOST_ROWS, 2), (Spread.HOSTS_ROWS, 4)]
+    tables = []
+    for _ in range(draw(st.integers(1, 3))):
+        picked = draw(st.lists(st.sampled_from([*shapes, (Spread.ALL, 4)]), min_size=1, max_size=4))
+        tables.append(tuple(choice(*shape) for shape in picked))
+    capacity = np.array([[draw(st.integers(0, 15)), draw(st.integers(0, 15))] for _ in range(4)])
+    return PlanningProblem(4, 2, capacity, tuple(tables), np.array([0.5, 0.0, 2.0]))
+
+
+@PROPERTY
+@given(problems(), st.data())
+def test_another_choice_for_one_table_breaks_no_rule_and_moves_no_other(problem, data):
+    """Starting from an answer that fits, if the drawn problem has one that is found greedily."""
+    chosen: list[int] = []
+    ranks: list[np.ndarray] = []
+    for table, choices in enumerate(problem.choices):
+        roomy = replace(problem, choices=problem.choices[: table + 1])
+        for index in range(len(choices)):
+            first = Placement(np.array([*chosen, index]), [*ranks, np.zeros(len(choices[index].time), dtype=np.int64)])
+            found = with_choice(roomy, first, table, index)
+            if found is not None and not broken_rules(roomy, found):
+                chosen, ranks = found.chosen.tolist(), found.ranks
+                break
+        else:
+            return
+    placement = Placement(np.array(chosen), ranks)
+    assert broken_rules(problem, placement) == []
+    table = data.draw(st.integers(0, len(problem.choices) - 1))
+    index = data.draw(st.integers(0, len(problem.choices[table]) - 1))
+    other = with_choice(problem, placement, table, index)
+    if other is None:
+        return
+    assert broken_rules(problem, other) == []
+    assert other.chosen[table] == index
+    for number, where in enumerate(placement.ranks):
+        assert number == table or (other.ranks[number] == where).all()
+    assert (rank_memory(problem, other) <= problem.capacity).all()
+    assert math.isfinite(cost(problem, other))

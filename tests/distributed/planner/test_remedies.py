@@ -1,0 +1,167 @@
+"""Nothing fits: the message has the numbers, and each remedy that it offers makes everything fit."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+from distributed.planner.planned_cases import GIB, inputs_of
+
+from tutorec.distributed.planner.changes import Change, found_plan, with_capacity
+from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.inputs import PlanInputs
+from tutorec.distributed.planner.remedies import why_infeasible
+from tutorec.distributed.planner.shortage import find_shortage
+from tutorec.distributed.planner.topology import Topology
+from tutorec.errors import PlannerErrorType
+
+BIG = {"item": (100_000_000, 64)}
+TWO = Topology(2, "cuda", hbm_cap=16 * GIB)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """Remedies are looked for to the end, however slow the machine is."""
+    monkeypatch.setattr("tutorec.distributed.planner.remedy_search.PATIENCE", math.inf)
+
+
+def message(inputs: PlanInputs) -> str:
+    assert found_plan(inputs.problem) is None
+    return str(why_infeasible(inputs))
+
+
+def fits(inputs: PlanInputs, change: Change) -> bool:
+    remade = inputs.remade(change)
+    return remade is not None and found_plan(remade.problem) is not None
+
+
+def constraint_of(text: str) -> tuple[str, list[str]]:
+    """The type that the message offers, and for which tables."""
+    found = re.search(r"ParameterConstraints\(sharding_types=\['(\w+)'\]\) for tables? (.*?):", text)
+    assert found, text
+    return found[1], re.findall(r"'(\w+)'", found[2])
+
+
+def memory_of(text: str, name: str = "hbm_cap") -> int:
+    found = re.search(rf"{name}=(\d+)(?: \* 1024\*\*(\d))?", text)
+    assert found, text
+    return int(found[1]) * 1024 ** int(found[2] or 0)
+
+
+def test_table_that_is_too_large_is_told_with_its_contents():
+    inputs = inputs_of(BIG, TWO, constraints={"item": ParameterConstraints(sharding_types=["table_wise"])})
+    error = why_infeasible(inputs)
+    text = str(error)
+    assert text.startswith(
+        "no sharding plan fits: table 'item' needs 23.8 GiB of HBM on one rank, and each rank has 16.0 GiB for tables "
+        "(world_size=2)"
+    )
+    assert "weights 100,000,000 x 64 x 4 B = 23.8 GiB" in text
+    assert "allowed sharding: table_wise" in text
+    assert error.error_type is PlannerErrorType.STRICT_CONSTRAINTS
+    kind, tables = constraint_of(text)
+    assert (kind, tables) == ("row_wise", ["item"])
+    assert "11.9 GiB of 'item' on a rank" in text
+    assert fits(inputs, Change({"item": ParameterConstraints(sharding_types=[kind])}))
+
+
+def test_offered_memory_is_enough_and_not_much_too_much():
+    inputs = inputs_of(BIG, TWO, constraints={"item": ParameterConstraints(sharding_types=["table_wise"])})
+    offered = memory_of(message(inputs))
+    assert fits(inputs, Change(topology=Topology(2, "cuda", hbm_cap=offered)))
+    assert not fits(inputs, Change(topology=Topology(2, "cuda", hbm_cap=int(offered * 0.93))))
+
+
+def test_smaller_reservation_is_offered_where_it_is_enough():
+    whole = Topology(1, "cuda", hbm_cap=25 * GIB)
+    inputs = inputs_of(BIG, whole, percentage=0.15)
+    text = message(inputs)
+    assert "3.75 GiB of a rank's 25.0 GiB HBM are kept" in text
+    found = re.search(r"FixedAbsoluteStorageReservation\((\d+)\)", text)
+    assert found, text
+    keep = int(found[1])
+    capacity = np.array([[25 * GIB - keep, inputs.problem.capacity[0, 1]]])
+    assert found_plan(with_capacity(inputs.problem, capacity)) is not None
+    assert 0 < keep < 2 * GIB
+
+
+def test_more_ranks_are_offered_where_they_are_enough():
+    tables = {f"t{number}": (10_000_000, 64) for number in range(14)}
+    inputs = inputs_of(tables, TWO)
+    text = message(inputs)
+    assert text.startswith(
+        "no sharding plan fits: 14 tables together need at least 33.4 GiB of HBM, and 2 ranks have 32.0"
+    )
+    assert why_infeasible(inputs).error_type is PlannerErrorType.INSUFFICIENT_STORAGE
+    found = re.search(r"world_size=(\d+), local_world_size=(\d+)$", text)
+    assert found, text
+    world, local = int(found[1]), int(found[2])
+    assert world == 4
+    assert fits(inputs, Change(topology=Topology(world, "cuda", hbm_cap=16 * GIB, local_world_size=local)))
+
+
+def test_smaller_batch_is_offered_where_buffers_are_too_large():
+    inputs = inputs_of({"item": (1000, 64)}, Topology(1, "cuda", hbm_cap=8 * 1024**2), batch_size=65536)
+    text = message(inputs)
+    found = re.search(r"batch_size=(\d+) instead of 65536", text)
+    assert found, text
+    assert fits(inputs, Change(batch_size=int(found[1])))
+    assert not fits(inputs, Change(batch_size=int(found[1]) * 8))
+
+
+def test_constraints_of_as_few_tables_as_do_are_loosened():
+    names = [f"t{number}" for number in range(6)]
+    replicated = ParameterConstraints(sharding_types=["data_parallel"])
+    inputs = inputs_of(
+        {name: (1_000_000, 64) for name in names},
+        Topology(2, "cuda", hbm_cap=int(2.6 * GIB)),
+        constraints=dict.fromkeys(names, replicated),
+    )
+    text = message(inputs)
+    kind, tables = constraint_of(text)
+    wanted = ParameterConstraints(sharding_types=[kind])
+    assert len(tables) < len(names)
+    assert fits(inputs, Change(dict.fromkeys(tables, wanted)))
+    assert not fits(inputs, Change(dict.fromkeys(tables[:-1], wanted)))
+
+
+def test_pins_that_overfill_a_rank_are_named():
+    names = [f"t{number}" for number in range(5)]
+    inputs = inputs_of(
+        {name: (20_000_000, 64) for name in names}, TWO, constraints=dict.fromkeys(names, ParameterConstraints(pin=[0]))
+    )
+    error = why_infeasible(inputs)
+    assert "5 tables pinned to rank 0 together need at least 23.8 GiB of HBM, and rank 0 has 16.0 GiB" in str(error)
+    assert "no pin for table" in str(error)
+    assert error.error_type is PlannerErrorType.STRICT_CONSTRAINTS
+
+
+def test_host_memory_is_what_counts_on_the_cpu():
+    inputs = inputs_of(BIG, Topology(1, "cpu", ddr_cap=8 * GIB))
+    text = message(inputs)
+    assert "of DDR on one rank" in text
+    assert fits(inputs, Change(topology=Topology(1, "cpu", ddr_cap=memory_of(text, "ddr_cap"))))
+
+
+def test_proposals_that_all_failed_are_told_apart_from_no_room():
+    error = why_infeasible(inputs_of({"item": (100, 64)}, TWO))
+    assert error.error_type is PlannerErrorType.PARTITION
+    assert "leave proposer, partitioner and performance_model out" in str(error)
+
+
+def test_without_the_model_the_numbers_remain():
+    inputs = inputs_of(BIG, Topology(1, "cuda", hbm_cap=16 * GIB))
+    alone = PlanInputs(inputs.options, inputs.topology, inputs.reserved, inputs.batch_size)
+    text = message(alone)
+    assert "needs 23.8 GiB" in text
+    assert "no single change was found" in text
+
+
+def test_shortage_is_that_of_the_least_demanding_option():
+    inputs = inputs_of(BIG, Topology(1, "cuda", hbm_cap=16 * GIB))
+    short = find_shortage(inputs.problem)
+    needed = min(int(choice.memory[:, 0].max()) for choice in inputs.problem.choices[0])
+    assert (short.kind, short.needed, short.room, short.alone) == (0, needed, 16 * GIB, (0,))
+    assert needed > 100_000_000 * 64 * 4
