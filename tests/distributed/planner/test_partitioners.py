@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from tutorec.errors import PlannerError, PlannerErrorType
 MIB = 2**20
 
 
-def whole(name: str, ms: float, held: int, **words: object) -> ShardingOption:
+def whole(name: str, ms: float, held: int, **words: Any) -> ShardingOption:
     return option(name, "table_wise", [ms], [held], **words)
 
 

@@ -1,0 +1,265 @@
+"""The best plan and the proof: the planning problem solved as a mixed-integer linear program by HiGHS.
+
+`milp_model` has the program. Given all of it, the solver finds a plan, and a bound below which none lies. Plans of many
+tables differ by so little that it gets lost among them; so half of the time goes to smaller programs, in which a few
+ranks are planned anew while all others keep what they have, until the plan is as good as the bound or time is over.
+
+Corresponds to nothing in TorchRec, whose planner does not know how far its plans are from the best.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tutorec.distributed.planner.bounds import lower_bound
+from tutorec.distributed.planner.milp_model import MilpModel
+from tutorec.distributed.planner.problem import (
+    Ints,
+    Placement,
+    PlanningProblem,
+    broken_rules,
+    cost,
+    rank_memory,
+    rank_time,
+)
+
+CLOSED = 1e-3
+"""A plan that is slower than the bound by at most this part counts as the best: no estimate is that exact."""
+
+MOST_VARIABLES = 60_000
+"""A program with more is not given to the solver: it would not come back from reading it in the time it has."""
+
+PART_SECONDS = 1.0
+"""The longest that the solver may think about a few ranks."""
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, eq=False)
+class MilpResult:
+    """What the solver found.
+
+    Args:
+        placement: The best placement; None where none was found.
+        cost: Its ms; infinite where there is none.
+        bound: No placement that fits takes fewer ms; infinite where it is known that none fits.
+        gap: ``(cost - bound) / cost``; 0 where it is known that none fits.
+        status: ``"optimal"``: the gap is at most `CLOSED`; ``"time limit"``; ``"infeasible"``; ``"too large"``.
+    """
+
+    placement: Placement | None
+    cost: float
+    bound: float
+    gap: float
+    status: str
+
+
+def solve(
+    problem: PlanningProblem, seconds: float = 60.0, start: Placement | None = None, progress: Progress | None = None
+) -> MilpResult:
+    """Look for the best placement, and for a bound that proves it.
+
+    Args:
+        problem: What is to be planned.
+        seconds: Stop after about this long.
+        start: A placement that fits, to be improved.
+        progress: Called now and then with the share of the time that is over.
+
+    Returns:
+        The best placement that was found, `start` where nothing was better, and how far it can be from the best.
+
+    Raises:
+        ValueError: `start` breaks a rule.
+
+    Example:
+        Tables of 3, 3 and 2 ms on two ranks: two must share one. The first may be split instead, in 2 ms on each:
+
+        >>> from tutorec.distributed.planner.problem import Choice, Spread
+        >>> def whole(ms):
+        ...     return Choice(np.array([ms]), np.array([[0, 0]]), Spread.ANY)
+        >>> rows = Choice(np.array([2.0, 2.0]), np.zeros((2, 2), int), Spread.ALL)
+        >>> tables = (whole(3.0), rows), (whole(3.0),), (whole(2.0),)
+        >>> problem = PlanningProblem(2, 2, np.zeros((2, 2), int), tables)
+        >>> result = solve(problem)
+        >>> result.cost, result.status
+        (5.0, 'optimal')
+    """
+    if start is not None and (broken := broken_rules(problem, start)):
+        raise ValueError(f"the placement to start from breaks {len(broken)} rules, the first: {broken[0]}")
+    if not problem.choices:
+        return MilpResult(Placement(np.zeros(0, np.int64), []), 0.0, 0.0, 0.0, "optimal")
+    return _Solver(problem, start, _Clock(seconds, progress)).run()
+
+
+class _Clock:
+    """The time that is left."""
+
+    def __init__(self, seconds: float, progress: Progress | None) -> None:
+        self._begin, self._seconds, self._progress = time.perf_counter(), seconds, progress
+
+    def left(self) -> float:
+        """Seconds; the caller's bar moves each time that somebody asks."""
+        over = time.perf_counter() - self._begin
+        if self._progress is not None:
+            self._progress(min(1.0, over / self._seconds) if self._seconds > 0 else 1.0)
+        return self._seconds - over
+
+
+class _Solver:
+    """The best placement and the best bound so far."""
+
+    def __init__(self, problem: PlanningProblem, start: Placement | None, clock: _Clock) -> None:
+        self.problem, self.clock = problem, clock
+        self.placement = start
+        self.cost = cost(problem, start) if start is not None else float("inf")
+        self.bound = lower_bound(problem).ms
+        self.rng = np.random.default_rng(0)  # the same parts in every run
+
+    def run(self) -> MilpResult:
+        """The whole program, then parts of it."""
+        if np.isinf(self.bound):
+            return MilpResult(None, float("inf"), float("inf"), 0.0, "infeasible")
+        too_large = False
+        # Parts first, as they are quick; then all of it for what parts cannot see, and parts again; last the proof.
+        for share in (0.5, 1.0):
+            if not self.closed() and self.placement is not None:
+                self._parts(self.clock.left() * share / 2)
+            if not self.closed() and not too_large and self.clock.left() > 0.5:
+                too_large = not self._whole(self.clock.left() * share)
+        if self.placement is None:
+            infeasible = np.isinf(self.bound)
+            status = "infeasible" if infeasible else "too large" if too_large else "time limit"
+            return MilpResult(None, float("inf"), self.bound, 0.0 if infeasible else 1.0, status)
+        gap = max(0.0, self.cost - self.bound) / self.cost if self.cost > 0 else 0.0
+        status = "optimal" if self.closed() else "too large" if too_large else "time limit"
+        return MilpResult(self.placement, self.cost, min(self.bound, self.cost), gap, status)
+
+    def closed(self) -> bool:
+        """Whether there is nothing left to look for."""
+        return self.bound >= self.cost * (1.0 - CLOSED) or np.isinf(self.bound)
+
+    def _whole(self, seconds: float) -> bool:
+        """Solve the whole program for some time; False where it is too large for that."""
+        below = self.cost * (1.0 - 0.999 * CLOSED) if self.placement is not None else None
+        squeeze = 0.0
+        for _ in range(2):
+            model = MilpModel(self.problem, below, squeeze)
+            if model.possible and model.size > MOST_VARIABLES:
+                return False
+            outcome = _ask(model, seconds, CLOSED / 2) if model.possible else _NOTHING
+            proven = below if outcome.impossible else outcome.bound
+            if squeeze == 0.0:  # with less memory than there is, a bound would be none
+                self.bound = max(self.bound, float("inf") if proven is None else proven)
+            if outcome.placement is None or self._take(outcome.placement):
+                return True
+            squeeze = 1e-5
+        return True
+
+    def _take(self, placement: Placement) -> bool:
+        """Keep a placement that is better; False where it does not fit, by a rounding error of the solver."""
+        if broken_rules(self.problem, placement):
+            return False
+        found = cost(self.problem, placement)
+        if found < self.cost:
+            self.placement, self.cost = placement, found
+        return True
+
+    # Parts of the ranks
+
+    def _parts(self, seconds: float) -> None:
+        """Plan the slowest rank and a few others anew, more of them where that does not help, and then no more."""
+        failures, until = 0, self.clock.left() - seconds
+        while not self.closed() and self.clock.left() > until and failures < 36:
+            better = self._part(self._some_tables(3 + failures // 6))
+            failures = 0 if better else failures + 1
+
+    def _some_tables(self, size: int) -> tuple[Ints, Ints]:
+        """Some ranks, the slowest among them, and the tables that lie on no others, and some of those that do."""
+        assert self.placement is not None, "there is a placement to improve"
+        load = rank_time(self.problem, self.placement)
+        slow = int(load.argmax())
+        others = np.delete(np.arange(len(load)), slow)
+        weights = 1.0 + load.max() - load[others]
+        count = min(size - 1, len(others))
+        ranks = np.append(self.rng.choice(others, count, replace=False, p=weights / weights.sum()), slow)
+        inside = np.array([bool(np.isin(where, ranks).all()) for where in self.placement.ranks])
+        touching = np.array([bool(np.isin(where, ranks).any()) for where in self.placement.ranks]) & ~inside
+        free = np.flatnonzero(inside)
+        across = self.rng.permutation(np.flatnonzero(touching))[:4]
+        return np.union1d(self.rng.permutation(free)[: 6 * size], across), ranks
+
+    def _part(self, part: tuple[Ints, Ints]) -> bool:
+        """Solve for some tables, the others where they are; whether that made the plan better."""
+        free, focus = part
+        now = self.placement
+        assert now is not None, "there is a placement to improve"
+        held = np.setdiff1d(np.arange(len(now.chosen)), free)
+        problem = self.problem
+        choices = tuple(problem.choices[table] for table in held.tolist())
+        rest = PlanningProblem(problem.world_size, problem.local_size, problem.capacity, choices, problem.fixed)
+        stays = Placement(now.chosen[held], [now.ranks[table] for table in held.tolist()])
+        fixed = np.zeros(0) if problem.fixed is None else problem.fixed.copy()
+        used = sorted({group for choice in stays.taken(rest) for group in choice.groups})
+        paid = float(fixed[used].sum()) if len(fixed) else 0.0
+        if len(fixed):
+            fixed[used] = 0.0
+        room = problem.capacity - rank_memory(rest, stays)
+        sub = PlanningProblem(
+            problem.world_size,
+            problem.local_size,
+            room,
+            tuple(problem.choices[table] for table in free.tolist()),
+            fixed,
+        )
+        model = MilpModel(sub, (self.cost - paid) * (1 + 1e-9), 0.0, rank_time(rest, stays), focus)
+        if not model.possible or model.size > MOST_VARIABLES:
+            return False
+        outcome = _ask(model, min(PART_SECONDS, self.clock.left()), CLOSED / 10)
+        if outcome.placement is None:
+            return False
+        chosen, ranks = now.chosen.copy(), list(now.ranks)
+        for number, table in enumerate(free.tolist()):
+            chosen[table], ranks[table] = outcome.placement.chosen[number], outcome.placement.ranks[number]
+        found = Placement(chosen, ranks)
+        if broken_rules(problem, found) or not self._better(found, now):
+            return False
+        self.placement, self.cost = found, cost(problem, found)
+        return True
+
+    def _better(self, found: Placement, than: Placement) -> bool:
+        """Whether a placement costs less, or as much with less to do on the ranks that come next."""
+        new, old = cost(self.problem, found), cost(self.problem, than)
+        if abs(new - old) > 1e-9 * old:
+            return new < old
+        loads = [np.sort(rank_time(self.problem, each))[::-1] for each in (found, than)]
+        differ = np.flatnonzero(np.abs(loads[0] - loads[1]) > 1e-9 * old)
+        return len(differ) > 0 and bool(loads[0][differ[0]] < loads[1][differ[0]])
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What the solver said of a program: a placement, a bound, or that there is no solution."""
+
+    placement: Placement | None
+    bound: float
+    impossible: bool
+
+
+_NOTHING = _Outcome(None, 0.0, True)
+
+
+def _ask(model: MilpModel, seconds: float, gap: float) -> _Outcome:
+    """Let HiGHS solve a program."""
+    from scipy.optimize import milp
+
+    options: dict[str, Any] = {"time_limit": max(seconds, 0.1), "mip_rel_gap": gap}
+    answer = milp(**model.program(), options=options)
+    placement = model.read(answer.x) if answer.x is not None else None
+    bound = 0.0 if answer.mip_dual_bound is None else float(answer.mip_dual_bound) * model.scale
+    # Status 2: infeasible. The solver's numbers are exact to a millionth.
+    return _Outcome(placement, bound * (1 - 1e-6), answer.status == 2)

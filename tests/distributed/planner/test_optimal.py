@@ -1,0 +1,259 @@
+"""The solver against every placement there is, on problems small enough to try them all."""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.strategies import PROPERTY
+from tutorec.distributed.planner import optimal
+from tutorec.distributed.planner.bounds import lower_bound
+from tutorec.distributed.planner.milp_model import MilpModel
+from tutorec.distributed.planner.optimal import CLOSED, solve
+from tutorec.distributed.planner.problem import Choice, Placement, PlanningProblem, Spread, broken_rules, cost
+
+
+def choice(times: list[float], memory: list[int], spread: Spread = Spread.ANY, group: int | None = None, **words):
+    held = np.array([[each, 0] for each in memory], np.int64)
+    return Choice(np.array(times, np.float64), held, spread, () if group is None else (group,), **words)
+
+
+def problem_of(choices, hosts: int = 1, local_size: int = 2, room: int = 100, fixed=None) -> PlanningProblem:
+    world_size = hosts * local_size
+    capacity = np.full((world_size, 2), room, np.int64)
+    return PlanningProblem(world_size, local_size, capacity, tuple(tuple(each) for each in choices), fixed)
+
+
+def places_of(each: Choice, world_size: int, local_size: int) -> Iterator[np.ndarray]:
+    """Every way to place the pieces of a choice."""
+    hosts, count = range(world_size // local_size), len(each.time)
+    if each.spread is Spread.ALL:
+        yield np.arange(world_size)
+    elif each.spread is Spread.ANY:
+        yield from (np.array(ranks) for ranks in itertools.product(range(world_size), repeat=count))
+    elif each.spread is Spread.HOST:
+        for host, ranks in itertools.product(hosts, itertools.product(range(local_size), repeat=count)):
+            yield host * local_size + np.array(ranks)
+    else:
+        for blocks in itertools.product(hosts, repeat=count // local_size):
+            yield np.concatenate([host * local_size + np.arange(local_size) for host in blocks])
+
+
+def best_of_all(problem: PlanningProblem) -> float:
+    """The least cost of all placements that fit; infinite where none does."""
+    ways = [
+        [(number, ranks) for number, each in enumerate(choices) for ranks in places_of(each, *sizes_of(problem))]
+        for choices in problem.choices
+    ]
+    placements = (
+        Placement(np.array([number for number, _ in way]), [ranks for _, ranks in way])
+        for way in itertools.product(*ways)
+    )
+    return min((cost(problem, each) for each in placements if not broken_rules(problem, each)), default=math.inf)
+
+
+def sizes_of(problem: PlanningProblem) -> tuple[int, int]:
+    return problem.world_size, problem.local_size
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> PlanningProblem:
+    """Up to three tables on up to four ranks: of every spread, some equal, some pinned, some short of memory."""
+    local_size, hosts = draw(st.sampled_from([(1, 2), (2, 1), (2, 2), (1, 3)]))
+    world_size = local_size * hosts
+    pieces = {
+        Spread.ANY: (1, 2),
+        Spread.HOST: (1, 2),
+        Spread.HOST_ROWS: (local_size,),
+        Spread.HOSTS_ROWS: (local_size, 2 * local_size),
+        Spread.ALL: (world_size,),
+    }
+    groups = draw(st.integers(1, 3))
+    fixed = np.array(draw(st.lists(st.sampled_from([0.0, 0.5, 3.0]), min_size=groups, max_size=groups)))
+
+    def one_choice() -> Choice:
+        spread = draw(st.sampled_from(list(Spread)))
+        count = draw(st.sampled_from(pieces[spread]))
+        times = draw(st.lists(st.integers(0, 8).map(float), min_size=count, max_size=count))
+        memory = draw(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), min_size=count, max_size=count))
+        allowed = None
+        if draw(st.integers(0, 4)) == 0:
+            allowed = np.array(draw(st.lists(st.booleans(), min_size=world_size, max_size=world_size)))
+        group = draw(st.integers(0, groups - 1))
+        return Choice(np.array(times), np.array(memory, np.int64), spread, (group,), allowed=allowed)
+
+    tables = []
+    for _ in range(draw(st.integers(1, 3))):
+        if tables and draw(st.booleans()):
+            tables.append(draw(st.sampled_from(tables)))  # an equal table
+        else:
+            tables.append(tuple(one_choice() for _ in range(draw(st.integers(1, 2)))))
+    equal = draw(st.booleans())
+    room = st.tuples(st.integers(0, 14), st.integers(2, 8))
+    capacity = [draw(room)] * world_size if equal else [draw(room) for _ in range(world_size)]
+    return PlanningProblem(world_size, local_size, np.array(capacity, np.int64), tuple(tables), fixed)
+
+
+@PROPERTY
+@given(problems())
+def test_solution_is_the_best_of_all_placements(problem: PlanningProblem) -> None:
+    best = best_of_all(problem)
+    result = solve(problem, seconds=20)
+    if math.isinf(best):
+        assert (result.placement, result.status, result.bound) == (None, "infeasible", math.inf)
+        return
+    assert result.status == "optimal"
+    assert result.placement is not None
+    assert broken_rules(problem, result.placement) == []
+    assert result.cost == cost(problem, result.placement)
+    assert result.bound <= best * (1 + 1e-9)
+    assert best <= result.cost * (1 + 1e-9)
+    assert result.cost <= best * (1 + 2 * CLOSED)
+
+
+@PROPERTY
+@given(problems(), st.randoms(use_true_random=False))
+def test_parts_never_make_a_placement_worse(problem: PlanningProblem, random) -> None:
+    ways = [
+        [(number, ranks) for number, each in enumerate(choices) for ranks in places_of(each, *sizes_of(problem))]
+        for choices in problem.choices
+    ]
+    drawn = [random.choice(of_table) for of_table in ways]
+    start = Placement(np.array([number for number, _ in drawn]), [ranks for _, ranks in drawn])
+    if broken_rules(problem, start):
+        return
+    result = solve(problem, seconds=20, start=start)
+    assert result.status == "optimal"
+    assert result.cost <= cost(problem, start)
+    assert result.cost <= best_of_all(problem) * (1 + 2 * CLOSED)
+
+
+def test_equal_tables_are_one_kind_and_are_dealt_out_again() -> None:
+    pair = [choice([2.0, 1.0], [1, 1], Spread.HOST)]
+    problem = problem_of([pair] * 4, hosts=2, local_size=2)
+    model = MilpModel(problem)
+    assert [len(bundle.tables) for bundle in model.bundles] == [4]
+    result = solve(problem)
+    assert result.placement is not None
+    assert broken_rules(problem, result.placement) == []
+    # Two tables on each host, 3 ms on each rank.
+    assert result.cost == 3.0
+    assert sorted(int(ranks[0]) // 2 for ranks in result.placement.ranks) == [0, 0, 1, 1]
+
+
+def test_equal_pieces_share_their_variables() -> None:
+    four = problem_of([[choice([1.0] * 4, [1] * 4)]], hosts=1, local_size=4)
+    mixed = problem_of([[choice([1.0, 2.0, 1.0, 2.0], [1] * 4)]], hosts=1, local_size=4)
+    # z, the tables that take the choice, and for each kind of piece a count for each rank.
+    assert (MilpModel(four).size, MilpModel(mixed).size) == (2 + 4, 2 + 8)
+
+
+def test_equal_ranks_are_numbered_in_the_order_of_the_tables() -> None:
+    tables = [[choice([float(ms)], [1])] for ms in (5, 4, 3)]
+    even = problem_of(tables, local_size=4)
+    # z; the first table has rank 0 alone, the second two ranks, the third three.
+    assert MilpModel(even).size == 1 + (1 + 1) + (1 + 2) + (1 + 3)
+    uneven = PlanningProblem(4, 4, np.array([[9, 0], [9, 0], [9, 0], [8, 0]]), even.choices)
+    assert MilpModel(uneven).size == 1 + 3 * (1 + 4)
+    result = solve(even)
+    assert result.cost == 5.0
+
+
+def test_equal_hosts_are_numbered_where_all_pieces_lie_on_hosts() -> None:
+    tables = [[choice([float(ms), 1.0], [1, 1], Spread.HOST_ROWS)] for ms in (5, 4, 3)]
+    assert MilpModel(problem_of(tables, hosts=3, local_size=2)).size == 1 + (1 + 1) + (1 + 2) + (1 + 3)
+
+
+def test_choices_that_fit_nowhere_or_take_too_long_have_no_variables() -> None:
+    ways = [choice([9.0], [1]), choice([1.0], [101]), choice([2.0, 2.0], [1, 1], Spread.ALL)]
+    model = MilpModel(problem_of([ways]), below=8.0)
+    assert [way.number for way in model.bundles[0].ways] == [2]
+    assert not MilpModel(problem_of([ways]), below=2.0).possible
+
+
+def test_groups_are_paid_once() -> None:
+    # Alone table 0 is best whole, and table 1 split; but each way costs 2 ms once it is used.
+    whole_0, split_0 = choice([3.0], [1], group=0), choice([3.5, 0.5], [1, 1], Spread.ALL, group=1)
+    whole_1, split_1 = choice([9.0], [1], group=0), choice([2.0, 2.0], [1, 1], Spread.ALL, group=1)
+    problem = problem_of([[whole_0, split_0], [whole_1, split_1]], fixed=np.array([2.0, 2.0]))
+    result = solve(problem)
+    assert result.placement is not None
+    assert result.placement.chosen.tolist() == [1, 1]
+    assert result.cost == 7.5
+
+
+def test_memory_that_only_just_suffices_is_used() -> None:
+    # Gibibytes: a solver's tolerance of a millionth would be kilobytes.
+    gib = 2**30
+    sizes = [5 * gib + 1, 4 * gib, 3 * gib, 2 * gib - 1]
+    tables = [[choice([1.0], [size])] for size in sizes]
+    result = solve(problem_of(tables, room=7 * gib))
+    assert result.placement is not None
+    assert broken_rules(problem_of(tables, room=7 * gib), result.placement) == []
+    # With a byte less on each rank there is no way.
+    none = solve(problem_of(tables, room=7 * gib - 1))
+    assert (none.placement, none.status) == (None, "infeasible")
+
+
+def test_start_is_kept_where_nothing_is_better() -> None:
+    problem = problem_of([[choice([2.0], [1])], [choice([2.0], [1])]])
+    start = Placement(np.array([0, 0]), [np.array([1]), np.array([0])])
+    assert solve(problem, start=start).placement is start
+
+
+def test_start_that_breaks_a_rule_is_refused() -> None:
+    problem = problem_of([[choice([2.0], [60])], [choice([2.0], [60])]])
+    start = Placement(np.array([0, 0]), [np.array([1]), np.array([1])])
+    with pytest.raises(ValueError, match=r"breaks 1 rules, the first: rank 1: 120 bytes of HBM where 100 are"):
+        solve(problem, start=start)
+
+
+def test_no_tables_are_planned_at_once() -> None:
+    result = solve(problem_of([]))
+    assert (result.cost, result.bound, result.status) == (0.0, 0.0, "optimal")
+
+
+def test_problem_that_is_too_large_keeps_its_start_and_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimal, "MOST_VARIABLES", 3)
+    problem = problem_of([[choice([float(ms)], [1])] for ms in (5, 4, 3, 2)])
+    start = Placement(np.zeros(4, np.int64), [np.array([0])] * 4)
+    result = solve(problem, start=start)
+    assert (result.placement, result.cost, result.status) == (start, 14.0, "too large")
+    assert result.bound == pytest.approx(7.0)
+    assert result.gap == pytest.approx(0.5)
+    without = solve(problem)
+    assert (without.placement, without.cost, without.gap, without.status) == (None, math.inf, 1.0, "too large")
+
+
+def test_time_limit_leaves_the_best_so_far_with_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    problem = problem_of([[choice([float(ms)], [1])] for ms in rng.uniform(5.0, 10.0, 9)], local_size=4)
+    ranks = [np.array([number % 4]) for number in range(9)]
+    start = Placement(np.zeros(9, np.int64), ranks)
+    result = solve(problem, seconds=0.0, start=start)
+    assert (result.placement, result.status) == (start, "time limit")
+    assert result.bound == lower_bound(problem).ms
+    assert result.gap == pytest.approx(1 - result.bound / result.cost)
+    assert solve(problem, seconds=0.0).status == "time limit"
+
+
+def test_parts_find_what_moves_of_single_tables_cannot() -> None:
+    # 3 + 3 | 2 + 2 + 2 is even; 3 + 2 + 2 | 3 + 2 takes three tables to exchange.
+    problem = problem_of([[choice([float(ms)], [1])] for ms in (3, 3, 2, 2, 2)])
+    start = Placement(np.zeros(5, np.int64), [np.array([rank]) for rank in (0, 1, 0, 0, 1)])
+    assert cost(problem, start) == 7.0
+    assert solve(problem, start=start).cost == 6.0
+
+
+def test_progress_is_told_up_to_the_end() -> None:
+    rng = np.random.default_rng(1)
+    problem = problem_of([[choice([float(ms)], [1])] for ms in rng.uniform(5.0, 10.0, 7)], local_size=3)
+    shares: list[float] = []
+    solve(problem, seconds=5.0, start=Placement(np.zeros(7, np.int64), [np.array([0])] * 7), progress=shares.append)
+    assert shares == sorted(shares)
+    assert all(0.0 <= share <= 1.0 for share in shares)
+    assert shares
