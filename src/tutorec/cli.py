@@ -1,12 +1,44 @@
-"""The command line: ``python -m tutorec doctor`` and ``python -m tutorec bench``."""
+"""The command line: ``python -m tutorec doctor``, ``python -m tutorec plan`` and ``python -m tutorec bench``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
+    from tutorec.distributed.planner.table_files import TableFile
 
 __all__ = ["main"]
+
+_PLAN_EXAMPLE = """\
+tables.yaml lists tables by the names of EmbeddingBagConfig's and ParameterConstraints' fields:
+
+  batch_size: 512                     # samples of a rank's batch; may be left out, as all but the tables may
+  fused_params: {optimizer: exact_row_wise_adagrad, learning_rate: 0.02}
+  tables:
+    - name: item
+      num_embeddings: 100_000_000     # or 1e8
+      embedding_dim: 64
+      feature_names: [item, seen]     # [item] where left out
+      pooling_factors: [1, 20]        # ids of a sample, on average, for each feature
+    - name: user
+      num_embeddings: 5_000_000
+      embedding_dim: 128
+      sharding_types: [table_wise, column_wise]
+      min_partition: 32
+
+examples:
+  python -m tutorec plan tables.yaml --topology 8xH100x16
+  python -m tutorec plan tables.yaml --topology 8xH100 --optimal --out plan.json --plot plan.svg
+  python -m tutorec plan tables.yaml --topology laptop --explain item
+"""
+_FAILED, _MISUSED = 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words behind ``tutorec``; None takes them from the command line.
 
     Returns:
-        The exit status: 0, or 1 when the doctor finds something broken or a benchmark misses its bar.
+        The exit status: 0; 1 when the doctor finds something broken, no plan fits, or a benchmark misses its bar; 2
+        when a word or a file cannot be understood.
 
     Example:
         >>> import contextlib, io
@@ -32,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return bench(words[1:])
     arguments = _parser().parse_args(words)
+    if arguments.command == "plan":
+        return _plan(arguments)
     from tutorec._doctor import doctor
 
     return 1 if doctor(json=arguments.json).broken else 0
@@ -42,5 +77,101 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     doctor = commands.add_parser("doctor", help="what runs on this machine, why, and what would improve it")
     doctor.add_argument("--json", action="store_true", help="print the report as JSON, for programs")
+    plan = commands.add_parser(
+        "plan",
+        help="how to shard tables over machines that need not exist",
+        description="Plan how the tables of a file are sharded, and say why. No device is needed.",
+        epilog=_PLAN_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    plan.add_argument("tables", help="a YAML file, see below")
+    plan.add_argument(
+        "--topology",
+        required=True,
+        metavar="NAME",
+        help="ranks per host, kind and hosts: 8xH100x16; kinds are A100-40, A100-80, H100, H200 and laptop",
+    )
+    plan.add_argument("--batch-size", type=int, metavar="B", help="samples of a rank's batch (the file's, or 512)")
+    plan.add_argument("--optimal", action="store_true", help="prove how good the plan is, with HiGHS")
+    plan.add_argument("--time-limit", type=float, metavar="SECONDS", help="when to stop searching (--optimal: 30)")
+    plan.add_argument("--out", metavar="PLAN.json", help="save the plan, for ShardingPlan.load")
+    plan.add_argument("--plot", metavar="PLAN.svg", help="draw memory and time of each rank (.svg, .png, .pdf)")
+    plan.add_argument("--explain", metavar="TABLE", help="why this table is sharded as it is")
     commands.add_parser("bench", help="measure: tutorec bench NAME; 'tutorec bench --help' lists the names")
     return parser
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    """``tutorec plan``."""
+    from tutorec.errors import PlannerError, PlannerErrorType
+
+    try:
+        with _warnings_as_lines():
+            _write_plan(arguments)
+    except (OSError, ValueError, KeyError) as error:
+        # The text of a KeyError is its repr.
+        text = error.args[0] if isinstance(error, KeyError) else error
+        print(f"tutorec plan: {text}", file=sys.stderr)
+        misused = not isinstance(error, PlannerError) or error.error_type is PlannerErrorType.INPUT_VALIDATION
+        return _MISUSED if misused else _FAILED
+    return 0
+
+
+def _write_plan(arguments: argparse.Namespace) -> None:
+    """Plan, then print, save and draw."""
+    from tutorec.distributed.planner.table_files import load_tables
+
+    for path in (arguments.out, arguments.plot):
+        # A search may take a minute: what it writes to is looked at first.
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise FileNotFoundError(f"{path}: there is no folder {Path(path).absolute().parent}; make it first")
+    if arguments.plot is not None and Path(arguments.plot).suffix not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"--plot {arguments.plot}: write a name that ends in .svg, .png or .pdf")
+    if arguments.time_limit is not None and not arguments.time_limit > 0:
+        raise ValueError(f"--time-limit {arguments.time_limit}: give a positive number of seconds")
+    file = load_tables(arguments.tables)
+    planner = _planner(arguments, file)
+    plan = planner.plan(file.model, _sharders(arguments.tables, file))
+    print(plan.explain())
+    if arguments.explain is not None:
+        print(f"\n{plan.explain(arguments.explain)}")
+    if arguments.out is not None:
+        plan.save(arguments.out)
+        print(f"\nsaved in {arguments.out}: ShardingPlan.load({arguments.out!r}) reads it")
+    if arguments.plot is not None:
+        plan.plot().savefig(arguments.plot)
+        print(f"\ndrawn in {arguments.plot}")
+
+
+def _planner(arguments: argparse.Namespace, file: TableFile) -> EmbeddingShardingPlanner:
+    from tutorec.distributed.planner.planners import EmbeddingShardingPlanner, OptimalPlanner
+    from tutorec.distributed.planner.topology import Topology
+
+    topology = Topology.preset(arguments.topology)
+    batch_size = arguments.batch_size if arguments.batch_size is not None else file.batch_size
+    if arguments.optimal:
+        limit = {} if arguments.time_limit is None else {"time_limit": arguments.time_limit}
+        return OptimalPlanner(topology, batch_size, file.constraints, **limit)
+    return EmbeddingShardingPlanner(
+        topology, batch_size, constraints=file.constraints, timeout_seconds=arguments.time_limit
+    )
+
+
+def _sharders(source: str, file: TableFile) -> list[Any]:
+    """The sharders of both collections, with the file's optimizer."""
+    from tutorec.distributed.embedding import EmbeddingCollectionSharder
+    from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
+    try:
+        return [EmbeddingBagCollectionSharder(file.fused_params), EmbeddingCollectionSharder(file.fused_params)]
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Warnings of the planner as lines, without the place in its code where they come from."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_rest, **_words: print(f"tutorec plan: {message}", file=sys.stderr)
+        yield
