@@ -51,13 +51,11 @@ class Relaxation:
         ms: Mean of a rank, and the groups' latencies: a bound for plans whose pieces take at most ``longest`` each.
         prices: ``[2]`` ms per byte of HBM and DDR.
         chosen: ``[T]`` number of each table's choice; where choices are tied, one of them.
-        groups: Groups that it uses.
     """
 
     ms: float
     prices: Floats
     chosen: Ints
-    groups: frozenset[int]
 
 
 def lower_bound(problem: PlanningProblem) -> Bound:
@@ -135,38 +133,71 @@ class Totals:
         self.possible = np.logical_or.reduceat(self.usable, self.starts)
         longest = np.where(self.usable, self.longest, np.inf)
         self.unavoidable = np.minimum.reduceat(longest, self.starts)
+        self._groups = frozenset(group for choice in choices for group in choice.groups)
         self._components = _components(problem, choices, fixed) if fixed.any() else []
 
-    def relax(self, longest: float = float("inf"), closed: frozenset[int] = frozenset()) -> Relaxation:
+    def relax(self, longest: float = float("inf")) -> Relaxation:
         """The relaxation over choices whose pieces take no longer.
 
         Args:
             longest: Milliseconds.
-            closed: Groups that may not be used.
 
         Returns:
             The relaxation; its ``ms`` is infinite where memory is short, or a table is left without a choice.
         """
         keep = self.usable & (self.longest <= longest)
-        if closed:
-            flat = (choice for of_table in self.problem.choices for choice in of_table)
-            keep &= np.array([closed.isdisjoint(choice.groups) for choice in flat])
         if not np.logical_or.reduceat(keep, self.starts).all():
-            return Relaxation(np.inf, np.zeros(2), np.zeros(len(self.starts), dtype=np.int64), frozenset())
+            return Relaxation(np.inf, np.zeros(2), np.zeros(len(self.starts), dtype=np.int64))
         time = np.where(keep, self.time, np.inf)
         prices = self._prices(time, np.zeros(2), (0, 1))
         if prices is None:
             least = np.where(keep[:, None], self.memory, np.inf)[:, 0]
-            return Relaxation(np.inf, np.zeros(2), self._argmin(least) - self.starts, frozenset())
+            return Relaxation(np.inf, np.zeros(2), self._argmin(least) - self.starts)
         value = time + self.memory @ prices
         chosen = self._argmin(value)
         mean = float(value[chosen].sum() - prices @ self.capacity)
-        groups: set[int] = set()
+        latencies = sum(float(component.dearer(value).min()) for component in self._components)
+        return Relaxation(mean + latencies, prices, chosen - self.starts)
+
+    def sets_of_groups(self, most: int) -> list[tuple[float, frozenset[int]]]:
+        """Sets of groups that could be opened, and a bound for plans that use no others: the smallest bounds.
+
+        Args:
+            most: How many sets at most.
+
+        Returns:
+            Bound and set, the smallest bound first. Groups that are not decided on here are in all sets.
+        """
+        relaxed = self.relax()
+        value = np.where(self.usable, self.time, np.inf) + self.memory @ relaxed.prices
+        mean = float(np.minimum.reduceat(value, self.starts).sum() - relaxed.prices @ self.capacity)
+        decided = frozenset(group for component in self._components for group in component.groups)
+        sets = [(mean, self._groups - decided)]
         for component in self._components:
-            extra, used = component.cheapest(value)
-            mean += extra
-            groups |= used
-        return Relaxation(mean, prices, chosen - self.starts, frozenset(groups))
+            dearer = component.dearer(value)
+            subsets = np.argsort(dearer, kind="stable")[:most].tolist()
+            sets = [
+                (bound + float(dearer[subset]), some | component.members_of(subset))
+                for bound, some in sets
+                for subset in subsets
+                if np.isfinite(dearer[subset])
+            ]
+            sets = sorted(sets, key=lambda entry: (entry[0], sorted(entry[1])))[:most]
+        return sets
+
+    def fruitful(self, limit: float) -> np.ndarray:
+        """``[N]``: the choices that a plan of at most so many milliseconds can have.
+
+        A choice that costs a table more than its cheapest one, prices included, lifts the bound by the difference.
+        """
+        relaxed = self.relax(limit)
+        keep = self.usable & (self.longest <= limit)
+        if not np.isfinite(relaxed.ms):
+            return keep
+        value = np.where(keep, self.time + self.memory @ relaxed.prices, np.inf)
+        least = np.minimum.reduceat(value, self.starts)
+        mean = least.sum() - relaxed.prices @ self.capacity
+        return keep & (mean + value - least[self.table] <= limit * (1 + _SLACK))
 
     def _argmin(self, value: Floats) -> Ints:
         """``[T]``: which of the N is the least of each table; the first of equal ones."""
@@ -250,14 +281,14 @@ class _Component:
     members: tuple[tuple[int, Ints, Ints], ...]
     tables: int
 
-    def cheapest(self, value: Floats) -> tuple[float, set[int]]:
-        """How much dearer its tables get when groups are paid for, and which groups are worth it.
+    def dearer(self, value: Floats) -> Floats:
+        """How much dearer its tables get when no groups but those of a subset are open, and are paid for.
 
         Args:
             value: ``[N]`` what choices cost.
 
         Returns:
-            Milliseconds above the sum of the tables' cheapest choices, and the groups used.
+            ``[2 ** G]`` milliseconds above the sum of the tables' cheapest choices.
         """
         costs = np.full((len(self.latency), self.tables), np.inf)
         for subset, positions, rows in self.members:
@@ -265,10 +296,11 @@ class _Component:
         for bit in range(len(self.groups)):
             with_bit = np.flatnonzero(np.arange(len(costs)) >> bit & 1)
             costs[with_bit] = np.minimum(costs[with_bit], costs[with_bit ^ (1 << bit)])
-        totals = costs.sum(axis=1) + self.latency
-        best = int(totals.argmin())
-        used = {group for bit, group in enumerate(self.groups) if best >> bit & 1}
-        return float(totals[best] - costs[-1].sum()), used
+        return costs.sum(axis=1) + self.latency - costs[-1].sum()
+
+    def members_of(self, subset: int) -> frozenset[int]:
+        """The groups of a subset."""
+        return frozenset(group for bit, group in enumerate(self.groups) if subset >> bit & 1)
 
 
 def _components(problem: PlanningProblem, choices: list[Choice], fixed: Floats) -> list[_Component]:

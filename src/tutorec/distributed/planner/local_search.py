@@ -15,13 +15,13 @@ from tutorec.distributed.planner.problem import Placement, PlanningProblem
 Progress = Callable[[float], None]
 
 # Sharpness of the potential while tables are placed, and at the start and the end of ruin and repair.
-_PLACING, _DULL, _SHARP, _STAGES = 10.0, 10.0, 100.0, 9
+_PLACING, _DULL, _SHARP, _STAGES = 10.0, 3.0, 100.0, 9
 # Of a potential that counts little but work and memory of all ranks.
 _TRIMMING = 2.0
 # Tables that ruin and repair takes off: at most, and of the slowest rank.
 _RUINED, _OF_THE_SLOWEST = 10, 4
-# Rounds without a better plan that end ruin and repair.
-_PATIENCE, _PATIENCE_PER_TABLE = 60, 20
+# Places looked for in a cycle from dull to sharp, for each table; cycles without a better plan that end the search.
+_CYCLE_OF_A_TABLE, _PATIENCE = 60, 2
 # Two costs that differ by less are equal.
 EQUAL = 1e-9
 # Times this, no time matters beside memory.
@@ -125,6 +125,18 @@ class LocalSearch:
             self._sweep()
         return self._improve()
 
+    def narrow(self, open_choices: Sequence[Sequence[int]]) -> None:
+        """Go on from the best plan with fewer choices; those of the plan stay open.
+
+        Args:
+            open_choices: For each table.
+        """
+        assert self.best is not None, "tables are placed before choices are closed"
+        kept = [sorted({*numbers, place.number}) for numbers, place in zip(open_choices, self.best, strict=True)]
+        work = self.packing.work
+        self.packing = Packing(self.packing.problem, kept)
+        self.packing.work = work
+
     def ruin_and_repair(self, places: int, enough: float) -> None:
         """Take off some tables and put them back, as long as it helps.
 
@@ -133,19 +145,28 @@ class LocalSearch:
             enough: Milliseconds of a slowest rank that need no improvement.
         """
         assert self.best is not None, "tables are placed before the placement is improved"
+        packing, start, idle = self.packing, self.packing.work, 0
+        while idle < _PATIENCE and self.slowest > enough and (left := places - (packing.work - start)) > 0:
+            before = self.slowest
+            self._cycle(min(left, _CYCLE_OF_A_TABLE * len(self.best)), enough)
+            idle = 0 if self.slowest < before else idle + 1
+            if self.budget.out_of_time:
+                break
+
+    def _cycle(self, places: int, enough: float) -> None:
+        """Ruin and repair the best plan while the potential sharpens."""
+        assert self.best is not None, "tables are placed before the placement is improved"
         packing = self.packing
         packing.lay(self.best)
-        start, stage, idle = packing.work, -1, 0
-        patience = _PATIENCE + _PATIENCE_PER_TABLE * len(self.best)
-        while (done := packing.work - start) < places and idle < patience and self.slowest > enough:
-            if int(_STAGES * done / places) != stage:
-                stage = int(_STAGES * done / places)
-                packing.settle()
-                packing.sharpen(_DULL * (_SHARP / _DULL) ** (stage / (_STAGES - 1)), self.slowest)
-            idle = 0 if self._ruin(int(packing.filled[0].argmax())) else idle + 1
-            if idle % 50 == 49 and self.budget.out_of_time:
-                break
-        self.budget.spend(packing.work - start)
+        for stage in range(_STAGES):
+            packing.settle()
+            packing.sharpen(_DULL * (_SHARP / _DULL) ** (stage / (_STAGES - 1)), self.slowest)
+            start = packing.work
+            while packing.work - start < places / _STAGES and self.slowest > enough:
+                self._ruin(int(packing.filled[0].argmax()))
+                if self.budget.out_of_time:
+                    return
+            self.budget.spend(packing.work - start)
 
     def squeeze(self) -> bool:
         """Let ranks be overfull, and take tables off and put them back until none is.
@@ -156,10 +177,10 @@ class LocalSearch:
         packing = self.packing
         packing.lay([None] * len(self.sizes))
         ceiling, packing.ceiling = packing.ceiling, np.full_like(packing.ceiling, np.inf)
-        packing.sharpen(_DULL, _NO_HURRY * self.target)
+        packing.sharpen(_PLACING, _NO_HURRY * self.target)
         placed = self._put(range(len(self.sizes)))
         assert placed, "where ranks may be overfull every table finds a place"
-        for sharpness in (_DULL, 3 * _DULL, _SHARP):
+        for sharpness in (_PLACING, 3 * _PLACING, _SHARP):
             packing.sharpen(sharpness, _NO_HURRY * self.target)
             self._sweep()
             start = packing.work

@@ -18,7 +18,6 @@ and the drawn numbers are the same in every run.
 from __future__ import annotations
 
 import math
-from itertools import combinations
 
 import numpy as np
 
@@ -31,8 +30,8 @@ from tutorec.distributed.planner.search_order import SortedProblem
 _CLOSE = 1.0005
 # Places looked for: of a table, in total at most, and beyond that for each table of a large model.
 _PLACES_OF_A_TABLE, _PLACES, _MORE_PLACES_OF_A_TABLE = 400, 6000, 10
-# Groups all of whose sets are tried; sets that are tried at most, and those of them that are searched to the end.
-_FEW_GROUPS, _SETS_TRIED, _SETS_SEARCHED = 5, 32, 4
+# Sets of open groups that are tried at most, and those of them that are searched to the end.
+_SETS_TRIED, _SETS_SEARCHED = 32, 4
 
 
 def search(
@@ -83,18 +82,19 @@ class _Search:
 
     def run(self) -> Placement | None:
         """Try sets of groups, search the best of them to the end, and polish."""
-        tried: list[tuple[float, int, LocalSearch]] = []
+        tried: list[tuple[float, int, LocalSearch, frozenset[int] | None]] = []
         for bound, opened in self._sets_of_groups():
             if tried and (bound >= self.cost * (1 - EQUAL) or self.budget.spent > self.budget.places / 2):
                 break
             local = LocalSearch(self.problem, self._open_choices(opened), self.budget, self.bound)
             if local.place_all() or local.place_by_memory():
-                tried.append((self._keep(local), len(tried), local))
+                tried.append((self._keep(local), len(tried), local, opened))
         if not tried:
             return self._squeezed()
-        finalists = [local for _, _, local in sorted(tried, key=lambda entry: entry[:2])[:_SETS_SEARCHED]]
-        for following, local in enumerate(finalists, start=1):
+        finalists = sorted(tried, key=lambda entry: entry[:2])[:_SETS_SEARCHED]
+        for following, (_, _, local, opened) in enumerate(finalists, start=1):
             places = self.budget.left if following == len(finalists) else self.budget.left // 2
+            local.narrow(self._open_choices(opened, self.totals.fruitful(self.cost)))
             local.ruin_and_repair(places, self.bound * _CLOSE - self._latency(local))
             self._keep(local)
         return self._polished()
@@ -110,9 +110,9 @@ class _Search:
     def _latency(self, local: LocalSearch) -> float:
         return cost(self.problem, local.placement()) - local.slowest
 
-    def _open_choices(self, opened: frozenset[int] | None) -> list[list[int]]:
+    def _open_choices(self, opened: frozenset[int] | None, fruitful: np.ndarray | None = None) -> list[list[int]]:
         """For each table the choices that could be used and whose groups are all open; None: any groups."""
-        flat = iter(self.totals.usable.tolist())
+        flat = iter((self.totals.usable if fruitful is None else fruitful).tolist())
         return [
             [
                 number
@@ -126,17 +126,7 @@ class _Search:
         """Sets of groups to open, with the bound of each, the smallest first."""
         if self.problem.fixed is None or not self.problem.fixed.any():
             return [(self.bound, None)]
-        every = frozenset(group for choices in self.problem.choices for choice in choices for group in choice.groups)
-        best = self.totals.relax().groups or every
-        if len(every) <= _FEW_GROUPS:
-            sets = {frozenset(some) for size in range(1, len(every) + 1) for some in combinations(sorted(every), size)}
-        else:
-            fewer = [best - {group} for group in sorted(best)]
-            more = [best | {group} for group in sorted(every - best)]
-            pairs = [best - set(two) for two in combinations(sorted(best), 2)]
-            sets = set([best, every, *fewer, *more, *pairs][:_SETS_TRIED])
-        bounds = [(self.totals.relax(closed=every - some).ms, sorted(some)) for some in sets]
-        return [(bound, frozenset(some)) for bound, some in sorted(bounds) if math.isfinite(bound)]
+        return list(self.totals.sets_of_groups(_SETS_TRIED))
 
     def _polished(self) -> Placement:
         """A plan that is as fast as the best, with less work and less memory, in the order of tables and ranks."""
