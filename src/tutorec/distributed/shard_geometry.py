@@ -184,7 +184,7 @@ def cut_arrays(
     starts = np.minimum(np.arange(parts + 1, dtype=np.int64) * -(-rows // parts), rows)
     sizes = np.empty((slices, parts, 2), dtype=np.int64)
     offsets = np.empty_like(sizes)
-    sizes[:, :, 0], sizes[:, :, 1] = np.diff(starts), columns // slices
+    sizes[:, :, 0], sizes[:, :, 1] = starts[1:] - starts[:-1], columns // slices
     offsets[:, :, 0] = starts[:-1]
     offsets[:, :, 1] = (np.arange(slices, dtype=np.int64) * (columns // slices))[:, None]
     return sizes.reshape(-1, 2), offsets.reshape(-1, 2)
