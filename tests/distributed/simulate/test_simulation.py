@@ -105,11 +105,11 @@ def test_a_rank_waits_for_the_slower_of_its_links_and_ranks_for_one_another():
 
 
 @pytest.mark.parametrize("kernel", ["fused", "dense"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "rows"), [*((kind, 1200 * 1024) for kind in KINDS), (ShardingType.DATA_PARALLEL, 60)])
 @pytest.mark.parametrize(("hosts", "ranks_per_host", "device"), [(1, 2, "cuda"), (2, 2, "cpu"), (3, 4, "cuda")])
-def test_time_under_even_ids_is_what_the_planner_estimates(kind, kernel, hosts, ranks_per_host, device):
+def test_time_under_even_ids_is_what_the_planner_estimates(kind, rows, kernel, hosts, ranks_per_host, device):
     topology = Topology.hosts(hosts, ranks_per_host, device)
-    config = item(rows=1200 * 1024, columns=64)
+    config = item(rows, columns=64)
     samples, ids = 500.0, 4000.0
     step = simulate(
         {"item": entry(kind, config, topology, kernel)}, topology, [config], Load(int(samples), ids / samples)
@@ -122,7 +122,8 @@ def test_time_under_even_ids_is_what_the_planner_estimates(kind, kernel, hosts, 
     np.add.at(own, [piece.rank for piece in pieces], perf)
     fixed = fixed_cost(topology, kind.value, pooled=True)
     # Sizes, 24 bytes to each rank, are all that the planner does not count.
-    assert step.busiest_ms == pytest.approx(float(own.sum(axis=1).max()) + fixed, rel=2e-3)
+    if rows > 60:  # sums take an exchange more than the planner reckons with
+        assert step.busiest_ms == pytest.approx(float(own.sum(axis=1).max()) + fixed, rel=2e-3)
     assert step.phases["lookup"].tolist() == pytest.approx(own[:, 0].tolist(), rel=1e-6)
     assert step.phases["update"].tolist() == pytest.approx(own[:, 2].tolist(), rel=1e-6)
 
@@ -158,6 +159,10 @@ def test_hot_rows_name_the_row_its_rank_and_its_share():
     assert step.work.lookups.tolist() == pytest.approx([48, 24, 16, 0])
     cut = one_table(ShardingType.COLUMN_WISE, topology, Load(11, pooling_factor=2, law=law), rows=3)
     assert (cut.hot_rows[0].ranks, cut.hot_rows[0].of_rank) == ((0, 1), pytest.approx(6 / 11))
+    entries = {"item": parameter_sharding(ShardingType.COLUMN_WISE, column_wise_pieces(3, [1, 2, 1], [0, 2, 0]), "cpu")}
+    twice = simulate(entries, topology, [item(3)], Load(11, pooling_factor=2, law=law))
+    assert twice.work.lookups.tolist() == pytest.approx([176, 0, 88, 0])
+    assert (twice.hot_rows[0].ranks, twice.hot_rows[0].of_rank) == ((0, 2), pytest.approx(6 / 11))
     copied = one_table(ShardingType.DATA_PARALLEL, topology, Load(11, pooling_factor=2, law=law), rows=3)
     assert (copied.hot_rows[0].ranks, copied.hot_rows[0].of_rank) == ((0, 1, 2, 3), pytest.approx(6 / 11))
     assert [each.row for each in step.hot_rows] == [0, 1, 2]
