@@ -40,14 +40,15 @@ DENSE_BANDWIDTH: float = 0.5
 # Time that a small exchange takes between devices of one host, ms. No data sheet tells it: an order of magnitude.
 DEVICE_LATENCY_MS: float = 0.02
 
-# A laptop, as ``python -m tutorec bench estimates --cases constants`` measures it: two processes of one thread each,
-# gloo on the loopback device, fused kernels. On other machines it prints other numbers.
+# A laptop, as ``python -m tutorec bench estimates --cases constants`` measures it: two processes of one thread each, gloo
+# on the loopback device, fused row-wise Adagrad, here on two virtual cores of an AMD EPYC 7003. On another machine it
+# prints other numbers.
 LAPTOP_DDR_CAP: int = 16 * GIB  # of all ranks together; not measured
-LAPTOP_ROW_BW: float = 4.0 * GIB / 1000
-LAPTOP_WIRE_BW: float = 1.0 * GIB / 1000
-LAPTOP_LATENCY_MS: float = 0.15
-LAPTOP_BWD_MULTIPLIER: float = 4.0
-LAPTOP_ID_MS: float = 120e-6
+LAPTOP_ROW_BW: float = 4.8 * GIB / 1000  # rows and bags of a lookup, one thread
+LAPTOP_BWD_MULTIPLIER: float = 2.5  # time of the bytes of an update for that of the bytes of a lookup
+LAPTOP_ID_MS: float = 230e-6  # of an id of an update besides: ids are sorted to find those that repeat
+LAPTOP_WIRE_BW: float = 0.9 * GIB / 1000  # what a process sends
+LAPTOP_LATENCY_MS: float = 0.4  # of an exchange, with the Python around it
 
 
 @dataclass(frozen=True)

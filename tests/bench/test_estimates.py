@@ -1,0 +1,76 @@
+"""`bench estimates` on a few small plans: what it draws, measures and judges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tutorec.bench import estimates
+from tutorec.bench.estimates import draw_plan, draw_tables, estimated_ms, rank_correlation
+from tutorec.bench.estimates_rank import Cut, DrawnTable
+from tutorec.bench.harness import Bar
+from tutorec.bench.runner import Options
+from tutorec.distributed.planner.cost import fixed_cost
+from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.shard_geometry import exact_cover
+
+
+def test_drawn_plans_cover_their_tables_and_differ() -> None:
+    tables = draw_tables(10)
+    plans = [draw_plan(tables, number) for number in range(30)]
+    kinds = {cut.kind for plan in plans for cut in plan.values()}
+    assert kinds == {"table_wise", "row_wise", "column_wise", "data_parallel"}
+    for plan in plans:
+        for table in tables:
+            pieces = plan[table.name].pieces(table, 2)
+            copies = 2 if plan[table.name].kind == "data_parallel" else 1
+            for first in range(copies):
+                assert exact_cover(pieces[first::copies], table.rows, table.columns)
+    assert len({str(plan) for plan in plans}) == 30
+
+
+def test_estimate_of_a_plan_is_the_slowest_rank_and_the_exchanges() -> None:
+    topology = Topology.laptop(2)
+    tables = [DrawnTable("t0", 1000, 16, 4), DrawnTable("t1", 1000, 16, 4)]
+
+    def of(*cuts: Cut) -> float:
+        return estimated_ms(tables, {f"t{index}": cut for index, cut in enumerate(cuts)}, 64, topology)
+
+    apart = of(Cut("table_wise", (0,)), Cut("table_wise", (1,)))
+    together = of(Cut("table_wise", (1,)), Cut("table_wise", (1,)))
+    once = fixed_cost(topology, "table_wise", pooled=True)
+    assert together - once == pytest.approx(2 * (apart - once))
+    mixed = of(Cut("table_wise", (0,)), Cut("row_wise", ()))
+    assert mixed > 2 * once
+
+
+def test_rank_correlation_looks_at_order_alone() -> None:
+    assert rank_correlation([1.0, 2.0, 3.0], [10.0, 500.0, 501.0]) == pytest.approx(1.0)
+    assert rank_correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(-1.0)
+    assert rank_correlation(np.array([1.0, 2.0, 3.0, 4.0]), [1.0, 3.0, 2.0, 4.0]) == pytest.approx(0.8)
+
+
+def test_every_plan_is_measured_and_both_clocks_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PLANS": 4, "TABLES": 2, "SAMPLES": 3, "MOST_ROWS": 1500}.items():
+        monkeypatch.setattr(estimates, name, value)
+    report = estimates.run(Options(rounds=2))
+    assert [len(samples) for samples in report.samples.values()] == [2] * 4
+    assert [(c.clock, c.bar, c.verdict) for c in report.comparisons] == [
+        ("wall", Bar("at least", 0.8), "undecided"),
+        ("cpu", Bar("at least", 0.8), "undecided"),
+    ]
+    assert all(-1 <= c.ratio.median <= 1 for c in report.comparisons)
+    constants = [note for note in report.notes if note.startswith("LAPTOP_")]
+    assert [note.split(" = ")[0] for note in constants] == [
+        "LAPTOP_ROW_BW",
+        "LAPTOP_BWD_MULTIPLIER",
+        "LAPTOP_ID_MS",
+        "LAPTOP_WIRE_BW",
+        "LAPTOP_LATENCY_MS",
+    ]
+    assert "rank correlation" in str(report)
+
+
+def test_an_unknown_case_is_refused() -> None:
+    with pytest.raises(ValueError, match="there are plans, constants"):
+        estimates.run(Options(rounds=1, cases=("speed",)))
