@@ -2,9 +2,9 @@
 
 ``plans`` draws tables and 30 plans for them, every table cut in a drawn way and put on drawn ranks, so that some plans
 are good and most are not. Two processes of one thread each train each plan in turn; a measurement is that of the slower
-rank. Judged is the correlation of ranks (Spearman) between the estimated and the measured time of a plan: a planner needs
-to know which of two plans is faster. Measured is the lower quartile of the rounds, because other programs of the machine
-only ever add to them. Both clocks are judged; wall time means something on a machine that is idle.
+rank. Judged is the correlation of ranks (Spearman) between the estimated and the measured time of a plan: a planner
+needs to know which of two plans is faster. Measured is the lower quartile of the rounds, because other programs of the
+machine only ever add to them. Both clocks are judged; wall time means something on a machine that is idle.
 
 ``constants`` measures what `planner.constants` holds of a laptop, to be typed in there for another machine.
 """

@@ -37,12 +37,13 @@ DENSE_GRADIENT_PASSES: float = 5.0
 # A dense kernel does the same lookups in separate steps: half as fast; TorchRec's ``kernel_bw_lookup``.
 DENSE_BANDWIDTH: float = 0.5
 
-# Time that a small exchange takes between devices of one host, ms. No data sheet tells it: an order of magnitude.
+# Time that a small exchange takes between devices, ms; an order of magnitude, which no data sheet tells. NCCL's own tests
+# show 6 us for a small sum of two H100 of a host (github.com/NVIDIA/nccl/issues/1259); its launch from Python is added.
 DEVICE_LATENCY_MS: float = 0.02
 
-# A laptop, as ``python -m tutorec bench estimates --cases constants`` measures it: two processes of one thread each, gloo
-# on the loopback device, fused row-wise Adagrad, here on two virtual cores of an AMD EPYC 7003. On another machine it
-# prints other numbers.
+# A laptop, as ``python -m tutorec bench estimates --cases constants`` measures it: two processes of one thread each,
+# gloo on the loopback device, fused row-wise Adagrad, here on two virtual cores of an AMD EPYC 7003. On another machine
+# it prints other numbers.
 LAPTOP_DDR_CAP: int = 16 * GIB  # of all ranks together; not measured
 LAPTOP_ROW_BW: float = 4.8 * GIB / 1000  # rows and bags of a lookup, one thread
 LAPTOP_BWD_MULTIPLIER: float = 2.5  # time of the bytes of an update for that of the bytes of a lookup

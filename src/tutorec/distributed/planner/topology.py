@@ -352,8 +352,16 @@ class Topology:
         return self.comms_bandwidths.inter_host_bw
 
     def with_storage(self, storage: Sequence[Storage]) -> Topology:
-        """The same machines with other memory: a `Storage` for each rank."""
-        assert len(storage) == self.world_size, f"{len(storage)} storages for {self.world_size} ranks"
+        """The same machines with other memory.
+
+        Args:
+            storage: Of each rank.
+
+        Raises:
+            PlannerError: There is not one for each rank.
+        """
+        if len(storage) != self.world_size:
+            raise _bad(f"{len(storage)} storages for {self.world_size} ranks: give one for each")
         changed = copy(self)
         changed.devices = [
             DeviceHardware(device.rank, own, copy(device.perf))
