@@ -92,6 +92,14 @@ def test_many_ranks_and_tables_are_summed_up():
     assert re.search(r"\d+ other ranks take .* to .* ms and hold", text)
 
 
+def test_a_single_piece_that_limits_the_step_is_named():
+    only = {"item": ParameterConstraints(sharding_types=["table_wise"])}
+    plan = planned(inputs_of({"item": (1_000_000, 512), "day": (7, 16)}, Topology(2, "cuda"), constraints=only))
+    assert "has a single piece, of table 'item': no other place" in " ".join(str(plan.explain()).split())
+    both = planned(inputs_of({"item": (1_000_000, 512)}, Topology(1, "cuda"), constraints=only))
+    assert "single piece" not in str(both.explain())
+
+
 def test_html_escapes_and_says_the_same(plan):
     assert repr(plan.explain()) == str(plan.explain())
     html = plan.explain()._repr_html_()

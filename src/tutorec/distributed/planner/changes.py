@@ -101,7 +101,7 @@ def with_choice(problem: PlanningProblem, placement: Placement, table: int, choi
 
 
 def fits_alone(problem: PlanningProblem, choice: Choice) -> bool:
-    """Whether a choice could be placed if no other table were there.
+    """Whether a choice could be placed if no other table were there; true where that is hard to tell.
 
     Example:
         >>> empty = PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ())
@@ -110,8 +110,11 @@ def fits_alone(problem: PlanningProblem, choice: Choice) -> bool:
     """
     if _Room(problem, np.zeros(problem.world_size), problem.capacity).place(choice) is not None:
         return True
-    # Pieces of different sizes may need a cleverer hand.
-    return len(choice.time) > 1 and found_plan(replace(problem, choices=((choice,),))) is not None
+    if choice.spread not in (Spread.ANY, Spread.HOST) or (choice.memory == choice.memory[:1]).all():
+        return False
+    # Pieces of different sizes may need a cleverer hand; a piece that fits nowhere is beyond any.
+    allowed = problem.capacity if choice.allowed is None else problem.capacity[choice.allowed]
+    return bool((choice.memory[:, None, :] <= allowed).all(axis=2).any(axis=1).all())
 
 
 class _Room:

@@ -26,6 +26,7 @@ RANK_COLORS = ("#3b7cc9", "#cf6420", "#2b9060", "#c34f88", "#1f8c9c", "#a3742c",
 # Ranks of more than this many are a line each no more.
 _BARS = 32
 _BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+_ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 2, "borderpad": 0.0}
 _STYLE: dict[Any, Any] = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
@@ -71,11 +72,13 @@ def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
         raise KeyError(f"claim {wanted!r} asks for {error}; this figure knows {', '.join(sorted(facts))}") from None
     world = report.problem.world_size
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(7.0, 1.6 + 0.34 * world if world <= _BARS else 4.4), layout="constrained")
+        few = world <= _BARS
+        figure = Figure(figsize=(7.0, 1.6 + 0.34 * world if few else 4.8), layout="constrained")
         FigureCanvasAgg(figure)
-        across = world <= _BARS
-        time_axes, memory_axes = figure.subplots(*((1, 2) if across else (2, 1)), sharex=not across, sharey=across)
-        (_bars if across else _lines)(time_axes, memory_axes, report)
+        if few:
+            _bars(*figure.subplots(1, 2, sharey=True), report)
+        else:
+            _lines(*figure.subplots(2, 1, sharex=True), report)
         figure.suptitle("\n".join(textwrap.wrap(title, 70)), x=0.012, ha="left", fontsize=13)
     return figure
 
@@ -136,11 +139,16 @@ def _lines(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
     time_axes.stairs(lookup + exchange, ranks, color=ACCENT, fill=True, alpha=0.45, label="exchange")
     time_axes.stairs(lookup, ranks, color=ACCENT, fill=True, label="lookup and update")
     time_axes.set_ylabel("ms of a step")
-    time_axes.legend(loc="lower right", ncols=2)
+    time_axes.legend(**_ABOVE)
     memory_axes.stairs(report.rank_memory[:, kind] / scale, ranks, color=ACCENT, fill=True, label="tables")
     memory_axes.stairs(
-        report.problem.capacity[:, kind] / scale, ranks, color=INK, linestyle="--", label="room for tables"
+        report.problem.capacity[:, kind] / scale,
+        ranks,
+        baseline=None,
+        color=INK,
+        linestyle="--",
+        label="room for tables",
     )
     memory_axes.set_ylabel(f"{unit} of {MEMORIES[kind]}")
     memory_axes.set_xlabel("rank")
-    memory_axes.legend(loc="lower right", ncols=2)
+    memory_axes.legend(**_ABOVE)

@@ -36,7 +36,7 @@ def plan_story(report: PlanReport) -> Explanation:
     )
     if not problem.choices:
         return Explanation([title])
-    facts = Facts([*_step_facts(report), *_memory_facts(report), *_search_facts(report)])
+    facts = Facts([*_step_facts(report), *_limit_facts(report), *_memory_facts(report), *_search_facts(report)])
     blocks: list[str | Facts | TextTable] = [title, facts, _ranks_table(report)]
     hidden = _hidden_ranks(report)
     if hidden:
@@ -73,6 +73,19 @@ def _step_facts(report: PlanReport) -> list[tuple[str, str]]:
     if report.gap is not None:
         lines.append(("gap", f"the solver leaves {report.gap:.1%} between the plan and the best that there may be."))
     return lines
+
+
+def _limit_facts(report: PlanReport) -> list[tuple[str, str]]:
+    """Where one piece is all that the slowest rank has to do."""
+    slowest = int(report.rank_parts.sum(axis=1).argmax())
+    pieces, most = _on_ranks(report)
+    if pieces[slowest] != 1 or report.problem.world_size == 1:
+        return []
+    words = (
+        f"rank {slowest} has a single piece, of table {most[slowest][0]!r}: no other place for tables makes the step "
+        "shorter, only another cut of this one."
+    )
+    return [("limit", words)]
 
 
 def _memory_facts(report: PlanReport) -> list[tuple[str, str]]:

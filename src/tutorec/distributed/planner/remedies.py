@@ -115,7 +115,7 @@ def _contents(inputs: PlanInputs, least: Choice, choices: tuple[Choice, ...]) ->
     parts += [f"{name} {bytes_text(count[0])}" for name, count in named.items() if count[0] > 0]
     allowed = ", ".join(dict.fromkeys(type_of(choice) for choice in choices))
     pin = inputs.constraint(option.name).pin
-    pinned = f"; pinned to rank {ranks_text(pin)}" if pin is not None else ""
+    pinned = f"; pinned to {'rank' if len(pin) == 1 else 'ranks'} {ranks_text(pin)}" if pin is not None else ""
     return f"{', '.join(parts)}; allowed sharding: {allowed}{pinned}{_kept(inputs)}"
 
 
@@ -125,7 +125,7 @@ def _sum_lines(inputs: PlanInputs, shortage: Shortage) -> list[str]:
     count = several(sum(len(problem.choices[table][0].options) for table in tables), "table")
     where = several(problem.world_size, "rank")
     if len(shortage.ranks) < problem.world_size:
-        where = f"rank {ranks_text(shortage.ranks)}"
+        where = f"{'rank' if len(shortage.ranks) == 1 else 'ranks'} {ranks_text(shortage.ranks)}"
         count += f" pinned to {where}"
     sizes = sorted(
         ((least_bytes(problem, t, shortage.kind), names_of(problem.choices[t][0])) for t in tables), reverse=True

@@ -15,14 +15,14 @@ from tutorec.distributed.planner.changes import Change, found_plan, with_capacit
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.inputs import PlanInputs
 from tutorec.distributed.planner.options import Storage
-from tutorec.distributed.planner.problem import PREFERENCE, PlanningProblem, cost
+from tutorec.distributed.planner.problem import PREFERENCE, Placement, PlanningProblem, cost
 from tutorec.distributed.planner.report import MEMORIES
 from tutorec.distributed.planner.shortage import find_shortage
 from tutorec.distributed.planner.topology import DeviceHardware, Topology
 from tutorec.distributed.text_table import bytes_text, ms_text, several
 
 # Seconds after which no further change is tried.
-PATIENCE = 15.0
+PATIENCE = 6.0
 _NARROWING = ("sharding_types", "compute_kernels", "pin", "colocate")
 _CAPS = ("hbm_cap", "ddr_cap")
 # Exponents of 1024 in which memory is offered, the largest that leaves some precision.
@@ -38,6 +38,25 @@ def narrowed(constraint: ParameterConstraints) -> bool:
         (False, True)
     """
     return any(getattr(constraint, name) is not None for name in _NARROWING)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A plan that a change makes possible."""
+
+    problem: PlanningProblem
+    placement: Placement
+
+    @property
+    def step(self) -> float:
+        """Milliseconds."""
+        return cost(self.problem, self.placement)
+
+    def largest_piece(self, table: str, kind: int) -> int:
+        """Bytes of a table on the rank that holds most of it."""
+        taken = self.placement.taken(self.problem)
+        choice = next(choice for choice in taken if table in [option.name for option in choice.options])
+        return int(choice.memory[:, kind].max())
 
 
 @dataclass
@@ -71,8 +90,8 @@ class RemedySearch:
                 found.append(line)
         return found
 
-    def _step(self, change: Change) -> float | None:
-        """Milliseconds of a step after a change, if it makes everything fit."""
+    def _plan(self, change: Change) -> _Found | None:
+        """A plan after a change, if that makes everything fit."""
         remade = self.inputs.remade(change) if time.monotonic() < self._until else None
         return None if remade is None else _planned(remade.problem)
 
@@ -84,36 +103,30 @@ class RemedySearch:
         problem = self.inputs.problem
         tables = list(self.tables) or sorted(range(len(problem.choices)), key=lambda table: -self._least(table))
         names = [name for table in tables for name in self._names(table) if narrowed(self.inputs.constraint(name))]
-        found = []
-        for changed in self._loosenings(names):
-            if self._loosened(names, changed) is None:
-                continue
-            # Where single tables are too large, each of them has to change; else the largest may be enough.
-            count = len(names) if self.tables else self._fewest(names, changed)
-            step = self._loosened(names[:count], changed)
-            found.append((count, np.inf if step is None else step, changed))
+        found = [(plan, changed) for changed in self._loosenings(names) if (plan := self._loosened(names, changed))]
         if not found:
             return None
-        count, step, changed = min(found, key=lambda each: each[:2])
-        words = f"{_loosening(changed)} for {_tables(names[:count])}"
-        return f"{words}: {self._largest(names[0], names[:count], changed)}a step of {ms_text(step)} ms"
+        plan, changed = min(found, key=lambda each: each[0].step)
+        if not self.tables:  # single tables are not too large: the largest may be enough
+            names, plan = self._fewest(names, changed, plan)
+        held = bytes_text(plan.largest_piece(names[0], self.kind))
+        words = f"{_loosening(changed)} for {_tables(names)}"
+        return f"{words}: {held} of {names[0]!r} on a rank, a step of {ms_text(plan.step)} ms"
 
     def _least(self, table: int) -> int:
         return min(int(choice.memory[:, self.kind].sum()) for choice in self.inputs.problem.choices[table])
 
-    def _change(self, names: Sequence[str], changed: Mapping[str, Any]) -> Change:
-        return Change({name: replace(self.inputs.constraint(name), **changed) for name in names})
+    def _loosened(self, names: Sequence[str], changed: Mapping[str, Any]) -> _Found | None:
+        return self._plan(Change({name: replace(self.inputs.constraint(name), **changed) for name in names}))
 
-    def _loosened(self, names: Sequence[str], changed: Mapping[str, Any]) -> float | None:
-        return self._step(self._change(names, changed))
-
-    def _fewest(self, names: Sequence[str], changed: Mapping[str, Any]) -> int:
-        """How many of the tables, taken from the first, are enough; all of them are."""
+    def _fewest(self, names: list[str], changed: Mapping[str, Any], plan: _Found) -> tuple[list[str], _Found]:
+        """As few of the tables, taken from the first, as are enough, and the plan for them; all of them are."""
         low, high = 0, len(names)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._loosened(names[:middle], changed) is not None else (middle, high)
-        return high
+            better = self._loosened(names[:middle], changed)
+            low, high, plan = (low, middle, better) if better is not None else (middle, high, plan)
+        return names[:high], plan
 
     def _loosenings(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Fields of constraints that may be changed for some tables, the smaller changes first."""
@@ -125,15 +138,6 @@ class RemedySearch:
         yield from ({name: None} for name in set_fields)
         if len(set_fields) > 1:
             yield dict.fromkeys(set_fields)
-
-    def _largest(self, name: str, names: Sequence[str], changed: Mapping[str, Any]) -> str:
-        """How much of a rank the change takes for a table."""
-        remade = self.inputs.remade(self._change(names, changed))
-        placement = None if remade is None else found_plan(remade.problem)
-        if remade is None or placement is None:
-            return ""
-        taken = next(c for c in placement.taken(remade.problem) if name in [option.name for option in c.options])
-        return f"{bytes_text(taken.memory[:, self.kind].max())} of {name!r} on a rank, "
 
     def _reservation(self) -> str | None:
         """Less kept for everything else."""
@@ -164,7 +168,7 @@ class RemedySearch:
         """Fewer samples, where buffers are what is too much."""
         size = self.inputs.batch_size
         for smaller in (size // 2, size // 4, size // 16, size // 64):
-            if smaller >= 1 and self._step(Change(batch_size=smaller)) is not None:
+            if smaller >= 1 and self._plan(Change(batch_size=smaller)) is not None:
                 return f"batch_size={smaller} instead of {size}"
         return None
 
@@ -176,7 +180,7 @@ class RemedySearch:
             return None
 
         def fits(bytes_: int) -> bool:
-            return self._step(Change(topology=_with_memory(topology, kind, bytes_))) is not None
+            return self._plan(Change(topology=_with_memory(topology, kind, bytes_))) is not None
 
         power = next((power for power in _UNITS if has >= 4 * 1024**power), 0)
         unit = 1024**power
@@ -205,7 +209,7 @@ class RemedySearch:
         grown = [(1, local * k) for k in (2, 3, 4) if local * k <= 8] if hosts == 1 else []
         more = sorted({hosts + 1, hosts + 2, math.ceil(hosts * 1.5), hosts * 2, hosts * 3, hosts * 4, hosts * 8})
         for wanted_hosts, wanted_local in grown or [(count, local) for count in more]:
-            if self._step(Change(topology=_with_ranks(topology, wanted_hosts, wanted_local))) is not None:
+            if self._plan(Change(topology=_with_ranks(topology, wanted_hosts, wanted_local))) is not None:
                 world = wanted_hosts * wanted_local
                 return (
                     f"{several(world, 'rank')} instead of {topology.world_size}: world_size={world}, "
@@ -227,11 +231,11 @@ def _tables(names: Sequence[str]) -> str:
     return f"table {shown}" if len(names) == 1 else f"tables {shown}{more}"
 
 
-def _planned(problem: PlanningProblem) -> float | None:
+def _planned(problem: PlanningProblem) -> _Found | None:
     if find_shortage(problem).proves:
         return None
     placement = found_plan(problem)
-    return None if placement is None else cost(problem, placement)
+    return None if placement is None else _Found(problem, placement)
 
 
 def _rounded(count: float, unit: int) -> int:

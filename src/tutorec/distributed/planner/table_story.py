@@ -110,7 +110,10 @@ def _facts(report: PlanReport, table: int, option: ShardingOption) -> list[tuple
 
 
 def _where(report: PlanReport, ranks: np.ndarray) -> str:
-    return "every rank" if len(set(ranks.tolist())) == report.problem.world_size > 1 else f"rank {ranks_text(ranks)}"
+    held = set(ranks.tolist())
+    if len(held) == report.problem.world_size > 1:
+        return "every rank"
+    return f"{'rank' if len(held) == 1 else 'ranks'} {ranks_text(held)}"
 
 
 def _busiest(report: PlanReport, table: int) -> int:
@@ -193,7 +196,11 @@ def _verdict(report: PlanReport, table: int, index: int, step: float) -> str:
 
 
 def _options_note(again: bool) -> str:
-    rest = "everything else was placed anew" if again else "the other tables stayed where they are"
+    rest = (
+        "everything else was placed anew"
+        if again
+        else "the other tables stayed where they are; to plan all of it again, for each, would take too long here"
+    )
     return f"step: milliseconds of the whole step if the table had to be sharded so and {rest}."
 
 
