@@ -37,7 +37,7 @@ DENSE_GRADIENT_PASSES: float = 5.0
 # A dense kernel does the same lookups in separate steps: half as fast; TorchRec's ``kernel_bw_lookup``.
 DENSE_BANDWIDTH: float = 0.5
 
-# Time that a small exchange takes between devices, ms; an order of magnitude, which no data sheet tells. NCCL's own tests
+# Time that a small exchange takes between devices, ms: an order of magnitude, which no data sheet tells. NCCL's tests
 # show 6 us for a small sum of two H100 of a host (github.com/NVIDIA/nccl/issues/1259); its launch from Python is added.
 DEVICE_LATENCY_MS: float = 0.02
 
