@@ -114,7 +114,7 @@ def fits_alone(problem: PlanningProblem, choice: Choice) -> bool:
         return False
     # Pieces of different sizes may need a cleverer hand; a piece that fits nowhere is beyond any.
     allowed = problem.capacity if choice.allowed is None else problem.capacity[choice.allowed]
-    return bool((choice.memory[:, None, :] <= allowed).all(axis=2).any(axis=1).all())
+    return all(bool((piece <= allowed).all(axis=1).any()) for piece in choice.memory)
 
 
 class _Room:

@@ -76,9 +76,11 @@ def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
         figure = Figure(figsize=(7.0, 1.6 + 0.34 * world if few else 4.8), layout="constrained")
         FigureCanvasAgg(figure)
         if few:
-            _bars(*figure.subplots(1, 2, sharey=True), report)
+            time_axes, memory_axes = figure.subplots(1, 2, sharey=True)
+            _bars(time_axes, memory_axes, report)
         else:
-            _lines(*figure.subplots(2, 1, sharex=True), report)
+            time_axes, memory_axes = figure.subplots(2, 1, sharex=True)
+            _lines(time_axes, memory_axes, report)
         figure.suptitle("\n".join(textwrap.wrap(title, 70)), x=0.012, ha="left", fontsize=13)
     return figure
 
