@@ -8,6 +8,8 @@ from tutorec.teach.charts import bars, curves, histogram, rank_frequency, timeli
 from tutorec.teach.cuts import cuts
 from tutorec.teach.hosts import hosts
 from tutorec.teach.maps import STATIONS, here, jagged, life
+from tutorec.teach.parts import parts
+from tutorec.teach.roofline import roofline
 
 __all__ = [
     "ACCENT",
@@ -24,8 +26,10 @@ __all__ = [
     "hosts",
     "jagged",
     "life",
+    "parts",
     "rank_color",
     "rank_frequency",
+    "roofline",
     "show",
     "style",
     "timeline",

@@ -1,0 +1,79 @@
+"""Bars that are made of parts: what a whole consists of, and which part stays when the whole shrinks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.patches import Patch
+
+from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
+from tutorec.teach.units import number
+
+__all__ = ["parts"]
+
+# Parts are no ranks and have no colours of ranks: two tones and patterns tell them apart.
+_LOOKS = ((ACCENT, ""), (ACCENT, "///"), (INK, ""), (INK, "..."), (INK, "xx"), (ACCENT, "\\\\\\"))
+
+
+def parts(panels: Mapping[str, Mapping[str, Mapping[str, float]]], *, unit: str, claim: str | None = None) -> Chart:
+    """One horizontal bar per entry, made of its parts, with the sum behind it; panels below each other on one scale.
+
+    Args:
+        panels: Title of a panel to label of a bar to name of a part to number; all bars have the same parts.
+        unit: Of the numbers.
+        claim: Title; may use, of the first panel, {first} and {last} (sums of its first and last bar), {ratio} (the
+            last sum by the first), {largest} (the largest part of the last bar), {share} (its share of that bar),
+            {least} and {best} (the smallest sum, and whose it is); with two panels {first_2}, ... of the second.
+
+    Raises:
+        ValueError: There is nothing to draw, or bars have different parts.
+    """
+    bars = [bar for panel in panels.values() for bar in panel.values()]
+    names = {tuple(bar) for bar in bars}
+    if len(names) != 1 or not all(panels.values()):
+        raise ValueError(f"parts needs bars that all have the same parts, got bars of {sorted(names)}")
+    facts: dict[str, Any] = {}
+    for place, panel in enumerate(panels.values()):
+        suffix = f"_{place + 1}" if place else ""
+        facts |= {f"{key}{suffix}": value for key, value in _facts(panel).items()}
+    looks = dict(zip(names.pop(), _LOOKS, strict=False))
+    longest = max(sum(bar.values()) for bar in bars)
+    heights = [len(panel) for panel in panels.values()]
+    with style():
+        figure = canvas(1.2 + 0.36 * sum(heights) + 0.4 * len(panels))
+        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, (title, panel) in zip(grid, panels.items(), strict=True):
+            for line, bar in enumerate(panel.values()):
+                left = 0.0
+                for name, value in bar.items():
+                    color, hatch = looks[name]
+                    axes.barh(line, value, left=left, height=0.66, color=color, hatch=hatch, edgecolor="white", lw=0)
+                    left += value
+                axes.text(left + 0.01 * longest, line, f"{number(left)} {unit}", va="center")
+            axes.set_yticks(range(len(panel)), list(panel))
+            axes.invert_yaxis()
+            axes.set_xlim(0, 1.17 * longest)
+            axes.set_title(title, loc="left")
+        grid[-1].set_xlabel(unit)
+        keys = [Patch(facecolor=c, hatch=h, edgecolor="white", lw=0, label=name) for name, (c, h) in looks.items()]
+        figure.legend(handles=keys, loc="outside lower center", ncols=min(4, len(keys)))
+        return finish(figure, claim, "the last is {ratio:.3g} times the first, {share:.0%} of it {largest}", facts)
+
+
+def _facts(panel: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """What a claim may say about one panel."""
+    sums = {label: sum(bar.values()) for label, bar in panel.items()}
+    first, last = next(iter(sums.values())), list(sums.values())[-1]
+    end = list(panel.values())[-1]
+    largest, best = max(end, key=end.__getitem__), min(sums, key=sums.__getitem__)
+    return {
+        "sums": sums,
+        "first": first,
+        "last": last,
+        "ratio": last / first if first else float("inf"),
+        "largest": largest,
+        "share": end[largest] / last if last else 0.0,
+        "best": best,
+        "least": sums[best],
+    }

@@ -1,0 +1,64 @@
+"""The roofline: how fast a piece of work can be on a machine, by how much it computes with each byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
+
+__all__ = ["roofline"]
+
+
+def roofline(
+    work: Mapping[str, tuple[float, float, float]], *, bandwidth: float, peak: float, claim: str | None = None
+) -> Chart:
+    """Measured work below the roof that a machine's memory and arithmetic make, on two logarithmic axes.
+
+    Args:
+        work: Name to (operations, bytes moved, seconds), as measured.
+        bandwidth: Bytes a second that the machine's memory moves, as measured: the slope of the roof.
+        peak: Operations a second that it computes, as measured: the flat part.
+        claim: Title; may use {first}: the name of the first work, {intensity}: its operations per byte, {ridge}: those
+            from which on arithmetic is the limit, {of_peak}: the share of the peak that it reaches, {of_roof}: the
+            share of what its intensity allows.
+
+    Raises:
+        ValueError: There is no work, or a number is not positive.
+    """
+    numbers = [bandwidth, peak, *(number for one in work.values() for number in one)]
+    if not work or min(numbers) <= 0:
+        raise ValueError(f"roofline needs work and positive numbers, got {dict(work)}, {bandwidth=}, {peak=}")
+    ridge = peak / bandwidth
+    at = {name: (operations / moved, operations / took) for name, (operations, moved, took) in work.items()}
+    facts: dict[str, Any] = {"ridge": ridge, "intensities": {name: one[0] for name, one in at.items()}}
+    first = next(iter(at))
+    intensity, speed = at[first]
+    facts |= {
+        "first": first,
+        "intensity": intensity,
+        "of_peak": speed / peak,
+        "of_roof": speed / min(peak, bandwidth * intensity),
+    }
+    with style():
+        figure = canvas(3.6)
+        axes = figure.add_subplot()
+        left = min(ridge, *(one[0] for one in at.values())) / 3
+        right = max(ridge, *(one[0] for one in at.values())) * 3
+        where = np.geomspace(left, right, 200)
+        axes.loglog(where, np.minimum(peak, bandwidth * where) / 1e9, color=INK)
+        axes.axvline(ridge, color=INK, linestyle=":", linewidth=1.2)
+        for name, (x, y) in at.items():
+            axes.loglog([x], [y / 1e9], "o", color=ACCENT, markersize=8)
+            on_left = x < np.sqrt(left * right)
+            axes.annotate(
+                name, (x, y / 1e9), (9 if on_left else -9, -14), textcoords="offset points",
+                ha="left" if on_left else "right",
+            )  # fmt: skip
+        axes.set_xlabel("operations for each byte that is moved")
+        axes.set_ylabel("billion operations a second")
+        axes.grid(True)
+        default = "{first}: {intensity:.2g} operations a byte, {of_peak:.1%} of what the machine could compute"
+        return finish(figure, claim, default, facts)

@@ -1,0 +1,34 @@
+import pytest
+
+from tutorec.teach import draw
+
+# Latency stays while the lookup is shared.
+SHARED = {"8 ranks": {"lookup": 4.0, "latency": 1.0}, "64 ranks": {"lookup": 0.5, "latency": 1.0}}
+
+
+def test_title_says_which_part_of_the_last_bar_is_largest_and_facts_hold_the_sums():
+    chart = draw.parts({"a": SHARED}, unit="ms")
+    assert chart.claim == "the last is 0.3 times the first, 67% of it latency"
+    assert chart.facts["sums"] == {"8 ranks": 5.0, "64 ranks": 1.5}
+    assert (chart.facts["best"], chart.facts["least"]) == ("64 ranks", 1.5)
+
+
+def test_a_bar_is_as_long_as_its_parts_together():
+    axes = draw.parts({"a": SHARED}, unit="ms").figure.axes[0]
+    widths = [patch.get_width() for patch in axes.patches]
+    assert widths == pytest.approx([4.0, 1.0, 0.5, 1.0])
+    assert [text.get_text() for text in axes.texts] == ["5 ms", "1.5 ms"]
+
+
+def test_a_second_panel_has_facts_of_its_own_and_the_same_scale():
+    other = {"8 ranks": {"lookup": 1.0, "latency": 1.0}}
+    chart = draw.parts({"a": SHARED, "b": other}, unit="ms", claim="{first:g} and {first_2:g}")
+    assert chart.claim == "5 and 2"
+    left, right = (axes.get_xlim() for axes in chart.figure.axes)
+    assert left == right
+
+
+@pytest.mark.parametrize("panels", [{}, {"a": {}}, {"a": {"x": {"lookup": 1.0}, "y": {"latency": 1.0}}}])
+def test_bars_without_common_parts_are_refused(panels):
+    with pytest.raises(ValueError, match="bars that all have the same parts"):
+        draw.parts(panels, unit="ms")
