@@ -197,7 +197,7 @@ class RemedySearch:
             if middle in (low, high):
                 break
             low, high = (low, middle) if fits(middle) else (middle, high)
-        words = f"{high // unit} * 1024**{power}" if power else f"{high}"
+        words = f"{high // unit} * {unit if power < 2 else f'1024**{power}'}" if power else f"{high}"
         return (
             f"{bytes_text(high)} of {MEMORIES[kind]} on each rank instead of {bytes_text(has)}: {_CAPS[kind]}={words}"
         )
