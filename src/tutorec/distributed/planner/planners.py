@@ -123,6 +123,7 @@ class EmbeddingShardingPlanner:
         self._batch_size = BATCH_SIZE if batch_size is None else batch_size
         self._constraints = dict(constraints or {})
         self._enumerator = enumerator or EmbeddingEnumerator(self._topology, self._batch_size, self._constraints)
+        self._own_enumerator = enumerator is None
         self._storage_reservation = storage_reservation or HeuristicalStorageReservation(percentage=0.15)
         proposers = proposer if isinstance(proposer, list) or proposer is None else [proposer]
         self._tries_proposals = bool(proposers) or partitioner is not None or performance_model is not None
@@ -233,7 +234,8 @@ class EmbeddingShardingPlanner:
             batch_size=self._batch_size,
             constraints=self._constraints,
             refusals=tuple(getattr(self._enumerator, "refusals", ())),
-            remake=remake,
+            # An enumerator of the caller's cannot be made for other machines.
+            remake=remake if self._own_enumerator else None,
         )
 
     def _find(self, inputs: PlanInputs, progress: Progress) -> tuple[Placement, str, float | None]:
