@@ -154,6 +154,10 @@ def _count(value: float | None, most: int) -> str:
     return f"none up to {most:,}" if value is None else f"{value:,.0f}"
 
 
+def _ids(value: int | None) -> str:
+    return "1 id" if value == 1 else f"{_count(value, LONGEST_BAG)} ids"
+
+
 def _gb(value: float) -> str:
     return f"{value / 1e9:,.1f} GB" if value < 1e11 else f"{value / 1e9:,.0f} GB"
 
@@ -194,17 +198,15 @@ def threshold_rows(name: str) -> list[tuple[str, ...]]:
         return [(words, _gb(largest(TW, machine)), _gb(largest(TWRW, machine))) for words, machine in machines.items()]
     if name == "columns":
         return [
-            (words, by_rows(machine).value.replace("_", "-"), f"{_count(rows_beat_columns(machine), LONGEST_BAG)} ids")
+            (words, by_rows(machine).value.replace("_", "-"), _ids(rows_beat_columns(machine)))
             for words, machine in machines.items()
         ]
     if name == "rows":
         return [
             (
                 words,
-                f"{_count(rows_pay(RW, machine), LONGEST_BAG)} ids",
-                f"{_count(rows_pay(TWRW, machine), LONGEST_BAG)} ids"
-                if machine.num_hosts > 1
-                else "one host: the same",
+                _ids(rows_pay(RW, machine)),
+                _ids(rows_pay(TWRW, machine)) if machine.num_hosts > 1 else "one host: the same",
             )
             for words, machine in machines.items()
         ]

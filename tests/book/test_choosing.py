@@ -73,3 +73,13 @@ def test_every_table_has_a_line_for_each_machine_and_a_cell_for_each_column(name
     assert len(rows) == (2 if name == "hosts" else len(choosing.MACHINES))
     assert all(len(row) == len(choosing.HEADERS[name]) for row in rows)
     assert all("None" not in cell and "nan" not in cell for row in rows for cell in row)
+
+
+def test_what_the_page_says_of_its_numbers_in_words_holds():
+    several, laptop = Topology.preset("8xH100x8"), Topology.preset("laptop")
+    copies = [choosing.copies_lose(machine, 4096) or 0 for machine in (EIGHT, several)]
+    assert 0.5 * 4096 < copies[0] < copies[1] < 4096
+    assert choosing.rows_pay(choosing.RW, laptop) is None
+    bags = [choosing.rows_beat_columns(machine) or 0 for machine in (laptop, several, EIGHT)]
+    assert bags[0] < 10 < 100 < bags[1] < bags[2]
+    assert choosing.adding_inside_saves(choosing.with_a_fast_network(several)) > 2
