@@ -178,8 +178,8 @@ class LocalSearch:
         packing.lay([None] * len(self.sizes))
         ceiling, packing.ceiling = packing.ceiling, np.full_like(packing.ceiling, np.inf)
         packing.sharpen(_PLACING, _NO_HURRY * self.target)
-        placed = self._put(range(len(self.sizes)))
-        assert placed, "where ranks may be overfull every table finds a place"
+        if not self._put(range(len(self.sizes))):
+            return False  # a table is pinned to ranks that none of its choices can lie on
         for sharpness in (_PLACING, 3 * _PLACING, _SHARP):
             packing.sharpen(sharpness, _NO_HURRY * self.target)
             self._sweep()

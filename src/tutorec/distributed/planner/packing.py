@@ -24,8 +24,8 @@ Mask = NDArray[np.bool_]
 
 # Two potentials that differ by less are a tie, which preference decides.
 _TIE = 1e-9
-# the product of two exponentials of this, summed over many ranks, is a float still
-_LARGEST_EXPONENT = 300.0
+# The product of two exponentials of this, summed over many ranks, is a float still.
+_LARGEST_EXPONENT, _LARGEST_WEIGHT = 300.0, 1e130
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +65,7 @@ class Stack:
         preference: Of all of them.
         needs: ``[C, 1 + K, P]``: ms and bytes of each piece.
         closed: ``[W]``, ranks that may hold no piece; None: all may.
-        most: ``[1 + K]``: the most that a piece needs.
+        most: ``[1 + K]``: the most that a choice adds to a rank.
         steps: ``[C, 1 + K, P]``: what a piece multiplies its rank's exponentials by, less one.
         sharpened: The packing's sharpening that ``steps`` are of.
     """
@@ -138,7 +138,7 @@ class Packing:
             target: Milliseconds that a rank should take.
         """
         self._sharpened += 1
-        self.factors = sharpness / np.concatenate([[target], np.maximum(self.room, 1.0)])[:, None]
+        self.factors = sharpness / np.concatenate([[max(target, 1e-12)], np.maximum(self.room, 1.0)])[:, None]
         self.weights = self._exponentials(self.filled)
 
     @property
@@ -248,7 +248,9 @@ class Packing:
             first = choices[members[0]]
             closed = None if first.allowed is None else ~first.allowed[self.order]
             needs = np.stack([self._needs(choices[number]) for number in members])
-            most = needs.max(axis=(0, 2))
+            # pieces that may share a rank have to be small together to fit wherever they are put
+            share = first.spread in (Spread.ANY, Spread.HOST, Spread.HOSTS_ROWS)
+            most = needs.sum(axis=2).max(axis=0) if share else needs.max(axis=(0, 2))
             found.append(Stack(first.spread, tuple(members), first.preference, needs, closed, most, needs))
         return found
 
@@ -315,31 +317,31 @@ def _blocks_of_hosts(packing: Packing, stack: Stack, free: Floats | None) -> Pla
 def _pieces_in_a_host(packing: Packing, stack: Stack, free: Floats | None) -> Place | None:
     """Several pieces, each on any rank of one host: as evenly as may be, one more on those that cost least."""
     size, hosts = packing.locals, packing.hosts
-    steps, needs = stack.steps[0], stack.needs[0]
-    pieces = steps.shape[1]
+    needs = stack.needs[0]
+    pieces = needs.shape[1]
     if (needs != needs[:, :1]).any():
         return _uneven_in_a_host(packing, stack, free)
     each, more = divmod(pieces, size)
-    factor = 1.0 + steps[:, 0]
-    shape = (size, hosts)
-    growth = np.minimum(((factor**each - 1.0) @ packing.weights), 1e300).reshape(shape)
-    extra = np.minimum((factor**each * steps[:, 0]) @ packing.weights, 1e300).reshape(shape)
+    exponents = needs[:, 0] * packing.factors[:, 0]
+    base, next_ = (np.expm1(np.minimum(count * exponents, _LARGEST_EXPONENT)) for count in (each, each + 1))
+    growth = (base @ packing.weights).reshape(size, hosts)
+    extra = ((next_ - base) @ packing.weights).reshape(size, hosts)
     if free is not None:
         for kind, need in enumerate(needs[:, 0]):
-            room = free[kind].reshape(shape)
+            room = free[kind].reshape(size, hosts)
             growth[each * need > room] = np.inf
             extra[(each + 1) * need > room] = np.inf
     ranking = np.argsort(extra, axis=0, kind="stable")
     total = growth.sum(axis=0) + np.take_along_axis(extra, ranking[:more], axis=0).sum(axis=0)
     host = int(total.argmin())
     if not np.isfinite(total[host]):
-        return None
+        return _uneven_in_a_host(packing, stack, free)
     numbers = np.concatenate([np.tile(np.arange(size), each), ranking[:more, host]])
     return stack.place(total[host], 0, numbers * hosts + host)
 
 
 def _uneven_in_a_host(packing: Packing, stack: Stack, free: Floats | None) -> Place | None:
-    """As ``_pieces_in_a_host`` for pieces that differ: host by host, the largest piece first."""
+    """As ``_pieces_in_a_host`` for pieces or ranks that differ: host by host, the largest piece first."""
     hosts, found = packing.hosts, None
     for host in range(hosts):
         own = slice(host, None, hosts)
@@ -380,7 +382,7 @@ def _one_by_one(weights: Floats, steps: Floats, needs: Floats, free: Floats | No
             return None
         total += float(growth[rank])
         ranks[piece] = rank
-        weights[:, rank] = np.minimum(weights[:, rank] * (1.0 + step), 1e300)
+        weights[:, rank] = np.minimum(weights[:, rank] * (1.0 + step), _LARGEST_WEIGHT)
         growth[rank] = step @ weights[:, rank]
         if free is not None:
             free[:, rank] -= need

@@ -18,6 +18,7 @@ and the drawn numbers are the same in every run.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -30,8 +31,10 @@ from tutorec.distributed.planner.search_order import SortedProblem
 _CLOSE = 1.0005
 # Places looked for: of a table, in total at most, and beyond that for each table of a large model.
 _PLACES_OF_A_TABLE, _PLACES, _MORE_PLACES_OF_A_TABLE = 400, 6000, 10
+# A program of so many choices times ranks is solved where nothing else finds a plan, in so many seconds at most.
+_SMALL_PROGRAM, _PROGRAM_SECONDS = 2000, 10.0
 # Sets of open groups that are tried at most, and those of them that are searched to the end.
-_SETS_TRIED, _SETS_SEARCHED = 32, 4
+_SETS_BOUNDED, _SETS_TRIED, _SETS_SEARCHED = 128, 32, 4
 
 
 def search(
@@ -122,11 +125,23 @@ class _Search:
             for choices in self.problem.choices
         ]
 
-    def _sets_of_groups(self) -> list[tuple[float, frozenset[int] | None]]:
+    def _sets_of_groups(self) -> Sequence[tuple[float, frozenset[int] | None]]:
         """Sets of groups to open, with the bound of each, the smallest first."""
         if self.problem.fixed is None or not self.problem.fixed.any():
             return [(self.bound, None)]
-        return list(self.totals.sets_of_groups(_SETS_TRIED))
+        found = [
+            (max(bound, self._longest_piece(opened)), opened)
+            for bound, opened in self.totals.sets_of_groups(_SETS_BOUNDED)
+        ]
+        ranked = sorted(found, key=lambda entry: (entry[0], sorted(entry[1])))
+        return [(bound, opened) for bound, opened in ranked[:_SETS_TRIED]]
+
+    def _longest_piece(self, opened: frozenset[int]) -> float:
+        """Milliseconds that some rank takes under a set of groups however the work is spread: no piece is divided."""
+        return max(
+            min((float(choices[number].time.max(initial=0.0)) for number in numbers), default=math.inf)
+            for choices, numbers in zip(self.problem.choices, self._open_choices(opened), strict=True)
+        )
 
     def _polished(self) -> Placement:
         """A plan that is as fast as the best, with less work and less memory, in the order of tables and ranks."""
@@ -150,4 +165,13 @@ class _Search:
             local.ruin_and_repair(self.budget.left, self.bound * _CLOSE - self._latency(local))
             self._keep(local)
             return self._polished()
-        return None
+        return self._solved()
+
+    def _solved(self) -> Placement | None:
+        """The mixed-integer program's answer, where it is small: it misses nothing that fits."""
+        from tutorec.distributed.planner.optimal import solve  # which loads scipy
+
+        choices = sum(len(of_table) for of_table in self.problem.choices)
+        if choices * self.problem.world_size > _SMALL_PROGRAM:
+            return None
+        return solve(self.problem, seconds=_PROGRAM_SECONDS).placement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +34,7 @@ class SortedProblem:
 
     def __init__(self, given: PlanningProblem) -> None:
         self.tables = sorted(range(len(given.choices)), key=lambda table: _table_key(given.choices[table]))
-        self.ranks = _order_of_ranks(given)
+        self.ranks = _order_of_ranks(given, self.tables)
         sorted_choices = tuple(given.choices[table] for table in self.tables)
         if (self.ranks == np.arange(given.world_size)).all():
             self.problem = replace(given, choices=sorted_choices)
@@ -55,19 +56,38 @@ class SortedProblem:
 
 def _table_key(choices: tuple[Choice, ...]) -> tuple[object, ...]:
     each = [
-        (float(choice.time.sum()), -int(choice.memory.sum()), choice.spread.value, choice.preference, len(choice.time))
+        (
+            float(choice.time.sum()),
+            -int(choice.memory.sum()),
+            float(choice.time.max(initial=0.0)),
+            choice.spread.value,
+            choice.preference,
+            choice.groups,
+            len(choice.time),
+            () if choice.allowed is None else tuple(choice.allowed.tolist()),
+        )
         for choice in choices
     ]
     least = min(each)
     return (-least[0], least[1], sorted(each))
 
 
-def _order_of_ranks(problem: PlanningProblem) -> Ints:
-    """Hosts with more room first, and on a host ranks as they are: pieces of rows follow their numbers."""
+def _order_of_ranks(problem: PlanningProblem, tables: Sequence[int]) -> Ints:
+    """Hosts with more room first, and on a host ranks as they are: pieces of rows follow their numbers.
+
+    Where hosts differ for some table, that decides between hosts of equal room.
+    """
     size = problem.local_size
-    hosts = range(problem.world_size // size)
-    room = [problem.capacity[host * size : (host + 1) * size].ravel().tolist() for host in hosts]
-    order = sorted(hosts, key=lambda host: [-bytes_ for bytes_ in room[host]])
+    choices = [choice for table in tables for choice in problem.choices[table]]
+    masks = [choice.allowed for choice in choices if choice.allowed is not None]
+    differ = bool(masks) or bool((problem.capacity != problem.capacity[0]).any())
+    columns = [-problem.capacity, *(~mask[:, None] for mask in masks)]
+    if differ:
+        columns += [choice.time[:, None] for choice in choices if choice.spread is Spread.ALL]
+    of_ranks = np.concatenate([column.astype(np.float64) for column in columns], axis=1)
+    order = sorted(
+        range(problem.world_size // size), key=lambda host: of_ranks[host * size : (host + 1) * size].ravel().tolist()
+    )
     return np.concatenate([np.arange(host * size, (host + 1) * size) for host in order])
 
 

@@ -1,0 +1,88 @@
+"""The lower bound: no placement is below it, and its reason says what keeps plans from being faster."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from distributed.planner.instances import brute_force, model, problems
+from hypothesis import given
+from strategies import PROPERTY
+
+from tutorec.distributed.planner.bounds import Totals, lower_bound
+from tutorec.distributed.planner.problem import Choice, PlanningProblem, Spread, cost
+from tutorec.distributed.planner.search import search
+
+
+def _whole(ms: float, size: int, group: int = 0) -> Choice:
+    return Choice(np.array([ms]), np.array([[size, 0]]), Spread.ANY, (group,))
+
+
+def _rooms(*rooms: int) -> np.ndarray:
+    return np.array([[room, 0] for room in rooms])
+
+
+@PROPERTY
+@given(problem=problems())
+def test_no_placement_is_below_the_bound(problem: PlanningProblem) -> None:
+    assert lower_bound(problem).ms <= brute_force(problem)
+
+
+@PROPERTY
+@given(problem=problems(latencies=False))
+def test_no_placement_is_below_the_bound_without_latencies(problem: PlanningProblem) -> None:
+    assert lower_bound(problem).ms <= brute_force(problem)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_closed_choices_are_in_no_plan_that_is_as_fast(seed: int) -> None:
+    problem = model(seed, 12, 4, 2, 0.7)
+    found = search(problem)
+    assert found is not None
+    totals = Totals(problem)
+    kept = totals.fruitful(cost(problem, found))
+    assert kept[totals.starts + found.chosen].all()
+    assert kept.sum() < len(kept)
+
+
+def test_the_bound_of_even_work_is_the_mean() -> None:
+    bound = lower_bound(PlanningProblem(2, 2, _rooms(9, 9), tuple((_whole(ms, 1),) for ms in (3.0, 3.0, 2.0))))
+    assert bound.ms == pytest.approx(4.0)
+    assert str(bound) == "no plan is faster than 4 ms: it is the work of all tables, spread evenly over 2 ranks"
+
+
+def test_the_bound_of_one_long_piece_is_that_piece_and_names_the_table() -> None:
+    bound = lower_bound(PlanningProblem(2, 2, _rooms(9, 9), ((_whole(1.0, 1),), (_whole(6.0, 1),))))
+    assert bound.ms == 6.0
+    assert "table 1" in bound.reason
+
+
+def test_the_bound_counts_memory_that_forces_slow_choices() -> None:
+    """Four tables of 1 ms and 10 bytes, or 9 ms and 1 byte, in 22 bytes: two must be slow, 20 ms on one rank."""
+    tables = tuple((_whole(1.0, 10), _whole(9.0, 1)) for _ in range(4))
+    bound = lower_bound(PlanningProblem(1, 1, _rooms(22), tables))
+    assert bound.ms == pytest.approx(20.0)
+    assert bound.reason.endswith("in the memory that they have")
+
+
+def test_the_bound_counts_latencies_of_groups_that_cannot_be_avoided() -> None:
+    """Either both groups, 1 + 1 ms and their latencies, or the first alone: 1 + 4 + 0.5 ms."""
+    tables = ((_whole(1.0, 1, group=0),), (_whole(1.0, 1, group=1), _whole(4.0, 1, group=0)))
+    for latency, ms in ((1.0, 3.5), (9.0, 5.5)):
+        bound = lower_bound(PlanningProblem(1, 1, _rooms(9), tables, np.array([0.5, latency])))
+        assert bound.ms == pytest.approx(ms)
+
+
+def test_the_bound_is_infinite_where_memory_is_short_and_says_by_how_much() -> None:
+    bound = lower_bound(PlanningProblem(2, 2, _rooms(10, 10), tuple((_whole(1.0, 7),) for _ in range(3))))
+    assert bound.ms == np.inf
+    assert "21 bytes of HBM at least, where all ranks have 20" in bound.reason
+
+
+def test_the_bound_is_infinite_where_a_piece_fits_on_no_rank() -> None:
+    bound = lower_bound(PlanningProblem(2, 2, _rooms(10, 10), ((_whole(1.0, 1),), (_whole(1.0, 11),))))
+    assert bound.ms == np.inf
+    assert bound.reason == "table 1 fits on the ranks in none of its ways"
+
+
+def test_no_tables_take_no_time() -> None:
+    assert lower_bound(PlanningProblem(2, 2, _rooms(1, 1), ())).ms == 0.0
