@@ -7,7 +7,7 @@ divides by how fast the machine is. The names in brackets, as (eq-cost-tw), are 
 Letters: W ranks, L of them on a host, H = W / L hosts. Of a table with R rows and D columns, one rank's batch has S
 bags and N ids, of all features together. A piece has r rows and d columns; ids are expected to spread evenly over rows,
 so that n = N * r / R of each rank fall into the piece. On the wire an id takes b_i bytes (4, or 8 where R is 2 ** 31 or
-more), its weight b_w (4, or none), a number of a row b_r, a number of a gradient b_g. What each holder moves in a step::
+more), its weight b_w (4, or none), a number of a row b_r, a number of a gradient b_g. What a holder moves in a step::
 
                       from each rank               looked up    to each rank           back
     tw, cw, twcw      b_i * (S + N) + b_w * N      W * N        b_r * S * d            b_g * S * d
