@@ -100,7 +100,7 @@ def _laid(choice: Choice, ranks: Ints, groups: int, world_size: int) -> tuple[np
 
 
 def model(seed: int, tables: int, world_size: int, local_size: int, fill: float) -> PlanningProblem:
-    """Tables from small to large on ranks that they fill to a part; whole, in columns, in rows, in rows of a host, copied.
+    """Tables from small to large that fill a part of the ranks: whole, in columns, in rows, in rows of a host, copied.
 
     Args:
         seed: Of the tables.

@@ -22,7 +22,7 @@ from tutorec.distributed.planner.problem import Choice, Floats, Ints, PlanningPr
 
 # groups whose use is decided together, at most: all subsets are tried
 _GROUPS_AT_ONCE = 8
-_CUTS = 40
+_CUTS, _HALVINGS = 40, 6
 # a bound that rounding errors of a sum could lift above a plan would be none
 _SLACK = 1e-12
 
@@ -133,6 +133,9 @@ class Totals:
         self.possible = np.logical_or.reduceat(self.usable, self.starts)
         longest = np.where(self.usable, self.longest, np.inf)
         self.unavoidable = np.minimum.reduceat(longest, self.starts)
+        numbers: dict[tuple[int, ...], int] = {}
+        self._group_set = np.array([numbers.setdefault(choice.groups, len(numbers)) for choice in choices])
+        self._group_sets = list(numbers)
         self._groups = frozenset(group for choice in choices for group in choice.groups)
         self._components = _components(problem, choices, fixed) if fixed.any() else []
 
@@ -163,7 +166,7 @@ class Totals:
         """Sets of groups that could be opened, and a bound for plans that use no others: the smallest bounds.
 
         Args:
-            most: How many sets at most.
+            most: How many sets at most; the set of all groups is always among them.
 
         Returns:
             Bound and set, the smallest bound first. Groups that are not decided on here are in all sets.
@@ -175,15 +178,50 @@ class Totals:
         sets = [(mean, self._groups - decided)]
         for component in self._components:
             dearer = component.dearer(value)
-            subsets = np.argsort(dearer, kind="stable")[:most].tolist()
+            subsets = np.argsort(dearer, kind="stable")[: 4 * most].tolist()
             sets = [
                 (bound + float(dearer[subset]), some | component.members_of(subset))
                 for bound, some in sets
                 for subset in subsets
                 if np.isfinite(dearer[subset])
             ]
-            sets = sorted(sets, key=lambda entry: (entry[0], sorted(entry[1])))[:most]
-        return sets
+            sets = sorted(sets, key=lambda entry: (entry[0], sorted(entry[1])))[: 4 * most]
+        # a set that bounds well on the mean may leave a table no choice but a long piece
+        found = {some: self._bound_with(some, value, relaxed.prices) for some in [some for _, some in sets]}
+        found[self._groups] = self._bound_with(self._groups, value, relaxed.prices)
+        ranked = sorted(
+            ((bound, some) for some, bound in found.items()), key=lambda entry: (entry[0], sorted(entry[1]))
+        )
+        return [entry for rank, entry in enumerate(ranked) if rank < most or entry[1] == self._groups]
+
+    def _bound_with(self, opened: frozenset[int], value: Floats, prices: Floats) -> float:
+        """A bound for plans that use no groups but these, from the mean and from the longest piece."""
+        fixed = np.zeros(0) if self.problem.fixed is None else self.problem.fixed
+        # of groups that are decided on all are paid for: a set with fewer stands for plans that use fewer
+        decided = {group for component in self._components for group in component.groups}
+        latency = float(sum(fixed[group] for group in opened & decided))
+        possible = np.array([opened.issuperset(groups) for groups in self._group_sets])[self._group_set]
+        value = np.where(possible, value, np.inf)
+
+        def mean(longest: float) -> float:
+            least = np.minimum.reduceat(np.where(self.longest <= longest, value, np.inf), self.starts)
+            return float(least.sum() - prices @ self.capacity) + latency
+
+        low = float(np.minimum.reduceat(np.where(np.isfinite(value), self.longest, np.inf), self.starts).max())
+        if not np.isfinite(low):
+            return low
+        high = mean(low)
+        for _ in range(_HALVINGS):
+            if high <= low:
+                break
+            middle = (low + high) / 2
+            reached = mean(middle)
+            if reached > middle:
+                low = middle
+            else:
+                high = middle
+            low = max(low, min(reached, middle))
+        return low
 
     def fruitful(self, limit: float) -> np.ndarray:
         """``[N]``: the choices that a plan of at most so many milliseconds can have.

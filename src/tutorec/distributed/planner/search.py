@@ -34,7 +34,7 @@ _PLACES_OF_A_TABLE, _PLACES, _MORE_PLACES_OF_A_TABLE = 400, 6000, 10
 # A program of so many choices times ranks is solved where nothing else finds a plan, in so many seconds at most.
 _SMALL_PROGRAM, _PROGRAM_SECONDS = 2000, 10.0
 # Sets of open groups that are tried at most, and those of them that are searched to the end.
-_SETS_BOUNDED, _SETS_TRIED, _SETS_SEARCHED = 128, 32, 4
+_SETS_TRIED, _SETS_SEARCHED = 32, 4
 
 
 def search(
@@ -129,19 +129,7 @@ class _Search:
         """Sets of groups to open, with the bound of each, the smallest first."""
         if self.problem.fixed is None or not self.problem.fixed.any():
             return [(self.bound, None)]
-        found = [
-            (max(bound, self._longest_piece(opened)), opened)
-            for bound, opened in self.totals.sets_of_groups(_SETS_BOUNDED)
-        ]
-        ranked = sorted(found, key=lambda entry: (entry[0], sorted(entry[1])))
-        return [(bound, opened) for bound, opened in ranked[:_SETS_TRIED]]
-
-    def _longest_piece(self, opened: frozenset[int]) -> float:
-        """Milliseconds that some rank takes under a set of groups however the work is spread: no piece is divided."""
-        return max(
-            min((float(choices[number].time.max(initial=0.0)) for number in numbers), default=math.inf)
-            for choices, numbers in zip(self.problem.choices, self._open_choices(opened), strict=True)
-        )
+        return [(bound, opened) for bound, opened in self.totals.sets_of_groups(_SETS_TRIED) if math.isfinite(bound)]
 
     def _polished(self) -> Placement:
         """A plan that is as fast as the best, with less work and less memory, in the order of tables and ranks."""
