@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from tutorec.distributed.planner.charts import plan_figure
 from tutorec.distributed.planner.explain import plan_story
 from tutorec.distributed.planner.explanation import Explanation
@@ -28,6 +28,8 @@ class PlannedSharding(ShardingPlan):
         True
     """
 
+    # The page of this class resolves the inherited annotation here.
+    plan: dict[str, EmbeddingModuleShardingPlan] = field(default_factory=dict)
     report: PlanReport | None = field(default=None, repr=False)
 
     def explain(self, table: str | None = None) -> Explanation:
