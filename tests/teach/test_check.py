@@ -87,6 +87,30 @@ def test_function_that_edits_its_input_does_not_spoil_the_case():
     assert grade(double, greedy).status == "right"
 
 
+def length_of(answer):
+    if not isinstance(answer, str):
+        raise ValueError("An answer is a word.")
+    return len(answer)
+
+
+long_word = Exercise(
+    id="99.4",
+    compared="a word of five letters",
+    solution="apple",
+    mistakes=(Mistake("too short", "fig", "Longer."), Mistake("too long", "banana", "Shorter.")),
+    shape="a fruit",
+    measure=length_of,
+)
+
+
+def test_answers_are_judged_by_what_they_come_to_where_many_are_right():
+    assert grade(long_word, "lemon").status == "right"
+    assert "Shorter." in grade(long_word, "cherry").text
+    assert "It comes to 4. An answer here is a fruit." in grade(long_word, "pear").text
+    assert "An answer is a word." in grade(long_word, 5).text
+    assert grade(long_word, ...).status == "not attempted"
+
+
 def test_same_keeps_bools_apart_from_numbers_and_compares_nested_answers():
     assert not same(True, 1)
     assert same({"a": torch.tensor([1.0])}, {"a": [1]})

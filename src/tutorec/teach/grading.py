@@ -44,6 +44,8 @@ class Exercise:
         tolerance: Absolute and relative tolerance for numbers.
         shape: What a well-formed answer looks like ("a list of five integers"); shown when an answer is neither
             right nor a known mistake.
+        measure: Where many answers are right: what an answer comes to. Results are compared then, and not answers. A
+            ValueError says what is wrong with the form of an answer; its message is shown.
     """
 
     id: str
@@ -53,6 +55,7 @@ class Exercise:
     cases: tuple[tuple[Any, ...], ...] | None = None
     tolerance: float = 1e-6
     shape: str = ""
+    measure: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         """Refuse an exercise that could not tell its answers apart."""
@@ -153,7 +156,12 @@ class _CaseError(Exception):
 
 
 def _observe(exercise: Exercise, answer: Any) -> Any:
-    """The answer itself, or what the answer, a function, returns on each case."""
+    """The answer itself, what it comes to, or what the answer, a function, returns on each case."""
+    if exercise.measure is not None:
+        try:
+            return exercise.measure(answer)
+        except ValueError as error:
+            raise _CaseError(str(error)) from error
     if exercise.cases is None:
         return answer
     return [_call(answer, case) for case in exercise.cases]
@@ -179,6 +187,8 @@ def _locate(exercise: Exercise, found: Any, right: Any) -> str:
                 shown = ", ".join(_short(argument) for argument in case)
                 return f"The smallest case that differs: on ({shown}) your function gives {_short(mine)}."
     wanted = f" An answer here is {exercise.shape}." if exercise.shape else ""
+    if exercise.measure is not None:
+        return f"It comes to {_short(found)}.{wanted}"
     mine, theirs = _plain(found), _plain(right)
     if isinstance(mine, list) and isinstance(theirs, list):
         if len(mine) != len(theirs):

@@ -1,0 +1,168 @@
+"""Eight tables of the shop on four GPUs, and what a plan that a person wrote for them comes to.
+
+Chapter 09 asks its reader to find a plan. Many are good, so that the answer is not compared with a plan: it is planned
+with constraints that leave nothing open, and judged by its cost.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.planned import PlannedSharding
+from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
+from tutorec.distributed.planner.problem import fixed_time
+from tutorec.distributed.planner.topology import Topology
+from tutorec.errors import PlannerError
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+
+#: Table -> rows, columns, ids in a bag on average.
+TABLES: dict[str, tuple[int, int, int]] = {
+    "visitors": (300_000_000, 64, 1),
+    "products": (100_000_000, 64, 20),
+    "queries": (40_000_000, 128, 10),
+    "sellers": (10_000_000, 64, 1),
+    "brands": (5_000_000, 64, 5),
+    "pages": (2_000_000, 32, 100),
+    "cities": (100_000, 64, 1),
+    "weekdays": (7, 64, 1),
+}
+TYPES = ("table_wise", "row_wise", "column_wise", "data_parallel")
+GPUS = 4
+SAMPLES = 32_768  # in the batch of one GPU
+META = torch.device("meta")
+
+DOES_NOT_FIT = "a plan for which no rank has the room"
+UNEVEN = "a plan in which one rank is busy for much longer than the others"
+TOO_MUCH = "a plan in which all ranks are busy alike, and for too long"
+TOO_MANY_TYPES = "a plan that would be good if it took part in fewer exchanges"
+GOOD = "a plan as good as the best"
+
+# What a plan may take beyond the best to be as good, and the busiest rank beyond the mean to be no exception.
+_SLACK = 1.05
+_UNEVEN = 1.25
+
+Words = Mapping[str, Any]
+
+
+def tables() -> list[EmbeddingBagConfig]:
+    """The eight tables."""
+    return [
+        EmbeddingBagConfig(num_embeddings=rows, embedding_dim=columns, name=name, feature_names=[name])
+        for name, (rows, columns, _) in TABLES.items()
+    ]
+
+
+def sharder() -> EmbeddingBagCollectionSharder:
+    """What shards them, with row-wise Adagrad."""
+    return EmbeddingBagCollectionSharder(fused_params={"optimizer": "rowwise_adagrad", "learning_rate": 0.1})
+
+
+def hand_plan(words: Words) -> PlannedSharding:
+    """The plan that says this.
+
+    Args:
+        words: For each table its type, or its type and the ranks that hold it: ``"row_wise"``, ``("table_wise", 2)``,
+            ``("column_wise", 0, 1)``.
+
+    Raises:
+        ValueError: A table is missing or unknown, or a word is no type or rank.
+        PlannerError: It does not fit.
+
+    Example:
+        >>> plan = hand_plan({table: "row_wise" for table in TABLES})
+        >>> plan.plan[""]["cities"].ranks
+        [0, 1, 2, 3]
+    """
+    return _planned({table: _constraint(table, words) for table in _checked(words)})
+
+
+def judge(words: Words) -> str:
+    """What a plan comes to, in words: `GOOD`, or what is wrong with it.
+
+    Args:
+        words: As for `hand_plan`.
+
+    Raises:
+        ValueError: A table is missing or unknown, or a word is no type or rank.
+
+    Example:
+        >>> judge({table: ("table_wise", 0) for table in TABLES}) == DOES_NOT_FIT
+        True
+    """
+    try:
+        report = hand_plan(words).report
+    except PlannerError:
+        return DOES_NOT_FIT
+    assert report is not None, "a plan that was just made has its report"
+    best, fewest = _best()
+    limit = _SLACK * best
+    if report.cost <= limit:
+        return GOOD
+    if report.cost - fixed_time(report.problem, report.placement) + fewest <= limit:
+        return TOO_MANY_TYPES
+    times = report.rank_parts.sum(axis=1)
+    return UNEVEN if times.max() > _UNEVEN * times.mean() else TOO_MUCH
+
+
+@functools.cache
+def _best() -> tuple[float, float]:
+    """Milliseconds of a step under the planner's own plan, and those of its exchanges."""
+    report = _planned({table: _free(table) for table in TABLES}).report
+    assert report is not None, "a plan that was just made has its report"
+    return report.cost, fixed_time(report.problem, report.placement)
+
+
+def _planned(constraints: Mapping[str, ParameterConstraints]) -> PlannedSharding:
+    planner = EmbeddingShardingPlanner(
+        Topology.preset(f"{GPUS}xH100"), batch_size=SAMPLES, constraints=constraints, stats=[]
+    )
+    return planner.plan(EmbeddingBagCollection(tables(), device=META), [sharder()])
+
+
+def _free(table: str) -> ParameterConstraints:
+    _, columns, bag = TABLES[table]
+    least = 32 if columns > 32 else None
+    return ParameterConstraints(sharding_types=list(TYPES), min_partition=least, pooling_factors=[float(bag)])
+
+
+def _constraint(table: str, words: Words) -> ParameterConstraints:
+    kind, ranks = _parts(words[table])
+    constraint = _free(table)
+    constraint.sharding_types = [kind]
+    constraint.pin = ranks or None
+    if kind != "column_wise":
+        constraint.min_partition = None
+    return constraint
+
+
+def _checked(words: Words) -> Words:
+    """The words, if there is a sensible one for each table."""
+    if not isinstance(words, Mapping) or set(words) != set(TABLES):
+        raise ValueError(f"A plan here is a dict with the tables {', '.join(TABLES)}.")
+    for table, word in words.items():
+        kind, ranks = _parts(word)
+        if kind not in TYPES:
+            raise ValueError(f"{table!r} is {word!r}, and the sharding types here are {', '.join(TYPES)}.")
+        if kind in ("row_wise", "data_parallel") and ranks:
+            raise ValueError(f"{table!r} is {word!r}, and {kind} takes all ranks: leave them out.")
+        if any(rank not in range(GPUS) for rank in ranks):
+            raise ValueError(f"{table!r} is {word!r}, and the ranks are 0 to {GPUS - 1}.")
+        if kind == "table_wise" and len(ranks) != 1:
+            raise ValueError(f"{table!r} is {word!r}: a table that stays whole is on one rank, as ('table_wise', 2).")
+        if kind == "column_wise" and not ranks:
+            raise ValueError(f"{table!r} is {word!r}: say which ranks have the slices, as ('column_wise', 0, 1).")
+    return words
+
+
+def _parts(word: Any) -> tuple[Any, list[int]]:
+    """Type and ranks."""
+    if isinstance(word, str) or not isinstance(word, Sequence) or not word:
+        return word, []
+    return word[0], list(word[1:])

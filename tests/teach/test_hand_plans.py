@@ -1,0 +1,68 @@
+import pytest
+
+from tutorec.distributed.planner import OptimalPlanner, Topology
+from tutorec.errors import PlannerError
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.teach import hand_plans
+from tutorec.teach.exercises.ch09 import EXERCISES
+from tutorec.teach.hand_plans import DOES_NOT_FIT, GOOD, TABLES, TOO_MANY_TYPES, TOO_MUCH, UNEVEN, hand_plan, judge
+
+EXERCISE = EXERCISES[1]
+SOLUTION = EXERCISE.solution
+
+
+def test_hand_plan_puts_tables_where_the_words_say():
+    plan = hand_plan(SOLUTION).plan[""]
+    assert {table: entry.sharding_type for table, entry in plan.items()} == {
+        table: word if isinstance(word, str) else word[0] for table, word in SOLUTION.items()
+    }
+    assert sorted(plan["visitors"].ranks) == [0, 1]
+    assert set(plan["queries"].ranks) == {2, 3}
+    assert plan["pages"].ranks == [0, 1, 2, 3]
+
+
+def test_each_misconception_is_seen_by_its_kind():
+    found = [judge(mistake.answer) for mistake in EXERCISE.mistakes]
+    assert found == [DOES_NOT_FIT, UNEVEN, TOO_MANY_TYPES, TOO_MUCH]
+    assert judge(SOLUTION) == GOOD
+
+
+def test_plan_that_is_judged_good_is_near_the_optimum():
+    best = OptimalPlanner(
+        Topology.preset("4xH100"),
+        hand_plans.SAMPLES,
+        {table: hand_plans._free(table) for table in TABLES},
+        time_limit=20,
+        stats=[],
+    )
+    optimum = best.plan(_tables(), [hand_plans.sharder()]).report
+    mine = hand_plan(SOLUTION).report
+    assert optimum is not None
+    assert mine is not None
+    assert optimum.cost <= mine.cost <= 1.06 * optimum.cost
+
+
+def test_plan_that_does_not_fit_is_the_planners_error():
+    with pytest.raises(PlannerError, match="visitors"):
+        hand_plan(SOLUTION | {"visitors": ("table_wise", 0)})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"visitors": "row_wise"}, "A plan here is a dict with the tables visitors"),
+        ([], "A plan here is a dict"),
+        (SOLUTION | {"pages": "by rows"}, "'pages' is 'by rows', and the sharding types here are table_wise"),
+        (SOLUTION | {"pages": ("row_wise", 1)}, "row_wise takes all ranks"),
+        (SOLUTION | {"pages": ("table_wise", 4)}, "the ranks are 0 to 3"),
+        (SOLUTION | {"pages": "table_wise"}, "is on one rank, as"),
+        (SOLUTION | {"pages": "column_wise"}, "say which ranks have the slices"),
+    ],
+)
+def test_words_that_are_no_plan_are_named(words, said):
+    with pytest.raises(ValueError, match=said):
+        judge(words)
+
+
+def _tables():
+    return EmbeddingBagCollection(hand_plans.tables(), device=hand_plans.META)
