@@ -66,7 +66,7 @@ def planned(inputs: PlanInputs, seconds: float = 0.0) -> PlannedSharding:
     placement = found_plan(problem)
     assert placement is not None, "the case is meant to fit"
     report = PlanReport(inputs, placement, lower_bound(problem), seconds, "local search")
-    return PlannedSharding(to_sharding_plan(place_options(problem, placement), inputs.topology), report)
+    return PlannedSharding(to_sharding_plan(place_options(problem, placement), inputs.topology).plan, report)
 
 
 def report_of(plan: PlannedSharding) -> PlanReport:

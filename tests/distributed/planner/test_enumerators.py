@@ -341,7 +341,7 @@ def test_constraint_that_cannot_be_meant_is_an_error(constraints: dict[str, dict
 
 @pytest.mark.parametrize("batch_size", [0, -3])
 def test_batch_of_no_samples_is_an_error(batch_size: int):
-    with pytest.raises(PlannerError, match=f"batch_size is {batch_size}"):
+    with pytest.raises(PlannerError, match=f"batch_size={batch_size} is"):
         EmbeddingEnumerator(Topology(1, "cpu"), batch_size).enumerate(bags(item=(8, 4)), SHARDERS)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GIB = 1024**3
+DEVICES = ("cpu", "cuda", "mtia")  # that a topology knows
 _GB_PER_S = 10**9 / 1000  # of a data sheet, in bytes per millisecond
 
 # Defaults of a topology of accelerators: TorchRec's ``planner.constants``, so that plans compare.

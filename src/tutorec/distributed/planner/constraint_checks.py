@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.planner.constants import DEVICES
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -46,7 +47,7 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
         >>> members(ShardingType, ["row_wise", ShardingType.TABLE_WISE], "sharding_types", "item")
         (<ShardingType.ROW_WISE: 'row_wise'>, <ShardingType.TABLE_WISE: 'table_wise'>)
     """
-    if isinstance(values, (str, Enum)):
+    if isinstance(values, (str, Enum)) or not isinstance(values, (Iterable, type(None))):
         raise _bad(f"ParameterConstraints({field}={values!r}) of table {table!r} is no list: {field}=[{values!r}]")
     found = []
     for value in values or ():
@@ -61,6 +62,33 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
                 f"{kind.__name__}; {hint}there are {', '.join(known)}"
             ) from None
     return tuple(found)
+
+
+def by_table(constraints: object) -> dict[str, ParameterConstraints]:
+    """Constraints as a dict, checked to be some.
+
+    Args:
+        constraints: What a planner was given; None: nothing is laid down.
+
+    Raises:
+        PlannerError: It is no mapping from names of tables to `ParameterConstraints`.
+
+    Example:
+        >>> by_table({"item": "row_wise"})
+        Traceback (most recent call last):
+            ...
+        tutorec.errors.PlannerError: the constraints of table 'item' are 'row_wise': give ParameterConstraints(...)
+    """
+    if constraints is None:
+        return {}
+    if not isinstance(constraints, Mapping):
+        raise _bad(
+            f"constraints are a {type(constraints).__name__}: give a dict, {{'table name': ParameterConstraints(...)}}"
+        )
+    for name, each in constraints.items():
+        if not isinstance(each, ParameterConstraints):
+            raise _bad(f"the constraints of table {name!r} are {each!r}: give ParameterConstraints(...)")
+    return dict(constraints)
 
 
 def check_names(constraints: Mapping[str, ParameterConstraints], tables: Collection[str]) -> None:
@@ -104,6 +132,7 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
             ...
         tutorec.errors.PlannerError: ParameterConstraints(pin=[4]) of table 'item' names rank 4; there are ranks 0 to 3
     """
+    _check_words(name, constraint)
     least = constraint.min_partition
     if least is not None and (not _whole(least) or least < 1):
         raise _bad(
@@ -115,9 +144,9 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
         ("num_poolings", constraint.num_poolings, 0),
         ("batch_sizes", constraint.batch_sizes, 1),
     ):
-        if numbers is None:
+        if numbers is None and what != "pooling_factors":
             continue
-        if isinstance(numbers, (Real, str)) or not len(numbers):
+        if numbers is None or isinstance(numbers, (Real, str)) or not len(numbers):
             raise _bad(f"ParameterConstraints({what}={numbers!r}) of table {name!r} lists no numbers, one per feature")
         wrong = [each for each in numbers if not isinstance(each, Real) or not smallest <= float(each) < math.inf]
         if wrong:
@@ -129,6 +158,17 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
         _check_pin(name, constraint.pin, world_size)
 
 
+def _check_words(name: str, constraint: ParameterConstraints) -> None:
+    word, group = constraint.colocate, constraint.device_group
+    if word is not None and not (isinstance(word, str) and word):
+        raise _bad(f"ParameterConstraints(colocate={word!r}) of table {name!r} is no word: colocate='together'")
+    if group is not None and group not in DEVICES:
+        raise _bad(
+            f"ParameterConstraints(device_group={group!r}) of table {name!r} is no kind of device: "
+            f"one of {', '.join(DEVICES)}, or None"
+        )
+
+
 def _check_pin(name: str, pin: Sequence[int], world_size: int) -> None:
     if isinstance(pin, Integral):
         raise _bad(f"ParameterConstraints(pin={pin}) of table {name!r} is no list of ranks: pin=[{pin}]")
@@ -136,7 +176,7 @@ def _check_pin(name: str, pin: Sequence[int], world_size: int) -> None:
     outside = [rank for rank in ranks if not _whole(rank) or not 0 <= rank < world_size]
     if outside:
         raise _bad(
-            f"ParameterConstraints(pin={ranks}) of table {name!r} names rank {outside[0]}; there are ranks 0 to "
+            f"ParameterConstraints(pin={ranks}) of table {name!r} names rank {outside[0]!r}; there are ranks 0 to "
             f"{world_size - 1}"
         )
     if not ranks:

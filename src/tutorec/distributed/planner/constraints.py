@@ -63,3 +63,7 @@ class ParameterConstraints:
     use_virtual_table: bool = False
     pin: Sequence[int] | None = None
     colocate: str | None = None
+
+    def __hash__(self) -> int:
+        # As in TorchRec: by value, and lists are none. Equal constraints print alike.
+        return hash(repr(self))

@@ -19,6 +19,7 @@ from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner.constants import BATCH_SIZE, MIN_CW_DIM
 from tutorec.distributed.planner.constraint_checks import (
     asked,
+    by_table,
     check_names,
     check_numbers,
     no_option,
@@ -26,13 +27,15 @@ from tutorec.distributed.planner.constraint_checks import (
     warn_without_effect,
 )
 from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.input_checks import able
 from tutorec.distributed.planner.interfaces import Enumerator, ShardEstimator
 from tutorec.distributed.planner.kernels import registered_kernels
-from tutorec.distributed.planner.model_tables import ModelTable, model_tables
+from tutorec.distributed.planner.model_tables import ModelTable, check_model, model_tables
 from tutorec.distributed.planner.options import PartitionByType, Pieces, ShardingOption
 from tutorec.distributed.planner.refusals import Refusal
 from tutorec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.utils import sharder_name
 from tutorec.distributed.shard_geometry import cut_arrays, slice_width
 from tutorec.distributed.sharded_module import ModuleSharder
 
@@ -95,10 +98,11 @@ class EmbeddingEnumerator(Enumerator):
         estimator: ShardEstimator | Sequence[ShardEstimator] | None = None,
         use_exact_enumerate_order: bool | None = False,
     ) -> None:
+        able("topology", topology, "world_size devices intra_group_size", "give Topology(...) or Topology.preset(...)")
         self._topology = topology
         self._local_size = min(topology.intra_group_size, topology.world_size)
         self._batch_size = batch_size
-        self._constraints = dict(constraints or {})
+        self._constraints = by_table(constraints)
         if estimator is None:
             self._estimators: list[ShardEstimator] = [
                 EmbeddingPerfEstimator(topology, self._constraints),
@@ -133,13 +137,15 @@ class EmbeddingEnumerator(Enumerator):
             sharders: One for each class of collections.
 
         Raises:
-            PlannerError: A constraint names no table, holds what makes no sense, or leaves its table no option.
+            PlannerError: There is no model or no list of sharders; or a constraint names no table, holds what makes no
+                sense, or leaves its table no option.
         """
-        self._sharder_map = {_full_name(sharder.module_type): sharder for sharder in sharders}
+        check_model(module, sharders)
+        self._sharder_map = {sharder_name(sharder.module_type): sharder for sharder in sharders}
         for name, constraint in self._constraints.items():
             check_numbers(name, constraint, self._topology.world_size)
         tables = model_tables(module, sharders, self._batch_size, self._constraints, self._breadth_first)
-        check_names(self._constraints, {table.facts.name for table in tables})
+        check_names(self._constraints, list(dict.fromkeys(table.facts.name for table in tables)))
         self.refusals = []
         self._costed = frozenset(registered_kernels(self._topology.compute_device))
         cuts = _Cuts(self._topology.world_size, self._local_size)
@@ -339,7 +345,3 @@ class _Effects:
 
     def _add(self, table: str, what: str) -> None:
         self._found.setdefault(what, []).append(table)
-
-
-def _full_name(kind: type[nn.Module]) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

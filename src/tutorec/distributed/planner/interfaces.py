@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.sharded_module import ModuleSharder
@@ -23,7 +24,16 @@ Constraints = Mapping[str, ParameterConstraints]
 
 
 class ShardEstimator(ABC):
-    """Writes into options what their shards cost: time or storage."""
+    """Writes into options what their shards cost: time or storage.
+
+    Args:
+        topology: The machines.
+        constraints: Of the tables.
+    """
+
+    def __init__(self, topology: Topology, constraints: Constraints | None = None) -> None:
+        """Nothing is kept; subclasses may pass on what TorchRec's take."""
+        super().__init__()
 
     @abstractmethod
     def estimate(
@@ -33,7 +43,24 @@ class ShardEstimator(ABC):
 
 
 class Enumerator(ABC):
-    """Lists the ways to shard each table of a model."""
+    """Lists the ways to shard each table of a model.
+
+    Args:
+        topology: The machines.
+        batch_size: B of a rank.
+        constraints: Of the tables.
+        estimator: What estimates the options.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        batch_size: int = BATCH_SIZE,
+        constraints: Constraints | None = None,
+        estimator: ShardEstimator | Sequence[ShardEstimator] | None = None,
+    ) -> None:
+        """Nothing is kept; subclasses may pass on what TorchRec's take."""
+        super().__init__()
 
     @abstractmethod
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> list[ShardingOption]:

@@ -12,10 +12,14 @@ from torch import nn
 from tutorec._kernels.tbe import OptimizerSpec
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.input_checks import able, whole
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.table_facts import TableFacts
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
+
+# What the planner asks of a sharder.
+_OF_SHARDER = "module_type shardable_parameters sharding_types compute_kernels"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +70,7 @@ def shardable_modules(
         >>> list(shardable_modules(nn.Sequential(EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item")])), []))
         []
     """
+    check_model(module, sharders)
     by_type = {sharder.module_type: sharder for sharder in sharders}
     waiting = [("", module)]
     while waiting:
@@ -76,6 +81,31 @@ def shardable_modules(
             continue
         children = [(f"{path}.{name}" if path else name, child) for name, child in part.named_children()]
         waiting = [*waiting, *children] if breadth_first else [*children, *waiting]
+
+
+def check_model(module: object, sharders: object) -> None:
+    """Check that these are a model and a list of sharders.
+
+    Args:
+        module: The model.
+        sharders: Those that shard it.
+
+    Raises:
+        PlannerError: They are not.
+    """
+    if not isinstance(module, nn.Module):
+        raise PlannerError(
+            f"module={module!r} is a {type(module).__name__} and no nn.Module: give the model that holds the tables",
+            PlannerErrorType.INPUT_VALIDATION,
+        )
+    if not isinstance(sharders, Sequence) or isinstance(sharders, str):
+        raise PlannerError(
+            f"sharders={sharders!r} is no list: give sharders=[{type(sharders).__name__}(...)], one for each class of "
+            "collections",
+            PlannerErrorType.INPUT_VALIDATION,
+        )
+    for sharder in sharders:
+        able("sharders", sharder, _OF_SHARDER, "as EmbeddingBagCollectionSharder()")
 
 
 def model_tables(
@@ -95,8 +125,7 @@ def model_tables(
         breadth_first: See `shardable_modules`.
 
     Raises:
-        PlannerError: A constraint lists other than one number for each feature of its table, or features that the
-            table does not have; or the batch size is not positive.
+        PlannerError: A constraint does not fit its table's features, or the batch size is not positive.
         ValueError: A table's optimizer in backward has no fused form.
 
     Example:
@@ -109,11 +138,7 @@ def model_tables(
         >>> table.facts.samples, table.facts.ids
         ((2.0, 2.0), (2.0, 6.0))
     """
-    if batch_size < 1:
-        raise PlannerError(
-            f"batch_size is {batch_size}, and a rank's batch has at least one sample: batch_size=512",
-            PlannerErrorType.INPUT_VALIDATION,
-        )
+    batch_size = whole("batch_size", batch_size, 1, "give the samples of a rank's batch, as batch_size=512")
     return [
         table
         for path, part, sharder in shardable_modules(module, sharders, breadth_first)

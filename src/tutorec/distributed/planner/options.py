@@ -113,7 +113,10 @@ class Shard:
         return hash((tuple(self.size), tuple(self.offset), self.storage, self.perf, self.rank))
 
     def __str__(self) -> str:
-        return f"Shard size: {tuple(self.size)}, offset: {tuple(self.offset)}, rank: {self.rank}"
+        return (
+            f"Shard size: {tuple(self.size)}, offset: {tuple(self.offset)}, storage: {self.storage}, "
+            f"perf: {self.perf}, rank: {self.rank}"
+        )
 
 
 class PartitionByType(Enum):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.planner.input_checks import finite, whole
 from tutorec.distributed.planner.interfaces import Partitioner
 from tutorec.distributed.planner.options import PERF_FIELDS, Floats, Ints, PartitionByType, ShardingOption
 from tutorec.distributed.planner.perf_models import NoopPerfModel
@@ -136,12 +137,16 @@ class MemoryBalancedPartitioner(Partitioner):
         tolerance: How much slower the plan may become: 0.02 is 2 %.
         balance_modules: Tables of collections that have fewer tables go first.
 
+    Raises:
+        PlannerError: A number that cannot be.
+
     Source:
         TorchRec's ``MemoryBalancedPartitioner``. On a topology without HBM it balances DDR here.
     """
 
     def __init__(self, max_search_count: int = 10, tolerance: float = 0.02, balance_modules: bool = False) -> None:
-        self._max_search_count: int = max_search_count
+        finite("tolerance", tolerance, "give a part of the time, as 0.02")
+        self._max_search_count: int = whole("max_search_count", max_search_count, 0, "give how often to halve")
         self._tolerance: float = tolerance
         self._greedy: GreedyPerfPartitioner = GreedyPerfPartitioner(SortBy.PERF, balance_modules)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingType
+from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan, ShardingType
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, Spread
 from tutorec.distributed.planner.topology import Topology
@@ -54,12 +54,15 @@ def placement_of(problem: PlanningProblem, placed: Sequence[ShardingOption]) -> 
         placed: An option for each table, its shards on ranks.
 
     Raises:
-        KeyError: An option is none of the problem's.
+        KeyError: A table has no option, or one that is none of the problem's.
     """
     by_table = {option.fqn: option for option in placed}
     chosen, ranks = [], []
     for choices in problem.choices:
-        first = by_table[choices[0].options[0].fqn]
+        name = choices[0].options[0].fqn
+        if name not in by_table:
+            raise KeyError(f"table {name.strip('.')!r} is not placed")
+        first = by_table[name]
         ways = [(o.sharding_type, o.compute_kernel, o.pieces().sizes.tolist()) for o in (c.options[0] for c in choices)]
         way = (first.sharding_type, first.compute_kernel, first.pieces().sizes.tolist())
         if way not in ways:
@@ -71,10 +74,8 @@ def placement_of(problem: PlanningProblem, placed: Sequence[ShardingOption]) -> 
     return Placement(np.array(chosen, dtype=np.int64), ranks)
 
 
-def to_sharding_plan(
-    sharding_options: Sequence[ShardingOption], topology: Topology
-) -> dict[str, EmbeddingModuleShardingPlan]:
-    """Placed options as a plan: path of each collection -> its tables.
+def to_sharding_plan(sharding_options: Sequence[ShardingOption], topology: Topology) -> ShardingPlan:
+    """Placed options as a plan.
 
     Args:
         sharding_options: One per table, in the order of the model's tables.
@@ -86,7 +87,7 @@ def to_sharding_plan(
     plan: dict[str, EmbeddingModuleShardingPlan] = {}
     for option in sharding_options:
         plan.setdefault(option.path, EmbeddingModuleShardingPlan())[option.name] = _entry(option, topology)
-    return plan
+    return ShardingPlan(plan)
 
 
 def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:

@@ -28,8 +28,10 @@ from tutorec.distributed.env import local_world_size
 from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.changes import Change
 from tutorec.distributed.planner.constants import BATCH_SIZE
+from tutorec.distributed.planner.constraint_checks import by_table
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
+from tutorec.distributed.planner.input_checks import able, finite
 from tutorec.distributed.planner.inputs import PlanInputs
 from tutorec.distributed.planner.interfaces import (
     Enumerator,
@@ -39,12 +41,13 @@ from tutorec.distributed.planner.interfaces import (
     Stats,
     StorageReservation,
 )
+from tutorec.distributed.planner.model_tables import check_model
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.placing import in_rank_order, place_options, placement_of, to_sharding_plan
 from tutorec.distributed.planner.planned import PlannedSharding
-from tutorec.distributed.planner.problem import Placement, broken_rules
+from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
 from tutorec.distributed.planner.proposers import (
     GreedyProposer,
     GridSearchProposer,
@@ -61,6 +64,14 @@ from tutorec.distributed.sharding_plan import default_sharders
 from tutorec.errors import PlannerError, PlannerErrorType
 
 _STAGE = "plan"
+# What the planner calls of the parts that it may be given.
+_NEEDS = {
+    "enumerator": "enumerate",
+    "storage_reservation": "reserve",
+    "proposer": "load propose feedback",
+    "partitioner": "partition",
+    "performance_model": "rate",
+}
 
 Progress = Callable[[float], None]
 
@@ -98,10 +109,11 @@ class EmbeddingShardingPlanner:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
         >>> tables = [EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in ("item", "user")]
-        >>> planner = EmbeddingShardingPlanner(Topology(world_size=2, compute_device="cpu"), batch_size=2)
+        >>> words = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in ("item", "user")}
+        >>> planner = EmbeddingShardingPlanner(Topology(2, "cpu"), batch_size=2, constraints=words)
         >>> plan = planner.plan(EmbeddingBagCollection(tables), [EmbeddingBagCollectionSharder()])
-        >>> {name: entry.sharding_type for name, entry in plan.plan[""].items()}
-        {'item': 'table_wise', 'user': 'table_wise'}
+        >>> {name: entry.ranks for name, entry in plan.plan[""].items()}
+        {'item': [0], 'user': [1]}
     """
 
     def __init__(
@@ -121,7 +133,13 @@ class EmbeddingShardingPlanner:
     ) -> None:
         self._topology = topology if topology is not None else _topology_of_process_group()
         self._batch_size = BATCH_SIZE if batch_size is None else batch_size
-        self._constraints = dict(constraints or {})
+        self._constraints = by_table(constraints)
+        _check_parts(
+            enumerator=enumerator,
+            storage_reservation=storage_reservation,
+            partitioner=partitioner,
+            performance_model=performance_model,
+        )
         self._enumerator = enumerator or EmbeddingEnumerator(self._topology, self._batch_size, self._constraints)
         self._own_enumerator = enumerator is None
         self._storage_reservation = storage_reservation or HeuristicalStorageReservation(percentage=0.15)
@@ -139,12 +157,13 @@ class EmbeddingShardingPlanner:
             [EmbeddingStats()] if stats is None else stats if isinstance(stats, list) else [stats]
         )
         self._debug = debug
-        self._callbacks = callbacks or []
-        if timeout_seconds is not None and not timeout_seconds > 0:
-            raise PlannerError(
-                f"timeout_seconds is {timeout_seconds}, and a search needs some time: give a positive number, or None",
-                PlannerErrorType.INPUT_VALIDATION,
-            )
+        self._callbacks = [callbacks] if callable(callbacks) else callbacks or []
+        for index, each in enumerate(self._proposers):
+            able(f"proposer {index}", each, _NEEDS["proposer"], "give GreedyProposer() or one of your own")
+        for each in self._stats:
+            able("stats", each, "log", "give EmbeddingStats() or one of your own")
+        if timeout_seconds is not None and timeout_seconds != math.inf:
+            finite("timeout_seconds", timeout_seconds, "a search needs some; None: all that it takes", positive=True)
         self._timeout_seconds = timeout_seconds
         self._num_proposals = 0
         self._num_plans = 0
@@ -160,7 +179,9 @@ class EmbeddingShardingPlanner:
             PlannerError: Nothing fits, or the constraints contradict the model or each other.
         """
         start = time.perf_counter()
-        sharders = list(default_sharders() if sharders is None else sharders)
+        sharders = default_sharders() if sharders is None else sharders
+        check_model(module, sharders)
+        sharders = list(sharders)
         inputs = self._inputs(module, sharders)
         if not inputs.options:
             return PlannedSharding({}, None)
@@ -270,7 +291,7 @@ class EmbeddingShardingPlanner:
                 proposer.feedback(True, placed, rating, inputs.reserved)
         if best is None:
             raise why_infeasible(inputs)
-        return placement_of(inputs.problem, best)
+        return _legal(inputs.problem, best, f"what {type(self._partitioner).__name__} placed")
 
     def _planned(
         self,
@@ -287,11 +308,11 @@ class EmbeddingShardingPlanner:
         for callback in self._callbacks:
             placed = callback(placed)
         if self._callbacks:
-            placement = placement_of(inputs.problem, placed)
+            placement = _legal(inputs.problem, placed, "what the callbacks returned")
         bound = lower_bound(inputs.problem)
         seconds = time.perf_counter() - start
         report = PlanReport(inputs, placement, bound, seconds, searched, gap)
-        plan = PlannedSharding(to_sharding_plan(placed, self._topology), report)
+        plan = PlannedSharding(to_sharding_plan(placed, self._topology).plan, report)
         for stats in self._stats:
             stats.log(
                 sharding_plan=plan,
@@ -361,6 +382,37 @@ class OptimalPlanner(EmbeddingShardingPlanner):
         if placement is None:
             raise why_infeasible(inputs)
         return placement, f"mixed-integer program ({result.status})", result.gap
+
+
+def _legal(problem: PlanningProblem, placed: object, whose: str) -> Placement:
+    """The answer that options are which somebody else has placed.
+
+    Args:
+        problem: What they answer.
+        placed: The options.
+        whose: Who placed them, for the message.
+
+    Raises:
+        PlannerError: They are no option for each table, or lie where they must not.
+    """
+    if not isinstance(placed, list) or not all(isinstance(option, ShardingOption) for option in placed):
+        raise PlannerError(f"{whose} is no list of sharding options: return the options, with a rank for each shard")
+    try:
+        placement = placement_of(problem, placed)
+    except KeyError as error:
+        raise PlannerError(f"{whose} is no plan: {error.args[0]}") from None
+    if broken := broken_rules(problem, placement):
+        pinned = "; pin and colocate are kept by the planner's own search: leave proposer and partitioner out"
+        hint = pinned if any("allowed" in each for each in broken) else ""
+        raise PlannerError(f"{whose} is no plan: {'; '.join(broken[:3])}{hint}")
+    return placement
+
+
+def _check_parts(**parts: object) -> None:
+    """Check that each part that was given, by the name of its argument, can do what is asked of it."""
+    for name, part in parts.items():
+        if part is not None:
+            able(name, part, _NEEDS[name], "give an object that does, or leave it out")
 
 
 def _topology_of_process_group() -> Topology:

@@ -112,7 +112,7 @@ class PlanningProblem:
             fixed: ``(sharding type, whether pooled) -> ms`` that a group costs once.
 
         Raises:
-            PlannerError: Tables that are to lie together have no way of being cut in common.
+            PlannerError: Tables that are to lie together have no way of being cut, or no rank, in common.
         """
         constraints = constraints or {}
         world_size = topology.world_size
@@ -199,13 +199,13 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
     world_size, local_size = problem.world_size, problem.local_size
     for table, (choice, ranks) in enumerate(zip(placement.taken(problem), placement.ranks, strict=True)):
         if len(ranks) != len(choice.time):
-            found.append(f"table {table}: {len(ranks)} ranks for {len(choice.time)} pieces")
+            found.append(f"{_named(choice, table)}: {len(ranks)} ranks for {len(choice.time)} pieces")
             continue
         if len(ranks) and (ranks.min() < 0 or ranks.max() >= world_size):
-            found.append(f"table {table}: ranks {ranks.tolist()} outside of a world of {world_size}")
+            found.append(f"{_named(choice, table)}: ranks {ranks.tolist()} outside of a world of {world_size}")
             continue
         if choice.allowed is not None and not choice.allowed[ranks].all():
-            found.append(f"table {table}: ranks {ranks.tolist()} are not all allowed")
+            found.append(f"{_named(choice, table)}: ranks {ranks.tolist()} are not all allowed")
         hosts, numbers = ranks // local_size, np.arange(len(ranks))
         blocks = hosts.reshape(-1, local_size) if len(ranks) % local_size == 0 else hosts[:, None]
         legal = {
@@ -218,7 +218,7 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
             Spread.ALL: ranks.tolist() == list(range(world_size)),
         }[choice.spread]
         if not legal:
-            found.append(f"table {table}: ranks {ranks.tolist()} where pieces lie {choice.spread.value}")
+            found.append(f"{_named(choice, table)}: ranks {ranks.tolist()} where pieces lie {choice.spread.value}")
     if found:
         return found
     held = rank_memory(problem, placement)
@@ -226,6 +226,11 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
         memory = ("HBM", "DDR")[kind]
         found.append(f"rank {rank}: {held[rank, kind]} bytes of {memory} where {problem.capacity[rank, kind]} are")
     return found
+
+
+def _named(choice: Choice, table: int) -> str:
+    names = [repr(option.name) for option in choice.options if hasattr(option, "name")]
+    return f"table {' + '.join(names) or table}"
 
 
 _SPREADS = {"device": Spread.ANY, "uniform": Spread.ALL, "multi_host": Spread.HOSTS_ROWS, "host": Spread.HOST_ROWS}
@@ -277,6 +282,13 @@ def _together(
     for key in common:
         members = [other[key] for other in alike]
         masks = [choice.allowed for choice in members if choice.allowed is not None]
+        if masks and not np.logical_and.reduce(masks).any():
+            raise PlannerError(
+                f"tables {', '.join(repr(name.strip('.')) for name in names)} are to lie together (colocate), and the "
+                "ranks that they are pinned to have none in common: give them the same pin, or another word for "
+                "colocate",
+                PlannerErrorType.STRICT_CONSTRAINTS,
+            )
         found.append(
             Choice(
                 time=np.sum([choice.time for choice in members], axis=0),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tutorec.distributed.planner.input_checks import whole
 from tutorec.distributed.planner.interfaces import Enumerator, Proposer
 from tutorec.distributed.planner.options import Floats, ShardingOption
 
@@ -244,12 +245,15 @@ class GridSearchProposer(Proposer):
     Args:
         max_proposals: The most combinations that are worth trying.
 
+    Raises:
+        PlannerError: It is no such number.
+
     Source:
         TorchRec's ``GridSearchProposer``.
     """
 
     def __init__(self, max_proposals: int = MAX_PROPOSALS) -> None:
-        self._max_proposals: int = max_proposals
+        self._max_proposals: int = whole("max_proposals", max_proposals, 0, "give how many may be tried")
         self._combinations: Iterator[tuple[ShardingOption, ...]] = iter(())
         self._current: tuple[ShardingOption, ...] | None = None
 
@@ -338,7 +342,9 @@ class DynamicProgrammingProposer(Proposer):
     """
 
     def __init__(self, hbm_bins_per_device: int = 100) -> None:
-        self._bins_per_device: int = max(hbm_bins_per_device, 1)
+        self._bins_per_device: int = max(
+            whole("hbm_bins_per_device", hbm_bins_per_device, 0, "give 100, or more for finer steps"), 1
+        )
         self._tables: list[list[ShardingOption]] = []
         self._proposals: NDArray[np.int32] | None = None
         self._next: int = 0

@@ -18,7 +18,8 @@ from tutorec.distributed.planner.cost import WORK, Size, distinct_sizes
 from tutorec.distributed.planner.kernels import KernelModel, kernel_model
 from tutorec.distributed.planner.options import Ints
 from tutorec.distributed.planner.table_facts import TableFacts
-from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.topology import MOST_BYTES, Topology
+from tutorec.errors import PlannerError, PlannerErrorType
 
 _FLOAT = 4  # bytes of a number that is computed with, and of a row's state
 _ID = 8  # bytes of an id or a length in memory
@@ -61,7 +62,7 @@ def stored_bytes(
         topology: The machines.
 
     Raises:
-        PlannerError: Nothing is known of the kernel.
+        PlannerError: Nothing is known of the kernel, or a piece takes more bytes than any rank has.
 
     Example:
         >>> facts = TableFacts("", "item", 1000, 32, features=("f",), samples=(10.0,), ids=(20.0,))
@@ -96,7 +97,7 @@ def piece_storage(
         The bytes; not to be written to, since pieces of one size share a line.
 
     Raises:
-        PlannerError: Nothing is known of the kernel.
+        PlannerError: Nothing is known of the kernel, or a piece takes more bytes than any rank has.
     """
     kernel = kernel_model(compute_kernel)
     few, places = distinct_sizes(sizes)
@@ -111,20 +112,32 @@ def piece_storage(
 def _stored(
     facts: TableFacts, sharding_type: ShardingType, kernel: KernelModel, size: Size, topology: Topology
 ) -> tuple[int, int, int, int, int]:
-    """The parts of a piece, as the fields of `StoredBytes`."""
+    """The parts of a piece, as the fields of `StoredBytes`.
+
+    Raises:
+        PlannerError: Together they are more than any rank has, and more than 64 bits count over all ranks.
+    """
     work = WORK[sharding_type](facts, size, topology)
     keeps_state = kernel.updates and facts.optimizer is not None and facts.optimizer.kind == "rowwise_adagrad"
     rows, columns = _as_stored(size, keeps_state, topology)
     summed = 2 * _FLOAT * int(work.table)  # my gradient of the table, and that of all ranks
     own = 0 if kernel.updates else _FLOAT * size[0] * size[1]
     id_bytes = _ID + (_FLOAT if facts.weighted else 0)
-    return (
+    parts = (
         rows * columns * facts.element_bytes,
         _FLOAT * rows if keeps_state else 0,
         summed + own,
         ceil(work.updates * id_bytes + _ID * work.lists),
         ceil(_FLOAT * max(work.outputs, work.gradients) * size[1]),
     )
+    if sum(parts) > MOST_BYTES:
+        raise PlannerError(
+            f"table {facts.name!r}, {sharding_type.value}: a piece of {rows:,} x {columns:,} takes {sum(parts):.3g} "
+            f"bytes on its rank with {sum(facts.ids):.3g} ids and {sum(facts.samples):.3g} bags of a batch, and "
+            f"no rank has {MOST_BYTES:.3g}: look at num_embeddings, embedding_dim, batch_size and pooling_factors",
+            PlannerErrorType.INSUFFICIENT_STORAGE,
+        )
+    return parts
 
 
 def _as_stored(size: Size, keeps_state: bool, topology: Topology) -> Size:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from tutorec.distributed.planner.input_checks import finite
 from tutorec.distributed.planner.interfaces import Constraints, StorageReservation
 from tutorec.distributed.planner.model_tables import model_tables
 from tutorec.distributed.planner.options import Storage
@@ -104,11 +105,7 @@ class FixedAbsoluteStorageReservation(StorageReservation):
     """
 
     def __init__(self, hbm_reserved_bytes: int) -> None:
-        if not 0 <= hbm_reserved_bytes < math.inf:
-            raise PlannerError(
-                f"hbm_reserved_bytes={hbm_reserved_bytes!r} is no number of bytes: give one from 0",
-                PlannerErrorType.INPUT_VALIDATION,
-            )
+        finite("hbm_reserved_bytes", hbm_reserved_bytes, "give bytes")
         self._bytes = int(hbm_reserved_bytes)
         self._last_reserved_topology: Topology | None = None
 
@@ -119,6 +116,7 @@ class FixedAbsoluteStorageReservation(StorageReservation):
         Raises:
             PlannerError: A negative number.
         """
+        finite("hbm_reserved_gb", hbm_reserved_gb, "give units of 2 ** 30 bytes")
         return cls(int(hbm_reserved_gb * GIB))
 
     def reserve(
@@ -189,10 +187,7 @@ class HeuristicalStorageReservation(StorageReservation):
             ("parameter_multiplier", parameter_multiplier),
             ("dense_tensor_estimate", dense_tensor_estimate or 0),
         ):
-            if not 0 <= number < math.inf:
-                raise PlannerError(
-                    f"{what}={number!r} is no amount: give a number from 0", PlannerErrorType.INPUT_VALIDATION
-                )
+            finite(what, number, "give an amount")
         self._parameter_multiplier = parameter_multiplier
         self._dense_tensor_estimate = dense_tensor_estimate
         self._needs: _Needs | None = None
@@ -269,7 +264,8 @@ class HeuristicalStorageReservation(StorageReservation):
         return PlannerError(
             f"nothing is left for tables on rank {rank}: of {has:,} bytes of {memory}, {margin:,} are kept as a margin "
             f"(percentage={self._percentage}), {needs.dense:,} for dense parameters and {needs.batches:,} for batches "
-            f"(batch_size={batch_size}), which is {-left:,} too many; what would do: {', or '.join(ways)}",
+            f"(batch_size={batch_size}), which is {-left:,} too many; tables aside, what "
+            f"would do: {', or '.join(ways)}",
             PlannerErrorType.INSUFFICIENT_STORAGE,
         )
 
@@ -308,11 +304,7 @@ def _after_margin(memory: int, percentage: float) -> int:
 
 
 def _checked_percentage(percentage: float) -> float:
-    if not 0 <= percentage <= 1:
-        raise PlannerError(
-            f"percentage={percentage!r} is no part of a memory: give a number from 0 to 1, as 0.15 for 15 percent",
-            PlannerErrorType.INPUT_VALIDATION,
-        )
+    finite("percentage", percentage, "give a part of the memory, as 0.15 for 15 percent", most=1)
     return percentage
 
 

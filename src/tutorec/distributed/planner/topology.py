@@ -17,11 +17,14 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from tutorec.distributed.planner import constants
+from tutorec.distributed.planner.constants import DEVICES
+from tutorec.distributed.planner.input_checks import finite, whole
 from tutorec.distributed.planner.options import Perf, Storage
 from tutorec.errors import PlannerError, PlannerErrorType
 
 _T = TypeVar("_T")
-_DEVICES = ("cpu", "cuda", "mtia")
+MOST_RANKS = 2**17  # of which a laptop can still tell where each piece lies
+MOST_BYTES = 2**50  # bytes are counted in 64 bits, of all ranks together
 _PRESET = re.compile(r"(?:(\d+)x)?([a-z][a-z0-9-]*?)(?:x(\d+))?", re.IGNORECASE)
 
 
@@ -62,6 +65,8 @@ class CustomTopologyData:
 
     def __init__(self, data: Mapping[str, Sequence[int]], world_size: int) -> None:
         for key, numbers in data.items():
+            if not isinstance(numbers, Sequence):
+                raise _bad(f"CustomTopologyData has {key}={numbers!r}: give a number for each of {world_size} ranks")
             if key not in self.supported_fields:
                 raise _bad(f"CustomTopologyData knows nothing of {key!r}: give {', '.join(self.supported_fields)}")
             if len(numbers) != world_size:
@@ -207,8 +212,8 @@ class Topology:
         id_ms: float | None = None,
     ) -> None:
         _check_ranks(world_size, local_world_size, pod_size)
-        if compute_device not in _DEVICES:
-            raise _bad(f"compute_device {compute_device!r} is unknown: use one of {', '.join(_DEVICES)}")
+        if compute_device not in DEVICES:
+            raise _bad(f"compute_device {compute_device!r} is unknown: use one of {', '.join(DEVICES)}")
         usual = constants.HARDWARE["laptop"] if compute_device == "cpu" else constants.ACCELERATOR
         self.compute_device: str = compute_device
         self.world_size: int = int(world_size)
@@ -251,8 +256,8 @@ class Topology:
             >>> Topology.hosts(2, 2).world_size
             4
         """
-        if hosts < 1 or ranks_per_host < 1:
-            raise _bad(f"{hosts} hosts of {ranks_per_host} ranks: give at least one of each, as Topology.hosts(2, 2)")
+        hosts = whole("hosts", hosts, 1, "give at least one, as Topology.hosts(2, 2)")
+        ranks_per_host = whole("ranks_per_host", ranks_per_host, 1, "give at least one, as Topology.hosts(2, 2)")
         return cls(hosts * ranks_per_host, device, local_world_size=ranks_per_host, **words)
 
     @classmethod
@@ -270,7 +275,9 @@ class Topology:
             >>> Topology.laptop(2).devices[0].storage.ddr // 1024**3
             8
         """
-        if hosts < 1 or world_size % hosts:
+        world_size = whole("world_size", world_size, 1, "give the number of ranks, as Topology.laptop(2)")
+        hosts = whole("hosts", hosts, 1, "give at least one")
+        if world_size % hosts:
             raise _bad(
                 f"{world_size} ranks do not share {hosts} hosts evenly: give a number of hosts that divides them"
             )
@@ -372,13 +379,9 @@ class Topology:
     def _check_speeds(self) -> None:
         names = "hbm_mem_bw ddr_mem_bw ssd_mem_bw hbm_to_ddr_mem_bw intra_host_bw inter_host_bw".split()
         for name in names:
-            speed = getattr(self, name)
-            if not 0 < speed < float("inf"):
-                raise _bad(f"{name}={speed} bytes per ms: give a positive number, or leave it out")
+            finite(name, getattr(self, name), "give bytes per ms, or leave it out", positive=True)
         for name in ("latency_ms", "id_ms", "bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier"):
-            number = getattr(self, name)
-            if not 0 <= number < float("inf"):
-                raise _bad(f"{name}={number}: give a number from 0, or leave it out")
+            finite(name, getattr(self, name), "give one, or leave it out")
 
     def __repr__(self) -> str:
         devices = "".join(f"\tdevice {index} {device}\n" for index, device in enumerate(self.devices))
@@ -390,8 +393,9 @@ class Topology:
 
 
 def _check_ranks(world_size: int, local_world_size: int | None, pod_size: int | None) -> None:
-    if not isinstance(world_size, Integral) or world_size < 1:
-        raise _bad(f"world_size={world_size!r}: give the number of ranks, at least 1")
+    whole("world_size", world_size, 1, "give the number of ranks")
+    if world_size > MOST_RANKS:
+        raise _bad(f"world_size={world_size:,} is more than the {MOST_RANKS:,} ranks that can be planned for")
     if local_world_size is None:
         local_world_size = world_size
     if not isinstance(local_world_size, Integral) or local_world_size < 0 or local_world_size > world_size:
@@ -402,21 +406,27 @@ def _check_ranks(world_size: int, local_world_size: int | None, pod_size: int | 
             f"{world_size} ranks make no hosts of local_world_size={local_world_size} each: give one of {divisors}"
         )
     hosts = world_size // (local_world_size or world_size)
-    if pod_size is not None and (pod_size < 1 or hosts % pod_size):
-        raise _bad(f"pod_size={pod_size} of {hosts} hosts: give a number of hosts that divides them")
+    if pod_size is not None and (not isinstance(pod_size, Integral) or pod_size < 1 or hosts % pod_size):
+        raise _bad(f"pod_size={pod_size!r} of {hosts} hosts: give a number of hosts that divides them")
 
 
 def _devices(world_size: int, caps: Mapping[str, int], custom: CustomTopologyData | None) -> list[DeviceHardware]:
     """A device for each rank."""
-    numbers = {}
+    numbers: dict[str, list[int]] = {}
+    if custom is not None and not isinstance(custom, CustomTopologyData):
+        raise _bad(f"custom_topology_data={custom!r}: give CustomTopologyData(data, world_size={world_size})")
     for key, cap in caps.items():
-        numbers[key] = custom.get_data(key) if custom is not None and custom.has_data(key) else [cap] * world_size
-        for rank, number in enumerate(numbers[key]):
-            if len(numbers[key]) != world_size or number < 0:
-                raise _bad(
-                    f"{key} of rank {rank} is {number} bytes, and there are {len(numbers[key])} numbers for "
-                    f"{world_size} ranks: give one for each, from 0"
-                )
+        own = custom is not None and custom.has_data(key)
+        given = custom.get_data(key) if custom is not None and own else [cap]
+        if own and len(given) != world_size:
+            raise _bad(
+                f"CustomTopologyData has {len(given)} numbers of {key}, and the topology {world_size} ranks: give one "
+                "for each"
+            )
+        for rank, number in enumerate(given):
+            of_rank = f" of rank {rank}" if own else ""
+            finite(f"{key}{of_rank}", number, "give bytes, as 80 * 1024**3", most=MOST_BYTES)
+        numbers[key] = [int(number) for number in given] * (1 if own else world_size)
     return [
         DeviceHardware(
             rank,

@@ -11,12 +11,23 @@ from tutorec.distributed.planner.interfaces import (
     StorageReservation,
 )
 from tutorec.distributed.planner.options import PartitionByType, Perf, Shard, ShardingOption, Storage
-from tutorec.distributed.planner.topology import DeviceHardware, Topology
+from tutorec.distributed.planner.topology import (
+    BasicCommsBandwidths,
+    CollectiveType,
+    CustomTopologyData,
+    DeviceHardware,
+    GeneralizedCommsBandwidth,
+    Topology,
+)
 from tutorec.errors import PlannerError, PlannerErrorType
 
 __all__ = [
+    "BasicCommsBandwidths",
+    "CollectiveType",
+    "CustomTopologyData",
     "DeviceHardware",
     "Enumerator",
+    "GeneralizedCommsBandwidth",
     "ParameterConstraints",
     "PartitionByType",
     "Partitioner",

@@ -1,0 +1,97 @@
+"""Whether what a caller gives is of the right kind: refused where it is given, and not where it is first used."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from tutorec.errors import PlannerError, PlannerErrorType
+
+
+def whole(what: str, number: object, least: int, remedy: str) -> int:
+    """A whole number, as an int.
+
+    Args:
+        what: Its name, for the message.
+        number: What was given.
+        least: The smallest that makes sense.
+        remedy: What to give instead.
+
+    Raises:
+        PlannerError: It is none, or smaller.
+
+    Example:
+        >>> whole("batch_size", 512, 1, "give the samples of a rank")
+        512
+        >>> whole("batch_size", 0.5, 1, "give the samples of a rank")
+        Traceback (most recent call last):
+            ...
+        tutorec.errors.PlannerError: batch_size=0.5 is no whole number from 1: give the samples of a rank
+    """
+    if not isinstance(number, Integral) or isinstance(number, bool) or number < least:
+        raise _bad(f"{what}={number!r} is no whole number from {least}: {remedy}")
+    return int(number)
+
+
+def finite(what: str, number: object, remedy: str, *, positive: bool = False, most: float = math.inf) -> None:
+    """Check that something is a finite number, zero or more.
+
+    Args:
+        what: Its name, for the message.
+        number: What was given.
+        remedy: What to give instead.
+        positive: Whether zero is none either.
+        most: The largest that makes sense.
+
+    Raises:
+        PlannerError: It is none.
+
+    Example:
+        >>> finite("percentage", 0.15, "give a part of the memory", most=1)
+        >>> finite("percentage", "15 %", "give a part of the memory", most=1)
+        Traceback (most recent call last):
+            ...
+        tutorec.errors.PlannerError: percentage='15 %' is no number from 0 to 1: give a part of the memory
+    """
+    if isinstance(number, Real) and not isinstance(number, bool):
+        value = float(number)
+        if value < math.inf and (value > 0 if positive else value >= 0) and value <= most:
+            return
+    range_of = "positive number" if positive else "number from 0"
+    raise _bad(f"{what}={number!r} is no {range_of}{'' if most == math.inf else f' to {most:g}'}: {remedy}")
+
+
+def able(what: str, given: object, methods: str, remedy: str) -> None:
+    """Check that an object can do what is asked of it.
+
+    Args:
+        what: Its name, for the message.
+        given: The object.
+        methods: Words: methods or attributes that it needs.
+        remedy: What to give instead.
+
+    Raises:
+        PlannerError: It lacks one, or is a class and no object of it.
+
+    Example:
+        >>> able("proposer", "greedy", "load propose", "give GreedyProposer()")
+        Traceback (most recent call last):
+            ...
+        tutorec.errors.PlannerError: proposer='greedy' is of type str, without 'load': give GreedyProposer()
+    """
+    if isinstance(given, type):
+        raise _bad(f"{what}={given.__name__} is a class: give an object of it, {given.__name__}(...); {remedy}")
+    for method in methods.split():
+        # A str has a method partition, too.
+        if isinstance(given, str) or not hasattr(given, method):
+            raise _bad(f"{what}={_short(given)} is of type {type(given).__name__}, without {method!r}: {remedy}")
+
+
+def _short(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _bad(message: str) -> PlannerError:
+    return PlannerError(message, PlannerErrorType.INPUT_VALIDATION)
