@@ -1,11 +1,11 @@
 from typing import Any
 
 import pytest
+from distributed.planner.hand_made import option, places, ranks
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import PROPERTY
 
-from tests.distributed.planner.hand_made import option, places, ranks
-from tests.strategies import PROPERTY
 from tutorec.distributed.planner.options import Perf, ShardingOption, Storage
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner, MemoryBalancedPartitioner, SortBy
 from tutorec.distributed.planner.perf_models import NoopPerfModel, NoopStorageModel

@@ -1,6 +1,6 @@
 import pytest
+from distributed.planner.hand_made import option, ranks
 
-from tests.distributed.planner.hand_made import option, ranks
 from tutorec.distributed.planner.perf_models import NoopPerfModel, NoopStorageModel
 
 

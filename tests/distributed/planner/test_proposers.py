@@ -2,8 +2,8 @@ import logging
 from collections.abc import Callable
 
 import pytest
+from distributed.planner.hand_made import option, ranks
 
-from tests.distributed.planner.hand_made import option, ranks
 from tutorec.distributed.planner.interfaces import Proposer
 from tutorec.distributed.planner.options import Shard, ShardingOption
 from tutorec.distributed.planner.proposers import (

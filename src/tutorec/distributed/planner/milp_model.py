@@ -7,6 +7,9 @@
                 sum over pieces on r of memory        <= capacity[r]
                 u[k, c]                               <= tables of kind k * y[g] a used group is paid for
 
+Where only plans below a limit are of interest there is one more variable, that there is none: it costs the limit, in
+the place of all tables. The solver then always has a solution, and without one it would keep its bound to itself.
+
 All but z are whole numbers, and they are counts: equal tables are one kind k, and equal pieces of a choice one kind q,
 as which of several equals lies where makes no difference. A piece that goes to a whole host has a variable for each
 host instead of each rank; what lies everywhere has none. Equal ranks, and equal hosts, remain: a plan and the one with
@@ -136,7 +139,7 @@ class MilpModel:
     # What is left to choose
 
     def _bundles(self) -> list[Bundle]:
-        """Equal tables together, the one with the longest unavoidable piece first."""
+        """Equal tables together, those with the longest pieces first: they leave the least to choose."""
         of_content: dict[tuple[Any, ...], Bundle] = {}
         for table, choices in enumerate(self.problem.choices):
             bundle = of_content.setdefault(_content(choices), Bundle([], []))
@@ -146,7 +149,8 @@ class MilpModel:
             bundle.tables.append(table)
 
         def weight(bundle: Bundle) -> float:
-            return min((float(way.choice.time.max(initial=0.0)) for way in bundle.ways), default=0.0)
+            free = [way.choice.time for way in bundle.ways if way.choice.spread is not Spread.ALL]
+            return max((float(time.max(initial=0.0)) for time in free), default=0.0)
 
         return sorted(of_content.values(), key=weight, reverse=True)
 
@@ -196,7 +200,7 @@ class MilpModel:
     # The variables
 
     def _number(self) -> None:
-        """Give every count a variable: z, then the groups, then way after way; last the slowest of the focus."""
+        """Give every count a variable: z, then the groups, then way after way; last what only some programs have."""
         self.high: list[float] = [np.inf, *[1.0] * len(self.fixed)]
         fresh = _Numbering() if self.load is None and _ranks_are_equal(self) else None
         for bundle in self.bundles:
@@ -212,6 +216,7 @@ class MilpModel:
             if fresh is not None:
                 fresh.count(bundle)
         self.slowest_of_focus = self._variables(1, np.inf) if self.focus is not None else -1
+        self.none = self._variables(1, 1.0) if self.below is not None and self.focus is None else -1
         self.size = len(self.high)
 
     def _variables(self, count: int, high: float) -> int:
@@ -249,6 +254,8 @@ class MilpModel:
 
         for bundle in self.bundles:
             one_each = lines.add(len(bundle.tables), len(bundle.tables))
+            if self.none >= 0:
+                lines.put(one_each, self.none, float(len(bundle.tables)))
             for way in bundle.ways:
                 lines.put(one_each, way.used, 1.0)
                 self._write_way(way, lines, load)
@@ -260,6 +267,8 @@ class MilpModel:
         if self.below is not None:
             costly = np.flatnonzero(objective)
             lines.put(lines.add(-np.inf, self.below / self.scale), costly, objective[costly])
+        if self.none >= 0:
+            objective[self.none] = self.below / self.scale if self.below is not None else 0.0
         if self.focus is not None:
             objective[self.slowest_of_focus] = 1.0
         matrix = csc_array(
@@ -269,11 +278,13 @@ class MilpModel:
         whole = np.ones(self.size)
         whole[[0, self.slowest_of_focus] if self.focus is not None else 0] = 0
         high: Any = np.array(self.high)
+        low: Any = np.array(lines.low)
+        top: Any = np.array(lines.high)
         return {
             "c": objective,
             "integrality": whole,
             "bounds": Bounds(0.0, high),
-            "constraints": LinearConstraint(matrix, np.array(lines.low), np.array(lines.high)),
+            "constraints": LinearConstraint(matrix, low, top),
         }
 
     def _write_way(self, way: Way, lines: Lines, load: Any) -> None:
@@ -342,9 +353,11 @@ class MilpModel:
 
     # The answer
 
-    def read(self, solution: Floats) -> Placement:
-        """The placement that a solution counts out."""
+    def read(self, solution: Floats) -> Placement | None:
+        """The placement that a solution counts out; None where it says that there is none below the limit."""
         counts = np.rint(solution).astype(np.int64)
+        if self.none >= 0 and counts[self.none]:
+            return None
         chosen = np.zeros(len(self.problem.choices), np.int64)
         ranks: list[Ints] = [np.zeros(0, np.int64)] * len(chosen)
         for bundle in self.bundles:

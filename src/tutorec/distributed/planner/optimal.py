@@ -9,10 +9,10 @@ Corresponds to nothing in TorchRec, whose planner does not know how far its plan
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -36,6 +36,9 @@ MOST_VARIABLES = 60_000
 
 PART_SECONDS = 1.0
 """The longest that the solver may think about a few ranks."""
+
+TICK_SECONDS = 0.25
+"""How often a caller hears of the time that is over."""
 
 Progress = Callable[[float], None]
 
@@ -68,7 +71,7 @@ def solve(
         problem: What is to be planned.
         seconds: Stop after about this long.
         start: A placement that fits, to be improved.
-        progress: Called now and then with the share of the time that is over.
+        progress: Called now and then, from a thread of its own, with the share of the time that is over.
 
     Returns:
         The best placement that was found, `start` where nothing was better, and how far it can be from the best.
@@ -93,21 +96,38 @@ def solve(
         raise ValueError(f"the placement to start from breaks {len(broken)} rules, the first: {broken[0]}")
     if not problem.choices:
         return MilpResult(Placement(np.zeros(0, np.int64), []), 0.0, 0.0, 0.0, "optimal")
-    return _Solver(problem, start, _Clock(seconds, progress)).run()
+    with _Clock(seconds, progress) as clock:
+        return _Solver(problem, start, clock).run()
 
 
 class _Clock:
-    """The time that is left."""
+    """The time that is left; as a context, it tells of it while the solver does not come back.
+
+    Args:
+        seconds: All of it.
+        progress: Called with the share that is over, from a thread of its own.
+    """
 
     def __init__(self, seconds: float, progress: Progress | None) -> None:
         self._begin, self._seconds, self._progress = time.perf_counter(), seconds, progress
+        self._over = threading.Event()
+
+    def __enter__(self) -> _Clock:
+        if self._progress is not None:
+            threading.Thread(target=self._tell, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _tell(self) -> None:
+        assert self._progress is not None, "there is somebody to tell"
+        while not self._over.wait(TICK_SECONDS) and self.left() > 0:
+            self._progress(1.0 - self.left() / self._seconds)
 
     def left(self) -> float:
-        """Seconds; the caller's bar moves each time that somebody asks."""
-        over = time.perf_counter() - self._begin
-        if self._progress is not None:
-            self._progress(min(1.0, over / self._seconds) if self._seconds > 0 else 1.0)
-        return self._seconds - over
+        """Seconds."""
+        return self._seconds - (time.perf_counter() - self._begin)
 
 
 class _Solver:
@@ -119,6 +139,7 @@ class _Solver:
         self.cost = cost(problem, start) if start is not None else float("inf")
         self.bound = lower_bound(problem).ms
         self.rng = np.random.default_rng(0)  # the same parts in every run
+        self.part_tables = 8.0
 
     def run(self) -> MilpResult:
         """The whole program, then parts of it."""
@@ -126,9 +147,9 @@ class _Solver:
             return MilpResult(None, float("inf"), float("inf"), 0.0, "infeasible")
         too_large = False
         # Parts first, as they are quick; then all of it for what parts cannot see, and parts again; last the proof.
-        for share in (0.5, 1.0):
+        for share, patience in ((0.5, 12), (1.0, 36)):
             if not self.closed() and self.placement is not None:
-                self._parts(self.clock.left() * share / 2)
+                self._parts(self.clock.left() * share / 2, patience)
             if not self.closed() and not too_large and self.clock.left() > 0.5:
                 too_large = not self._whole(self.clock.left() * share)
         if self.placement is None:
@@ -145,13 +166,13 @@ class _Solver:
 
     def _whole(self, seconds: float) -> bool:
         """Solve the whole program for some time; False where it is too large for that."""
-        below = self.cost * (1.0 - 0.999 * CLOSED) if self.placement is not None else None
+        below = self.cost * (1.0 - CLOSED / 2) if self.placement is not None else None
         squeeze = 0.0
         for _ in range(2):
             model = MilpModel(self.problem, below, squeeze)
             if model.possible and model.size > MOST_VARIABLES:
                 return False
-            outcome = _ask(model, seconds, CLOSED / 2) if model.possible else _NOTHING
+            outcome = _ask(model, seconds, 0.49 * CLOSED) if model.possible else _NOTHING
             proven = below if outcome.impossible else outcome.bound
             if squeeze == 0.0:  # with less memory than there is, a bound would be none
                 self.bound = max(self.bound, float("inf") if proven is None else proven)
@@ -171,27 +192,42 @@ class _Solver:
 
     # Parts of the ranks
 
-    def _parts(self, seconds: float) -> None:
-        """Plan the slowest rank and a few others anew, more of them where that does not help, and then no more."""
+    def _parts(self, seconds: float, patience: int) -> None:
+        """Plan the slowest rank and others anew: more tables where that does not help, fewer where it is slow."""
         failures, until = 0, self.clock.left() - seconds
-        while not self.closed() and self.clock.left() > until and failures < 36:
-            better = self._part(self._some_tables(3 + failures // 6))
+        while not self.closed() and self.clock.left() > until and failures < patience:
+            begin = self.clock.left()
+            better = self._part(self._some_tables(int(self.part_tables)))
             failures = 0 if better else failures + 1
+            if begin - self.clock.left() > PART_SECONDS / 2:
+                self.part_tables = max(self.part_tables * 0.9, 4.0)
+            elif not better:
+                self.part_tables = min(self.part_tables * 1.05, float(len(self.problem.choices)))
 
-    def _some_tables(self, size: int) -> tuple[Ints, Ints]:
-        """Some ranks, the slowest among them, and the tables that lie on no others, and some of those that do."""
+    def _some_tables(self, count: int) -> tuple[Ints, Ints]:
+        """Tables to plan anew: of the slowest rank and of others, the faster the likelier, and a few that reach beyond.
+
+        Args:
+            count: About how many.
+
+        Returns:
+            The tables, and the ranks.
+        """
         assert self.placement is not None, "there is a placement to improve"
         load = rank_time(self.problem, self.placement)
         slow = int(load.argmax())
-        others = np.delete(np.arange(len(load)), slow)
-        weights = 1.0 + load.max() - load[others]
-        count = min(size - 1, len(others))
-        ranks = np.append(self.rng.choice(others, count, replace=False, p=weights / weights.sum()), slow)
-        inside = np.array([bool(np.isin(where, ranks).all()) for where in self.placement.ranks])
-        touching = np.array([bool(np.isin(where, ranks).any()) for where in self.placement.ranks]) & ~inside
-        free = np.flatnonzero(inside)
-        across = self.rng.permutation(np.flatnonzero(touching))[:4]
-        return np.union1d(self.rng.permutation(free)[: 6 * size], across), ranks
+        weights = 1.0 + load.max() - load
+        weights[slow] = 0.0
+        others = np.flatnonzero(weights)
+        some = self.rng.choice(others, len(others), replace=False, p=weights[others] / weights.sum())
+        order = np.empty(len(load), np.int64)  # of the ranks, when they join
+        order[np.append(slow, some)] = np.arange(len(load))
+        joins = np.array([order[ranks].max(initial=0) for ranks in self.placement.ranks])
+        begins = np.array([order[ranks].min(initial=0) for ranks in self.placement.ranks])
+        last = int(np.sort(joins)[min(max(count * 3 // 4, 1), len(joins)) - 1])
+        across = self.rng.permutation(np.flatnonzero((joins > last) & (begins <= last)))[: max(count // 4, 1)]
+        inside = self.rng.permutation(np.flatnonzero(joins <= last))[:count]
+        return np.union1d(inside, across), np.flatnonzero(order <= last)
 
     def _part(self, part: tuple[Ints, Ints]) -> bool:
         """Solve for some tables, the others where they are; whether that made the plan better."""
@@ -257,8 +293,10 @@ def _ask(model: MilpModel, seconds: float, gap: float) -> _Outcome:
     """Let HiGHS solve a program."""
     from scipy.optimize import milp
 
-    options: dict[str, Any] = {"time_limit": max(seconds, 0.1), "mip_rel_gap": gap}
-    answer = milp(**model.program(), options=options)
+    begin = time.perf_counter()
+    program = model.program()
+    seconds = max(seconds - (time.perf_counter() - begin), 0.1)
+    answer = milp(**program, options={"time_limit": seconds, "mip_rel_gap": gap})
     placement = model.read(answer.x) if answer.x is not None else None
     bound = 0.0 if answer.mip_dual_bound is None else float(answer.mip_dual_bound) * model.scale
     # Status 2: infeasible. The solver's numbers are exact to a millionth.
