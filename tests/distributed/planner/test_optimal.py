@@ -218,3 +218,9 @@ def test_program_without_a_plan_below_the_limit_says_so_and_keeps_a_bound() -> N
         assert answer.status == 0
         assert (model.read(answer.x) is not None) == found
         assert answer.mip_dual_bound * model.scale == pytest.approx(7.0)
+
+
+def test_one_rank_has_no_others_to_plan_anew() -> None:
+    problem = problem_of([[choice([2.0], [1]), choice([1.0], [2])]], local_size=1)
+    start = Placement(np.array([0]), [np.array([0])])
+    assert solve(problem, start=start).cost == 1.0

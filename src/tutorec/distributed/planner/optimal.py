@@ -217,9 +217,10 @@ class _Solver:
         load = rank_time(self.problem, self.placement)
         slow = int(load.argmax())
         weights = 1.0 + load.max() - load
-        weights[slow] = 0.0
-        others = np.flatnonzero(weights)
-        some = self.rng.choice(others, len(others), replace=False, p=weights[others] / weights.sum())
+        others = np.delete(np.arange(len(load)), slow)
+        some = others
+        if len(others):
+            some = self.rng.choice(others, len(others), replace=False, p=weights[others] / weights[others].sum())
         order = np.empty(len(load), np.int64)  # of the ranks, when they join
         order[np.append(slow, some)] = np.arange(len(load))
         joins = np.array([order[ranks].max(initial=0) for ranks in self.placement.ranks])
