@@ -1,10 +1,45 @@
-"""Exercises of chapter 12: a way home that does not shrink, one hot row among many ranks, what a copy costs."""
+"""Exercises of chapter 12: a step from its bytes, one hot row among many ranks, what a copy costs."""
 
 from __future__ import annotations
 
 from tutorec.teach.grading import Exercise, Mistake
 
 __all__ = ["EXERCISES"]
+
+
+# Of an H100: bytes in a millisecond on a wire inside a host and in memory, and milliseconds of an exchange.
+_INSIDE, _MEMORY, _LATENCY = 450e6, 3.35e9, 0.02
+_Phases = list[list[float]]
+
+
+def _times(sent: _Phases, moved: _Phases) -> _Phases:
+    """Milliseconds of each rank in each phase."""
+    wires = [[_LATENCY + nbytes / _INSIDE for nbytes in ranks] for ranks in sent]
+    return wires + [[nbytes / _MEMORY for nbytes in ranks] for ranks in moved]
+
+
+def _sum_of_slowest(sent: _Phases, moved: _Phases) -> float:
+    return sum(max(ranks) for ranks in _times(sent, moved))
+
+
+def _busiest_rank(sent: _Phases, moved: _Phases) -> float:
+    return max(sum(of) for of in zip(*_times(sent, moved), strict=True))
+
+
+def _mean_rank(sent: _Phases, moved: _Phases) -> float:
+    return sum(sum(ranks) / len(ranks) for ranks in _times(sent, moved))
+
+
+def _one_latency(sent: _Phases, moved: _Phases) -> float:
+    return _sum_of_slowest(sent, moved) - (len(sent) - 1) * _LATENCY
+
+
+def _nothing_is_free(sent: _Phases, moved: _Phases) -> float:
+    return _sum_of_slowest([ranks for ranks in sent if any(ranks)], moved)
+
+
+def _one_wire(sent: _Phases, moved: _Phases) -> float:
+    return _sum_of_slowest([[sum(ranks)] for ranks in sent], [[sum(ranks)] for ranks in moved])
 
 
 def _times_the_mean(share: float, world_size: int) -> float:
@@ -27,32 +62,41 @@ def _only_the_row(share: float, world_size: int) -> float:
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="12.1",
-        compared="what one of 8 ranks sends home, and what one of 512",
-        solution=[14.0, 511 / 32],
-        tolerance=1e-3,
+        compared="three steps of one host: all ranks alike, another rank slowest in each phase, one idle exchange",
+        solution=_sum_of_slowest,
         mistakes=(
             Mistake(
-                misconception="divides the way home by the ranks",
-                answer=[14.0, 511 / 32 / 64],
-                hint="8 ranks are right. On 512 each holds fewer rows. But of how many samples does it hold parts?",
+                misconception="takes the rank that does most in the whole step",
+                answer=_busiest_rank,
+                hint="That is the longest time of any one rank. In each phase, who is it that the others wait for?",
             ),
             Mistake(
-                misconception="counts what a rank keeps",
-                answer=[16.0, 16.0],
-                hint="16 MiB are the partial sums that a rank makes. Those of its own samples do not travel.",
+                misconception="takes the mean of the ranks",
+                answer=_mean_rank,
+                hint="A rank with few bytes is done early. Can it begin the next phase before the others are?",
             ),
             Mistake(
-                misconception="counts all ranks together",
-                answer=[112.0, 511 / 32 * 512],
-                hint="That is what all ranks send together. What does one of them send?",
+                misconception="pays the latency once for a step",
+                answer=_one_latency,
+                hint="The bytes are right. How many times in a step does one rank have to reach the others at all?",
             ),
             Mistake(
-                misconception="sends home what one sample makes",
-                answer=[14 / 8, 511 / 32 / 512],
-                hint="That is the part for the samples of one rank. A rank makes partial sums for all ranks' samples.",
+                misconception="takes an exchange of nothing to be free",
+                answer=_nothing_is_free,
+                hint="All ranks enter every exchange. What is left of alpha + n beta where n is 0?",
+            ),
+            Mistake(
+                misconception="lets all ranks share one wire and one memory",
+                answer=_one_wire,
+                hint="Each rank has a wire and a memory of its own. Do they work one after the other?",
             ),
         ),
-        shape="a list of two numbers of MiB",
+        cases=(
+            ([[9e6, 9e6]], [[33.5e6, 33.5e6]]),
+            ([[18e6, 0.0, 4.5e6, 0.0], [0.0, 27e6, 9e6, 0.0]], [[6.7e6, 33.5e6, 0.0, 0.0], [0.0, 0.0, 67e6, 13.4e6]]),
+            ([[0.0, 0.0], [9e6, 0.0]], []),
+        ),
+        shape="a function of (sent, moved) that returns milliseconds",
     ),
     Exercise(
         id="12.2",
