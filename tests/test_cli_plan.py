@@ -101,7 +101,8 @@ def test_what_does_not_fit_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFix
         (["--topology", "laptop", "--out", "absent/plan.json"], "absent/plan.json: there is no folder"),
         (["--topology", "laptop", "--plot", "plan.txt"], "--plot plan.txt: write a name that ends in .svg"),
         (["--topology", "laptop", "--time-limit", "0"], "--time-limit 0.0: give a positive number"),
-        (["--topology", "laptop", "--explain", "itme"], "no table 'itme'"),
+        (["--topology", "laptop", "--explain", "itme"], "no table 'itme'; did you mean 'item'?"),
+        (["--topology", "laptop", "--out", "."], ". is a folder"),
     ],
 )
 def test_words_that_make_no_sense_end_with_2(
@@ -114,10 +115,17 @@ def test_words_that_make_no_sense_end_with_2(
     assert told.count("\n") == 1
 
 
+def test_unknown_table_is_refused_before_planning(tables: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cli, "_planner", lambda *_: pytest.fail("a search may take a minute"))
+    assert cli.main(["plan", tables, "--topology", "laptop", "--explain", "zzz"]) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, "tables.yaml"),
+        ("tables: [{name: a, name: b, num_embeddings: 4, embedding_dim: 4}]", "has 'name' twice, first in line 1"),
+        ("tables: [{name: a, num_embeddings: 1e30, embedding_dim: 4}]", "num_embeddings of table 'a' is '1e30'"),
         ("tables: [", "tables.yaml, line 2 is no YAML"),
         (TABLES.replace("1000", "many"), "tables.yaml, line 4: num_embeddings of table 'item' is 'many'"),
         (TABLES.replace("row_wise", "row"), "table 'user' names 'row', which is no ShardingType"),

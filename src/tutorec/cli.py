@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -123,6 +124,8 @@ def _write_plan(arguments: argparse.Namespace) -> None:
 
     for path in (arguments.out, arguments.plot):
         # A search may take a minute: what it writes to is looked at first.
+        if path is not None and Path(path).is_dir():
+            raise IsADirectoryError(f"{path} is a folder: write the name of a file, {Path(path) / 'plan'}...")
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise FileNotFoundError(f"{path}: there is no folder {Path(path).absolute().parent}; make it first")
     if arguments.plot is not None and Path(arguments.plot).suffix not in (".svg", ".png", ".pdf"):
@@ -130,6 +133,7 @@ def _write_plan(arguments: argparse.Namespace) -> None:
     if arguments.time_limit is not None and not arguments.time_limit > 0:
         raise ValueError(f"--time-limit {arguments.time_limit}: give a positive number of seconds")
     file = load_tables(arguments.tables)
+    _check_explained(arguments.explain, file.names)
     planner = _planner(arguments, file)
     plan = planner.plan(file.model, _sharders(arguments.tables, file))
     print(plan.explain())
@@ -141,6 +145,15 @@ def _write_plan(arguments: argparse.Namespace) -> None:
     if arguments.plot is not None:
         plan.plot().savefig(arguments.plot)
         print(f"\ndrawn in {arguments.plot}")
+
+
+def _check_explained(table: str | None, names: Sequence[str]) -> None:
+    """A search may take a minute: the table that is to be explained is looked for first."""
+    known = {name.rpartition(".")[2] for name in names} | set(names)
+    if table is not None and table not in known:
+        near = difflib.get_close_matches(table, sorted(known), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the file has {', '.join(map(repr, names[:5]))}"
+        raise ValueError(f"--explain {table}: there is no table {table!r}; {hint}")
 
 
 def _planner(arguments: argparse.Namespace, file: TableFile) -> EmbeddingShardingPlanner:

@@ -231,6 +231,18 @@ def test_plan_for_a_module_that_does_not_exist_is_refused():
         DistributedModelParallel(model, env=ShardingEnv.from_local(1, 0), plan=plan)
 
 
+@pytest.mark.parametrize(("outer", "named"), [(nn.Identity, "the module"), (nn.Sequential, "module '0'")])
+def test_what_is_wrapped_already_is_refused(outer, named):
+    # DDP was given shards as dense parameters, and the process ended with a segmentation fault.
+    model = Model()
+    env = ShardingEnv.from_local(1, 0)
+    plan = plan_of(model.sparse.tables, 1)
+    wrapped = DistributedModelParallel(model, env=env, plan=plan, init_data_parallel=False)
+    again = wrapped if outer is nn.Identity else outer(wrapped)
+    with pytest.raises(ValueError, match=f"{named} is a DistributedModelParallel already"):
+        DistributedModelParallel(again, env=env, plan=ShardingPlan())
+
+
 class Twice(nn.Module):
     """One collection in two places."""
 

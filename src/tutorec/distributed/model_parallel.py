@@ -49,8 +49,8 @@ class DistributedModelParallel(nn.Module):
         data_parallel_wrapper: Wraps the dense parts; `wrap_in_ddp` by default.
 
     Raises:
-        ValueError: There is no process group, or the plan does not fit the model; `PlannerError` where none is given
-            and none is found.
+        ValueError: There is no process group, the model is wrapped already, or the plan does not fit it;
+            `PlannerError` where none is given and none is found.
         AgreementError: Ranks differ.
 
     Source:
@@ -69,6 +69,7 @@ class DistributedModelParallel(nn.Module):
         data_parallel_wrapper: DataParallelWrapper | None = None,
     ) -> None:
         super().__init__()
+        _check_wrapped_once(module)
         self._env = env if env is not None else _default_env()
         self.device = torch.device(device) if device is not None else torch.device("cpu")
         if self.device.type == "cuda" and not torch.cuda.is_available():
@@ -152,6 +153,21 @@ class DistributedModelParallel(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Copy state in."""
         return self.module.load_state_dict(state_dict, strict, assign)
+
+
+def _check_wrapped_once(module: nn.Module) -> None:
+    """Refuse a model that has been wrapped: DDP would take the shards in it for dense parameters.
+
+    Raises:
+        ValueError: It, or a part of it, is wrapped.
+    """
+    for path, part in module.named_modules():
+        if isinstance(part, DistributedModelParallel):
+            what = f"module {path!r}" if path else "the module"
+            raise ValueError(
+                f"{what} is a DistributedModelParallel already, its tables are sharded: wrap the whole model once, "
+                "before any part of it"
+            )
 
 
 def wrap_in_ddp(module: nn.Module, env: ShardingEnv, device: torch.device) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -187,3 +188,21 @@ def test_unknown_table_of_constraints_is_told_in_the_order_of_the_model():
 
 def test_model_that_is_no_collection_has_an_empty_plan():
     assert EmbeddingShardingPlanner(Topology(2, "cpu")).plan(torch.nn.Linear(1, 1)).plan == {}
+
+
+def test_explain_takes_any_kind_of_name():
+    plan = EmbeddingShardingPlanner(Topology(2, "cpu")).plan(bags((8, 4)))
+    with pytest.raises(KeyError, match="the plan has no table '3'"):
+        plan.explain(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_memory_that_is_offered_is_enough_however_much_is_missing(ranks):
+    # 1 MB where 300 MB are needed: no change was offered.
+    module = bags((10**7, 8), (10**7, 8))
+    with pytest.raises(PlannerError) as caught:
+        EmbeddingShardingPlanner(Topology(ranks, "cuda", hbm_cap=10**6)).plan(module)
+    [offered] = re.findall(r"hbm_cap=([0-9]+) [*] ([0-9*]+)", str(caught.value))
+    unit = 1024 if offered[1] == "1024" else 1024 ** int(offered[1].rpartition("**")[2])
+    cap = int(offered[0]) * unit
+    assert EmbeddingShardingPlanner(Topology(ranks, "cuda", hbm_cap=cap)).plan(module).plan

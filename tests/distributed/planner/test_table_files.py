@@ -172,7 +172,10 @@ def test_numbers_come_back_as_they_were_written(rows: int, columns: int, factor:
             "tables:\n" + ITEM + ITEM.replace("item", "b").replace("4}", "4, module: bags}"),
             "line 3: module of table 'b' is 'bags', inside the model itself, which is the collection of table 'item'",
         ),
-        ("tables:\n" + ITEM.replace("8", "1e18").replace("4}", "4096}"), "f.yaml: "),
+        (
+            "tables:\n" + ITEM.replace("8", "1e18"),
+            "f.yaml, line 2: num_embeddings of table 'item' is '1e18': give at most 1e",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line(text: str, message: str):

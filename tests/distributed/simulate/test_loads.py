@@ -66,6 +66,14 @@ def test_loads_that_do_not_fit_the_ranks_are_refused():
         rank_loads(Load([1, 2]), 3)
     with pytest.raises(ValueError, match="batch_size=-1 for 2 ranks"):
         rank_loads(Load(-1), 2)
+    for size in (float("nan"), "8", 1.5):
+        with pytest.raises(ValueError, match=f"batch_size={size!r} for 2 ranks"):
+            rank_loads(Load(size), 2)  # pyright: ignore[reportArgumentType]
+    for law in ("uniform", Uniform):
+        with pytest.raises(TypeError, match="is no law of ids"):
+            rank_loads(Load(1, law=law), 2)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="pooling_factor='2'"):
+        rank_loads(Load(1, "2"), 2)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"pooling_factor=-2 of feature 'f'"):
         rank_loads(Load(1, {"f": -2}), 2)
     with pytest.raises(ValueError, match="pooling_factor=nan"):

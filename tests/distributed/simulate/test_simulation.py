@@ -143,8 +143,9 @@ def test_a_planned_model_takes_what_its_planner_says_and_more_where_a_row_is_hot
     even = simulate(plan, topology, model, Load(1024, 8))
     report = plan.report
     assert report is not None
-    # The planner counts what a holder sends; a rank may get more than it sends.
-    assert even.busiest_ms == pytest.approx(cost(report.inputs.problem, report.placement), rel=0.03)
+    # The planner counts what a holder sends; a rank may get more than it sends, the more so the better the plan.
+    estimate = cost(report.inputs.problem, report.placement)
+    assert 0.97 * estimate <= even.busiest_ms <= 1.35 * estimate
     assert even.step_ms >= even.busiest_ms
     rows = {t.name: entry(ShardingType.ROW_WISE, t, topology) for t in tables}
     hot = simulate(rows, topology, model, Load(1024, 8, PowerLaw(1.05)))
@@ -290,6 +291,11 @@ def test_arguments_that_do_not_belong_together_are_refused():
         simulate(plan, topology, [item(9)], Load(1))
     with pytest.raises(ValueError, match=r"on each of ranks 0 to 3"):
         simulate(plan, Topology(4, "cpu"), [item()], Load(1))
+    everywhere = {"item": entry(ShardingType.DATA_PARALLEL, item(), topology)}
+    with pytest.raises(ValueError, match="replicates table 'item' on ranks 0, 1, and the topology has world_size=4"):
+        simulate(everywhere, Topology(4, "cpu"), [item()], Load(1))
+    with pytest.raises(PlannerError, match="topology='8xH100' is of type str"):
+        simulate(plan, "8xH100", [item()], Load(1))
     with pytest.raises(ValueError, match=r"slow=\{2: 2.0\} for 2 ranks"):
         simulate(plan, topology, [item()], Load(1), slow={2: 2.0})
     with pytest.raises(ValueError, match=r"stragglers\(behind=-1\)"):

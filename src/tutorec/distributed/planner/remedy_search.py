@@ -184,9 +184,12 @@ class RemedySearch:
 
         power = next((power for power in _UNITS if has >= 4 * 1024**power), 0)
         unit = 1024**power
+        # Less than what is missing now is never enough.
+        short = find_shortage(self.inputs.problem)
+        missing = max(short.needed - short.room, 0) // (1 if short.alone else max(len(short.ranks), 1))
         low, high = has, 0
-        for factor in (1.25, 1.5, 2, 3, 4, 8, 16, 32, 64):
-            high = _rounded(has * factor, unit)
+        for factor in (1, 1.25, 1.5, 2, 3, 4, 8, 16, 32, 64):
+            high = _rounded((has + missing) * factor, unit)
             if fits(high):
                 break
             low = high

@@ -130,6 +130,7 @@ def find_table(report: PlanReport, name: str) -> int:
         for number, choices in enumerate(report.problem.choices)
         for option in choices[0].options
     }
+    name = str(name)
     wanted = name.strip(".")
     found = [fqn for fqn in known if fqn == wanted] or [fqn for fqn in known if fqn.rpartition(".")[2] == wanted]
     if len(found) == 1:

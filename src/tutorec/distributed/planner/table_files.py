@@ -50,6 +50,9 @@ _CONSTRAINTS = (
 _YES_NO = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
+_MOST = 10**15  # rows, columns, samples: a slip of the pen beyond, and torch counts in 64 bits
+
+
 @dataclass(frozen=True, eq=False)
 class TableFile:
     """What such a file says.
@@ -59,12 +62,14 @@ class TableFile:
         constraints: Table name -> what is laid down for it.
         batch_size: B of a rank, where the file says it.
         fused_params: The optimizer, for the sharders, where the file says it.
+        names: Path and name of each table.
     """
 
     model: nn.Module
     constraints: dict[str, ParameterConstraints]
     batch_size: int | None
     fused_params: dict[str, Any] | None
+    names: tuple[str, ...] = ()
 
 
 def load_tables(path: str | os.PathLike[str]) -> TableFile:
@@ -114,6 +119,7 @@ def tables_of(text: str, source: str = "the text") -> TableFile:
         {table.config.name: constraint for table in tables if (constraint := table.constraint) is not None},
         top.whole("batch_size"),
         top.words("fused_params"),
+        tuple(f"{table.path}.{table.config.name}".strip(".") for table in tables),
     )
 
 
@@ -135,10 +141,11 @@ class _Entry:
             needed = "keys and values, as 'name: item'" if kind else "a mapping with the key 'tables'"
             raise _bad(f"{source}, line {node.start_mark.line + 1}: {what} is no mapping: write {needed}")
         seen: dict[str, int] = {}
-        for key, _ in node.value:
+        for count, (key, _) in enumerate(node.value):
             line = key.start_mark.line + 1
-            if seen.setdefault(str(key.value), line) != line and key.value != "<<":
-                raise _bad(f"{source}, line {line}: {what} has {key.value!r} twice, first in line {seen[key.value]}")
+            first = seen.setdefault(str(key.value), line)
+            if len(seen) <= count and key.value != "<<":
+                raise _bad(f"{source}, line {line}: {what} has {key.value!r} twice, first in line {first}")
         SafeConstructor().flatten_mapping(node)
         return cls(node, source, what)
 
@@ -190,6 +197,8 @@ class _Entry:
             return None
         if len(found) != 1 or not found[0].is_integer() or found[0] < 1:
             raise self.wrong(key, f"is {self._as_written(key)}: give a whole number, at least 1")
+        if found[0] > _MOST:
+            raise self.wrong(key, f"is {self._as_written(key)}: give at most {_MOST:.0e}")
         return int(found[0])
 
     def wholes(self, key: str) -> list[int] | None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -135,8 +136,8 @@ class PowerLaw:
     scattered: int | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.exponent) and self.exponent >= 0):
-            raise ValueError(f"PowerLaw(exponent={self.exponent}): give a finite number of at least 0, e.g. 1.05")
+        if not (isinstance(self.exponent, Real) and math.isfinite(self.exponent) and self.exponent >= 0):
+            raise ValueError(f"PowerLaw(exponent={self.exponent!r}): give a finite number of at least 0, e.g. 1.05")
 
     def over(self, rows: int) -> RowShares:
         """Steps of one row for the 4,096 hottest, then steps that grow."""

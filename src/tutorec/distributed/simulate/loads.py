@@ -10,7 +10,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from numbers import Integral, Real
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -44,6 +45,7 @@ class Load:
 
         Raises:
             ValueError: There are not W batch sizes, or one is negative; a pooling factor is negative.
+            TypeError: A law is none.
         """
         return _Expected(self, world_size)
 
@@ -80,21 +82,24 @@ class RankLoads(ABC):
 
 class _Expected(RankLoads):
     def __init__(self, load: Load, world_size: int) -> None:
-        sizes = [load.batch_size] * world_size if isinstance(load.batch_size, int) else list(load.batch_size)
-        if len(sizes) != world_size or min(sizes) < 0:
+        given: Any = load.batch_size
+        sizes = list(given) if isinstance(given, (Sequence, np.ndarray)) else [given] * world_size
+        if len(sizes) != world_size or not all(isinstance(size, Integral) and int(size) >= 0 for size in sizes):
             raise ValueError(
-                f"Load.batch_size={load.batch_size} for {world_size} ranks: give one number of at least 0, or one for "
-                "each rank"
+                f"Load.batch_size={given!r} for {world_size} ranks: give one number of at least 0, or one for each rank"
             )
         factors = (
             load.pooling_factor.items() if isinstance(load.pooling_factor, Mapping) else [("", load.pooling_factor)]
         )
         for feature, factor in factors:
-            if not (math.isfinite(factor) and factor >= 0):
+            if not (isinstance(factor, Real) and math.isfinite(factor) and factor >= 0):
                 raise ValueError(
-                    f"Load.pooling_factor={factor} of feature {feature!r}: give the mean number of ids of a bag, at "
+                    f"Load.pooling_factor={factor!r} of feature {feature!r}: give the mean number of ids of a bag, at "
                     "least 0"
                 )
+        for law in load.law.values() if isinstance(load.law, Mapping) else [load.law]:
+            if isinstance(law, type) or not callable(getattr(law, "over", None)):
+                raise TypeError(f"Load.law={law!r} is no law of ids: give Uniform(), PowerLaw(1.05) or Observed(...)")
         unique, classes = np.unique(np.array(sizes, dtype=np.int64), return_inverse=True)
         super().__init__(classes.reshape(-1).astype(np.int64))
         self._load, self._sizes = load, unique.astype(np.float64)

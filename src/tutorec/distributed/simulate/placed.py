@@ -13,6 +13,7 @@ from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingTy
 from tutorec.distributed.planner.kernels import kernel_model
 from tutorec.distributed.simulate.work import SimulatedTable
 from tutorec.distributed.tables import check_plan_covers
+from tutorec.distributed.text_table import ranks_text
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 
 Configs = Sequence[BaseEmbeddingConfig]
@@ -83,6 +84,12 @@ def _placed(
             f"columns, and this one is {shape[0]} x {shape[1]}; make the plan from these tables"
         )
     pieces = ()
+    everywhere = range(topology.world_size)
+    if kind is ShardingType.DATA_PARALLEL and sharding.ranks is not None and set(sharding.ranks) != set(everywhere):
+        raise ValueError(
+            f"the plan replicates table {config.name!r} on ranks {ranks_text(sharding.ranks)}, and the topology has "
+            f"world_size={topology.world_size}; simulate it on the machines that it was made for"
+        )
     if kind is not ShardingType.DATA_PARALLEL:
         pieces = placed_pieces(config.name, shape, sharding, topology.world_size, ranks_per_host(topology))
     return SimulatedTable(
