@@ -110,7 +110,7 @@ class PlanDiff:
             ]
             for change in shown
         ]
-        return TextTable(["table", "before", "after", "comes in"], rows, right=[3], width=100)
+        return TextTable(["table", "before", "after", "comes in"], rows, right=[3], width=120)
 
     def _rest(self) -> str:
         more = len(self.changes) - _PRINTED

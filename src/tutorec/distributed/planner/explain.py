@@ -71,7 +71,7 @@ def _step_facts(report: PlanReport) -> list[tuple[str, str]]:
             ("bound", f"no plan takes less than {ms_text(report.bound.ms)} ms ({report.bound.reason}): {near}.")
         )
     if report.gap is not None:
-        lines.append(("gap", f"the solver leaves {report.gap:.1%} between the plan and the best that there may be."))
+        lines.append(("gap", f"the solver leaves {report.gap:.2%} between the plan and the best that there may be."))
     return lines
 
 

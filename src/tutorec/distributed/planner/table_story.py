@@ -94,7 +94,7 @@ def _facts(report: PlanReport, table: int, option: ShardingOption) -> list[tuple
         lines.append(("lies with", f"{', '.join(others)}, as colocate asks; times and bytes are of all of them"))
     pieces = several(len(ranks), "piece")
     share = f" of rank {_busiest(report, table)}'s {ms_text(_busiest_time(report, table))} ms"
-    lines.append(("chosen", f"{type_of(choice)}, kernel {option.compute_kernel}, {pieces} on {_where(report, ranks)}"))
+    lines.append(("chosen", f"{type_of(choice)}, kernel {option.compute_kernel}, {pieces}, on {_where(report, ranks)}"))
     perf = np.sum([option_perf(each) for each in choice.options], axis=0)
     longest = int(choice.time.argmax())
     parts = [
