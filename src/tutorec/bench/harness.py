@@ -90,7 +90,7 @@ class Comparison:
 
     Attributes:
         title: what is divided by what.
-        clock: what was measured: CPU seconds, wall seconds, or bytes of memory.
+        clock: what was measured: CPU seconds, wall seconds, bytes of memory, or seconds that a plan is estimated at.
         ratio: the median and its interval.
         bar: what the ratio should be.
         medians: of both sides, in the clock's unit; its ratio is not the median ratio.
@@ -98,7 +98,7 @@ class Comparison:
     """
 
     title: str
-    clock: Literal["cpu", "wall", "memory"]
+    clock: Literal["cpu", "wall", "memory", "plan"]
     ratio: Ratio
     bar: Bar | None = None
     medians: tuple[float, float] | None = None

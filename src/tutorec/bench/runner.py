@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-_NOT_BENCHMARKS = ("harness", "memory", "peer", "runner", "sharded_rank", "estimates_rank")
+_NOT_BENCHMARKS = ("harness", "memory", "peer", "runner", "sharded_rank", "estimates_rank", "planner_peer")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def benchmarks() -> dict[str, ModuleType]:
     Example:
         >>> from tutorec.bench.runner import benchmarks
         >>> sorted(benchmarks())
-        ['backends', 'ebc', 'estimates', 'import', 'kjt', 'sharded', 'validation']
+        ['backends', 'ebc', 'estimates', 'import', 'kjt', 'planner', 'sharded', 'validation']
     """
     package = __name__.rpartition(".")[0]
     folder = Path(__file__).parent

@@ -22,7 +22,9 @@ from tutorec.distributed.planner.problem import Choice, Floats, Ints, PlanningPr
 
 # groups whose use is decided together, at most: all subsets are tried
 _GROUPS_AT_ONCE = 8
-_CUTS, _HALVINGS = 40, 6
+_CUTS, _HALVINGS, _CLOSE = 40, 8, 1e-3
+# sets of groups that are bounded one by one
+_SETS = 64
 # a bound that rounding errors of a sum could lift above a plan would be none
 _SLACK = 1e-12
 
@@ -92,12 +94,15 @@ def lower_bound(problem: PlanningProblem) -> Bound:
             first = middle + 1
         else:
             last = middle - 1
-    floor = float(totals.unavoidable.max())
-    if found <= floor:
-        table = int(totals.unavoidable.argmax())
-        return Bound(floor, f"every way to cut {_name(problem, table)} leaves a rank with at least that")
     if not np.isfinite(found):
         return Bound(found, _shortage(problem, totals))
+    floor = float(totals.unavoidable.max())
+    if problem.fixed is not None and problem.fixed.any():
+        sets, others = totals.sets_of_groups(_SETS)
+        found = max(found, min([others, *(bound for bound, _ in sets)]))
+    if found <= floor:
+        table = int(totals.unavoidable.argmax())
+        return Bound(floor * (1 - _SLACK), f"every way to cut {_name(problem, table)} leaves a rank with at least that")
     short = relaxed is not None and bool((relaxed.prices > 0).any())
     reason = f"it is the work of all tables, spread evenly over {problem.world_size} ranks"
     return Bound(found * (1 - _SLACK), reason + (", in the memory that they have" if short else ""))
@@ -112,6 +117,7 @@ class Totals:
     Attributes:
         time: ``[N]`` ms of a rank, were the choice spread evenly.
         memory: ``[N, 2]`` bytes.
+        pieces: ``[N]`` ms of the longest piece.
         longest: ``[N]`` ms of the longest piece and of the choice's own groups.
         usable: ``[N]``: whether each of its pieces fits on some rank.
         table: ``[N]``; ``starts`` ``[T]`` is where each table's choices start.
@@ -126,7 +132,8 @@ class Totals:
         fixed = np.zeros(1) if problem.fixed is None else problem.fixed
         latency = [sum(fixed[group] for group in choice.groups) if fixed.any() else 0.0 for choice in choices]
         self.time = np.array([choice.time.sum() for choice in choices]) / problem.world_size
-        self.longest = np.array([choice.time.max(initial=0.0) for choice in choices]) + latency
+        self.pieces = np.array([choice.time.max(initial=0.0) for choice in choices])
+        self.longest = self.pieces + latency
         self.memory = np.array([choice.memory.sum(axis=0) for choice in choices], dtype=np.float64)
         self.usable = _usable(problem, choices)
         self.capacity = np.maximum(problem.capacity, 0).sum(axis=0).astype(np.float64)
@@ -138,6 +145,12 @@ class Totals:
         self._group_sets = list(numbers)
         self._groups = frozenset(group for choice in choices for group in choice.groups)
         self._components = _components(problem, choices, fixed) if fixed.any() else []
+
+    @property
+    def fill(self) -> float:
+        """The part of all ranks' memory that the tables' fastest choices take, of the kind that is shortest."""
+        chosen = self._argmin(np.where(self.usable, self.time, np.inf))
+        return float((self.memory[chosen].sum(axis=0) / np.maximum(self.capacity, 1.0)).max())
 
     def relax(self, longest: float = float("inf")) -> Relaxation:
         """The relaxation over choices whose pieces take no longer.
@@ -162,66 +175,59 @@ class Totals:
         latencies = sum(float(component.dearer(value).min()) for component in self._components)
         return Relaxation(mean + latencies, prices, chosen - self.starts)
 
-    def sets_of_groups(self, most: int) -> list[tuple[float, frozenset[int]]]:
-        """Sets of groups that could be opened, and a bound for plans that use no others: the smallest bounds.
+    def sets_of_groups(self, most: int) -> tuple[list[tuple[float, frozenset[int]]], float]:
+        """Sets of groups that a plan could use, and a bound for the plans that use just these.
 
         Args:
-            most: How many sets at most; the set of all groups is always among them.
+            most: How many sets at most: those whose mean is smallest.
 
         Returns:
-            Bound and set, the smallest bound first. Groups that are not decided on here are in all sets.
+            Bound and set, the smallest bound first, and a bound for plans that use any other set. Groups that are not
+            decided on here are in all sets, and are not paid for.
         """
         relaxed = self.relax()
         value = np.where(self.usable, self.time, np.inf) + self.memory @ relaxed.prices
         mean = float(np.minimum.reduceat(value, self.starts).sum() - relaxed.prices @ self.capacity)
         decided = frozenset(group for component in self._components for group in component.groups)
-        sets = [(mean, self._groups - decided)]
+        sets, others = [(mean, self._groups - decided)], float("inf")
         for component in self._components:
             dearer = component.dearer(value)
-            subsets = np.argsort(dearer, kind="stable")[: 4 * most].tolist()
+            subsets = [subset for subset in np.argsort(dearer, kind="stable").tolist() if np.isfinite(dearer[subset])]
             sets = [
                 (bound + float(dearer[subset]), some | component.members_of(subset))
                 for bound, some in sets
                 for subset in subsets
-                if np.isfinite(dearer[subset])
             ]
-            sets = sorted(sets, key=lambda entry: (entry[0], sorted(entry[1])))[: 4 * most]
-        # a set that bounds well on the mean may leave a table no choice but a long piece
-        found = {some: self._bound_with(some, value, relaxed.prices) for some in [some for _, some in sets]}
-        found[self._groups] = self._bound_with(self._groups, value, relaxed.prices)
-        ranked = sorted(
-            ((bound, some) for some, bound in found.items()), key=lambda entry: (entry[0], sorted(entry[1]))
-        )
-        return [entry for rank, entry in enumerate(ranked) if rank < most or entry[1] == self._groups]
+            sets.sort(key=lambda entry: (entry[0], sorted(entry[1])))
+            others = min([others, *(bound for bound, _ in sets[most : most + 1])])
+            sets = sets[:most]
+        found = [(self._bound_with(some, decided, value, relaxed.prices), some) for _, some in sets]
+        return sorted(found, key=lambda entry: (entry[0], sorted(entry[1]))), others
 
-    def _bound_with(self, opened: frozenset[int], value: Floats, prices: Floats) -> float:
-        """A bound for plans that use no groups but these, from the mean and from the longest piece."""
+    def _bound_with(self, used: frozenset[int], decided: frozenset[int], value: Floats, prices: Floats) -> float:
+        """A bound for plans that use just these groups: from the mean, and from the longest piece."""
         fixed = np.zeros(0) if self.problem.fixed is None else self.problem.fixed
-        # of groups that are decided on all are paid for: a set with fewer stands for plans that use fewer
-        decided = {group for component in self._components for group in component.groups}
-        latency = float(sum(fixed[group] for group in opened & decided))
-        possible = np.array([opened.issuperset(groups) for groups in self._group_sets])[self._group_set]
+        latency = float(sum(fixed[group] for group in sorted(used & decided)))
+        possible = np.array([used.issuperset(groups) for groups in self._group_sets])[self._group_set]
         value = np.where(possible, value, np.inf)
 
         def mean(longest: float) -> float:
-            least = np.minimum.reduceat(np.where(self.longest <= longest, value, np.inf), self.starts)
-            return float(least.sum() - prices @ self.capacity) + latency
+            least = np.minimum.reduceat(np.where(self.pieces <= longest, value, np.inf), self.starts)
+            return float(least.sum() - prices @ self.capacity)
 
-        low = float(np.minimum.reduceat(np.where(np.isfinite(value), self.longest, np.inf), self.starts).max())
+        low = float(np.minimum.reduceat(np.where(np.isfinite(value), self.pieces, np.inf), self.starts).max())
         if not np.isfinite(low):
             return low
+        # a plan either has a piece longer than z, or at least the mean of choices with none
         high = mean(low)
         for _ in range(_HALVINGS):
-            if high <= low:
+            if high <= low * (1 + _CLOSE):
                 break
             middle = (low + high) / 2
             reached = mean(middle)
-            if reached > middle:
-                low = middle
-            else:
-                high = middle
             low = max(low, min(reached, middle))
-        return low
+            high = high if reached > middle else middle
+        return low + latency
 
     def fruitful(self, limit: float) -> np.ndarray:
         """``[N]``: the choices that a plan of at most so many milliseconds can have.

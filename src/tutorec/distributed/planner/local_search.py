@@ -15,11 +15,11 @@ from tutorec.distributed.planner.problem import Placement, PlanningProblem
 Progress = Callable[[float], None]
 
 # Sharpness of the potential while tables are placed, and at the start and the end of ruin and repair.
-_PLACING, _DULL, _SHARP, _STAGES = 10.0, 3.0, 100.0, 9
+_PLACING, _DULL, _SHARP, _STAGES = 10.0, 1.0, 100.0, 9
 # Of a potential that counts little but work and memory of all ranks.
 _TRIMMING = 2.0
 # Tables that ruin and repair takes off: at most, and of the slowest rank.
-_RUINED, _OF_THE_SLOWEST = 10, 4
+_RUINED, _OF_THE_SLOWEST = 12, 4
 # Places looked for in a cycle from dull to sharp, for each table; cycles without a better plan that end the search.
 _CYCLE_OF_A_TABLE, _PATIENCE = 60, 2
 # Two costs that differ by less are equal.
@@ -84,29 +84,29 @@ class LocalSearch:
         self.random = random.Random(0)
         self.best: list[Place] | None = None
         self.slowest = math.inf
+        self.starts: list[tuple[float, int, list[Place]]] = []
 
-    def place_all(self, first: Sequence[Sequence[int]] | None = None) -> bool:
-        """Find a first plan, and improve it by sweeps.
+    def place_all(self, sharpness: float = _PLACING) -> bool:
+        """Find a first plan, the table with the most work first, and improve it by sweeps.
 
         Args:
-            first: Choices that the tables are placed with before all open ones are; None: all open ones.
+            sharpness: Of the potential while tables are placed.
 
         Returns:
             Whether all tables found a place.
         """
-        tables = range(len(self.sizes))
         self.packing.lay([None] * len(self.sizes))
-        self.packing.sharpen(_PLACING, self.target)
-        if first is None:
-            placed = self._put(tables)
-        else:
-            narrow = Packing(self.packing.problem, first)
-            narrow.sharpen(_PLACING, self.target)
-            placed = _put_all(narrow, tables)
-            self.budget.spend(len(self.sizes))
-            if placed:
-                self.packing.lay(narrow.places)
-        return placed and self._improve()
+        self.packing.sharpen(sharpness, self.target)
+        return self._put(range(len(self.sizes))) and self._improve()
+
+    def place_in_short_memory(self) -> bool:
+        """Find first plans in other ways, for ranks that have hardly room: see `place_by_memory`.
+
+        Returns:
+            Whether any way led to a plan.
+        """
+        sharply, by_memory = self.place_all(_SHARP), self.place_by_memory()
+        return sharply or by_memory
 
     def place_by_memory(self) -> bool:
         """As ``place_all``, the largest tables first, each where memory is least in want, however long it takes."""
@@ -145,22 +145,23 @@ class LocalSearch:
             enough: Milliseconds of a slowest rank that need no improvement.
         """
         assert self.best is not None, "tables are placed before the placement is improved"
-        packing, start, idle = self.packing, self.packing.work, 0
-        while idle < _PATIENCE and self.slowest > enough and (left := places - (packing.work - start)) > 0:
-            before = self.slowest
-            self._cycle(min(left, _CYCLE_OF_A_TABLE * len(self.best)), enough)
-            idle = 0 if self.slowest < before else idle + 1
-            if self.budget.out_of_time:
+        starts = [places_ for _, _, places_ in sorted(self.starts, key=lambda entry: entry[:2])]
+        length = min(_CYCLE_OF_A_TABLE * len(self.best), places // len(starts))
+        start, cycle, idle = self.packing.work, 0, 0
+        while self.slowest > enough and (left := places - (self.packing.work - start)) > 0:
+            if (cycle >= len(starts) and idle >= _PATIENCE) or self.budget.out_of_time:
                 break
+            before = self.slowest
+            self._cycle(starts[cycle] if cycle < len(starts) else self.best, min(left, length), enough)
+            cycle, idle = cycle + 1, 0 if self.slowest < before else idle + 1
 
-    def _cycle(self, places: int, enough: float) -> None:
-        """Ruin and repair the best plan while the potential sharpens."""
-        assert self.best is not None, "tables are placed before the placement is improved"
+    def _cycle(self, first: list[Place], places: int, enough: float) -> None:
+        """Ruin and repair a plan while the potential sharpens."""
         packing = self.packing
-        packing.lay(self.best)
+        packing.lay(first)
         for stage in range(_STAGES):
             packing.settle()
-            packing.sharpen(_DULL * (_SHARP / _DULL) ** (stage / (_STAGES - 1)), self.slowest)
+            packing.sharpen(_DULL * (_SHARP / _DULL) ** (stage / (_STAGES - 1)), packing.slowest)
             start = packing.work
             while packing.work - start < places / _STAGES and self.slowest > enough:
                 self._ruin(int(packing.filled[0].argmax()))
@@ -235,7 +236,9 @@ class LocalSearch:
         return self.packing.placement()
 
     def _improve(self) -> bool:
-        """Sweeps over a full packing; the best of what they leave is kept."""
+        """Sweeps over a full packing; the best of what they leave is kept, as a start for ruin and repair, too."""
+        best, slowest = self.best, self.slowest
+        self.best, self.slowest = None, math.inf
         self._keep()
         for _ in range(3):
             self.packing.sharpen(_PLACING, self.packing.slowest)
@@ -244,6 +247,10 @@ class LocalSearch:
             self._keep()
             if self.budget.out_of_time:
                 break
+        assert self.best is not None, "tables that fit where they are placed still fit after sweeps"
+        self.starts.append((self.slowest, len(self.starts), self.best))
+        if best is not None and slowest <= self.slowest * (1 + EQUAL):
+            self.best, self.slowest = best, slowest
         return True
 
     def _put(self, tables: Iterable[int]) -> bool:

@@ -3,15 +3,17 @@
 A plan is judged by its slowest rank, but a search that looks at the slowest rank alone sees no progress on the others.
 So tables are placed by a potential that all ranks add to:
 
-    sum over ranks r of exp(b * load_r / target) + sum over kinds of memory k of exp(b * held_rk / capacity_k)
+    sum over ranks r of exp(b * load_r / target) + sum over kinds of memory k of exp(b - c + c * held_rk / capacity_k)
 
-With a small b it counts the work of all ranks, with a large one little but the fullest; memory costs nothing until it
-runs short. What a piece adds on every rank is a product of two or three factors of its own with the exponentials of the
-ranks, so that all choices of a table, on all ranks, are compared in a few operations of numpy.
+With a small b it counts the work of all ranks, with a large one little but the fullest; memory, of which c is never
+small, costs nothing until it runs short. What a piece adds on every rank is a product of two or three factors of its
+own with the exponentials of the ranks, so that all choices of a table, on all ranks, are compared in a few operations
+of numpy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,13 +24,17 @@ from tutorec.distributed.planner.problem import Choice, Floats, Ints, Placement,
 
 Mask = NDArray[np.bool_]
 
+# Memory is a limit however dull the potential is: it weighs little until it runs short.
+_MEMORY_SHARPNESS = 10.0
+# Hosts that are looked at one by one for pieces that do not fit evenly.
+_FEW_HOSTS = 8
 # Two potentials that differ by less are a tie, which preference decides.
 _TIE = 1e-9
 # The product of two exponentials of this, summed over many ranks, is a float still.
 _LARGEST_EXPONENT, _LARGEST_WEIGHT = 300.0, 1e130
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: thousands are made in a second
 class Place:
     """A choice of a table and where its P pieces lie; K kinds of memory.
 
@@ -75,7 +81,7 @@ class Stack:
     preference: int
     needs: Floats
     closed: Mask | None
-    most: Floats
+    most: list[float]
     steps: Floats
     sharpened: int = -1
 
@@ -138,7 +144,12 @@ class Packing:
             target: Milliseconds that a rank should take.
         """
         self._sharpened += 1
-        self.factors = sharpness / np.concatenate([[max(target, 1e-12)], np.maximum(self.room, 1.0)])[:, None]
+        of_memory = max(sharpness, _MEMORY_SHARPNESS)
+        self.factors = np.concatenate([[sharpness / max(target, 1e-12)], of_memory / np.maximum(self.room, 1.0)])[
+            :, None
+        ]
+        # a rank full of memory weighs as much as one full of work
+        self.offsets = np.concatenate([[0.0], np.full(len(self.room), sharpness - of_memory)])[:, None]
         self.weights = self._exponentials(self.filled)
 
     @property
@@ -155,15 +166,15 @@ class Packing:
         """Where a table that lies nowhere costs least; None where it fits nowhere."""
         self.work += 1
         free = self.ceiling - self.filled
-        least = free.min(axis=1)
+        least = free.min(axis=1).tolist()
         found: Place | None = None
         for stack in self.stacks[table]:
             if stack.sharpened != self._sharpened:
                 stack.steps = np.expm1(np.minimum(stack.needs * self.factors, _LARGEST_EXPONENT))
                 stack.sharpened = self._sharpened
-            room = free if stack.closed is None else np.where(stack.closed, -1.0, free)
-            loose = stack.closed is None and bool((stack.most <= least).all())
-            place = _FINDERS[stack.spread, stack.needs.shape[2] == 1](self, stack, None if loose else room)
+            own = free if stack.closed is None else np.where(stack.closed, -1.0, free)
+            loose = stack.closed is None and all(most <= room for most, room in zip(stack.most, least, strict=True))
+            place = _FINDERS[stack.spread, stack.needs.shape[2] == 1](self, stack, None if loose else own)
             if place is not None and (found is None or place.better_than(found)):
                 found = place
         return found
@@ -251,11 +262,11 @@ class Packing:
             # pieces that may share a rank have to be small together to fit wherever they are put
             share = first.spread in (Spread.ANY, Spread.HOST, Spread.HOSTS_ROWS)
             most = needs.sum(axis=2).max(axis=0) if share else needs.max(axis=(0, 2))
-            found.append(Stack(first.spread, tuple(members), first.preference, needs, closed, most, needs))
+            found.append(Stack(first.spread, tuple(members), first.preference, needs, closed, most.tolist(), needs))
         return found
 
     def _exponentials(self, filled: Floats) -> Floats:
-        return np.exp(np.minimum(filled * self.factors, _LARGEST_EXPONENT))
+        return np.exp(np.minimum(filled * self.factors + self.offsets, _LARGEST_EXPONENT))
 
     def _add(self, place: Place, needs: Floats) -> None:
         ranks = place.ranks
@@ -263,7 +274,14 @@ class Packing:
             self.filled += needs
             self.weights = self._exponentials(self.filled)
             return
-        if len(ranks) == 1 or place.spread is Spread.HOST_ROWS:
+        if len(ranks) == 1:
+            rank = ranks[0]
+            held = self.filled[:, rank]
+            held += needs[:, 0]
+            exponents = held * self.factors[:, 0] + self.offsets[:, 0]
+            self.weights[:, rank] = np.exp(np.minimum(exponents, _LARGEST_EXPONENT))
+            return
+        if place.spread is Spread.HOST_ROWS:
             self.filled[:, ranks] += needs
         else:
             np.add.at(self.filled.T, ranks, needs.T)
@@ -334,8 +352,9 @@ def _pieces_in_a_host(packing: Packing, stack: Stack, free: Floats | None) -> Pl
     ranking = np.argsort(extra, axis=0, kind="stable")
     total = growth.sum(axis=0) + np.take_along_axis(extra, ranking[:more], axis=0).sum(axis=0)
     host = int(total.argmin())
-    if not np.isfinite(total[host]):
-        return _uneven_in_a_host(packing, stack, free)
+    if not math.isfinite(total[host]):
+        few = stack.closed is not None or hosts <= _FEW_HOSTS
+        return _uneven_in_a_host(packing, stack, free) if few else None
     numbers = np.concatenate([np.tile(np.arange(size), each), ranking[:more, host]])
     return stack.place(total[host], 0, numbers * hosts + host)
 
@@ -378,7 +397,7 @@ def _one_by_one(weights: Floats, steps: Floats, needs: Floats, free: Floats | No
                 growth[(need[:, None] > free).any(axis=0)] = np.inf
         before = piece
         rank = int(growth.argmin())
-        if not np.isfinite(growth[rank]):
+        if not math.isfinite(growth[rank]):
             return None
         total += float(growth[rank])
         ranks[piece] = rank
@@ -400,7 +419,7 @@ def _least(stack: Stack, growth: Floats, ranks: Callable[[int], Ints]) -> Place 
     """The least of ``[C, places]``."""
     which, where = divmod(int(growth.argmin()), growth.shape[1])
     least = growth[which, where]
-    return stack.place(least, which, ranks(where)) if np.isfinite(least) else None
+    return stack.place(least, which, ranks(where)) if math.isfinite(least) else None
 
 
 def _kinds_that_matter(problem: PlanningProblem) -> Ints:

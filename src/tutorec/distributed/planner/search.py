@@ -31,10 +31,14 @@ from tutorec.distributed.planner.search_order import SortedProblem
 _CLOSE = 1.0005
 # Places looked for: of a table, in total at most, and beyond that for each table of a large model.
 _PLACES_OF_A_TABLE, _PLACES, _MORE_PLACES_OF_A_TABLE = 400, 6000, 10
+# Of what all ranks have, the part that tables take at least, where memory counts as short.
+_SHORT = 0.5
+# Times the bound, the longest pieces that are used as long as all tables find a place.
+_STRETCHES = (1.25, 2.0, 5.0, math.inf)
 # A program of so many choices times ranks is solved where nothing else finds a plan, in so many seconds at most.
 _SMALL_PROGRAM, _PROGRAM_SECONDS = 2000, 10.0
 # Sets of open groups that are tried at most, and those of them that are searched to the end.
-_SETS_TRIED, _SETS_SEARCHED = 32, 4
+_SETS_BOUNDED, _SETS_TRIED, _SETS_SEARCHED = 64, 32, 4
 
 
 def search(
@@ -89,8 +93,8 @@ class _Search:
         for bound, opened in self._sets_of_groups():
             if tried and (bound >= self.cost * (1 - EQUAL) or self.budget.spent > self.budget.places / 2):
                 break
-            local = LocalSearch(self.problem, self._open_choices(opened), self.budget, self.bound)
-            if local.place_all() or local.place_by_memory():
+            local = self._first_plans(max(bound, self.bound), opened)
+            if local is not None:
                 tried.append((self._keep(local), len(tried), local, opened))
         if not tried:
             return self._squeezed()
@@ -101,6 +105,21 @@ class _Search:
             local.ruin_and_repair(places, self.bound * _CLOSE - self._latency(local))
             self._keep(local)
         return self._polished()
+
+    def _first_plans(self, bound: float, opened: frozenset[int] | None) -> LocalSearch | None:
+        """Place all tables, without long pieces if they can be spared: later they are in the way.
+
+        A slow choice with little memory is tempting as long as ranks have work to spare for it, and afterwards no table
+        can make room for a faster one.
+        """
+        for stretch in _STRETCHES:
+            local = LocalSearch(self.problem, self._brief_choices(opened, stretch * bound), self.budget, self.bound)
+            placed = local.place_all()
+            if (not placed or self.totals.fill > _SHORT) and not self.budget.out_of_time:
+                placed = local.place_in_short_memory() or placed
+            if placed:
+                return local
+        return None
 
     def _keep(self, local: LocalSearch) -> float:
         """Remember a search's best plan if it is the best of all; its milliseconds."""
@@ -125,11 +144,24 @@ class _Search:
             for choices in self.problem.choices
         ]
 
+    def _brief_choices(self, opened: frozenset[int] | None, longest: float) -> list[list[int]]:
+        """Of the open choices those without longer pieces; of a table that has none such, those with the shortest."""
+        found = []
+        for start, numbers in zip(self.totals.starts.tolist(), self._open_choices(opened), strict=True):
+            pieces = [float(self.totals.pieces[start + number]) for number in numbers]
+            limit = max(longest, min(pieces))
+            found.append([number for number, piece in zip(numbers, pieces, strict=True) if piece <= limit])
+        return found
+
     def _sets_of_groups(self) -> Sequence[tuple[float, frozenset[int] | None]]:
         """Sets of groups to open, with the bound of each, the smallest first."""
         if self.problem.fixed is None or not self.problem.fixed.any():
             return [(self.bound, None)]
-        return [(bound, opened) for bound, opened in self.totals.sets_of_groups(_SETS_TRIED) if math.isfinite(bound)]
+        sets, _ = self.totals.sets_of_groups(_SETS_BOUNDED)
+        every = frozenset(group for _, some in sets for group in some)
+        tried = [(bound, opened) for bound, opened in sets[:_SETS_TRIED] if math.isfinite(bound)]
+        # what has a small bound may be hard to place: all groups together are always tried, the last
+        return tried if every in (opened for _, opened in tried) else [*tried, (self.bound, every)]
 
     def _polished(self) -> Placement:
         """A plan that is as fast as the best, with less work and less memory, in the order of tables and ranks."""
