@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import PROPERTY
 from torch import nn
@@ -105,6 +105,7 @@ def test_topology_that_is_given_stays_as_it_is():
 
 
 @PROPERTY
+@example(hbm=0, percentage=0.9999999999999999, batch_size=1, multiplier=6.0)
 @given(
     hbm=st.integers(0, 20_000),
     percentage=st.floats(0, 1),

@@ -19,7 +19,7 @@ from tutorec.distributed.planner.input_checks import finite
 from tutorec.distributed.planner.interfaces import Constraints, StorageReservation
 from tutorec.distributed.planner.model_tables import model_tables
 from tutorec.distributed.planner.options import Storage
-from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.topology import MOST_BYTES, Topology
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -279,7 +279,7 @@ class HeuristicalStorageReservation(StorageReservation):
             enough = next(
                 (n for n in (exact, exact + exact // 10**9 + 1) if self._fits(n, self._percentage, needed)), None
             )
-            ways += [] if enough is None else [f"{enough:,} bytes of {memory}"]
+            ways += [] if enough is None or enough > MOST_BYTES else [f"{enough:,} bytes of {memory}"]
         if 0 < needed <= has:
             part = math.floor((1 - needed / has) * 1000) / 1000
             ways += [f"percentage={part}"] if self._fits(has, part, needed) else []
