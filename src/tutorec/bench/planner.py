@@ -37,10 +37,10 @@ CASES = ("seeds", "growth")
 # seed, tables, ranks, ranks of a host, filled part of what the ranks have for tables
 DRAWS = (
     Draw(0, 10, 2, 2, 0.8),
-    Draw(1, 10, 8, 8, 0.9),
+    Draw(1, 10, 8, 8, 0.5),
     Draw(2, 16, 4, 4, 0.9),
     Draw(3, 20, 8, 8, 0.9),
-    Draw(4, 24, 16, 8, 0.9),
+    Draw(4, 24, 16, 8, 0.5),
     Draw(5, 30, 8, 8, 0.8),
     Draw(6, 40, 16, 8, 0.9),
     Draw(7, 40, 32, 8, 0.5),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from distributed.planner.instances import FIXED, brute_force, model, problems
+from distributed.planner.instances import FIXED, PROVABLE, brute_force, model, problems
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import PROPERTY
@@ -90,7 +90,18 @@ def test_the_order_of_hosts_does_not_matter(problem: PlanningProblem, data: st.D
         assert cost(problem, first) == pytest.approx(cost(other, second), rel=1e-9)
 
 
-@pytest.mark.parametrize("instance", FIXED)
+def test_a_table_whose_only_usable_choice_is_in_a_free_group_is_placed() -> None:
+    free = np.zeros((1, 2), dtype=np.int64)
+    choices = (
+        Choice(np.zeros(2), np.array([[3, 0], [3, 0]]), Spread.ANY, (0,)),
+        Choice(np.zeros(1), free, Spread.ANY, (0,), allowed=np.array([False])),
+        Choice(np.zeros(1), free, Spread.ANY, (1,), allowed=np.array([True])),
+    )
+    problem = PlanningProblem(1, 1, np.array([[4, 0]]), (choices,), np.array([0.0, 0.0, 0.5]))
+    assert _found(problem).chosen.tolist() == [2]
+
+
+@pytest.mark.parametrize("instance", FIXED + PROVABLE)
 def test_fixed_instances_are_within_a_fifth_of_the_bound(instance: tuple[int, int, int, int, float]) -> None:
     problem = model(*instance)
     found = _found(problem)

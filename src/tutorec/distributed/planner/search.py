@@ -113,7 +113,8 @@ class _Search:
         can make room for a faster one.
         """
         for stretch in _STRETCHES:
-            local = LocalSearch(self.problem, self._brief_choices(opened, stretch * bound), self.budget, self.bound)
+            longest = math.inf if math.isinf(stretch) else stretch * bound  # a bound of 0 times infinity is no number
+            local = LocalSearch(self.problem, self._brief_choices(opened, longest), self.budget, self.bound)
             placed = local.place_all()
             if (not placed or self.totals.fill > _SHORT) and not self.budget.out_of_time:
                 placed = local.place_in_short_memory() or placed
@@ -158,8 +159,13 @@ class _Search:
         if self.problem.fixed is None or not self.problem.fixed.any():
             return [(self.bound, None)]
         sets, _ = self.totals.sets_of_groups(_SETS_BOUNDED)
-        every = frozenset(group for _, some in sets for group in some)
-        tried = [(bound, opened) for bound, opened in sets[:_SETS_TRIED] if math.isfinite(bound)]
+        every = frozenset(group for of_table in self.problem.choices for each in of_table for group in each.groups)
+        # a set whose bound is finite may still leave a table without a choice that fits on a rank
+        tried = [
+            (bound, opened)
+            for bound, opened in sets[:_SETS_TRIED]
+            if math.isfinite(bound) and all(self._open_choices(opened))
+        ]
         # what has a small bound may be hard to place: all groups together are always tried, the last
         return tried if every in (opened for _, opened in tried) else [*tried, (self.bound, every)]
 
