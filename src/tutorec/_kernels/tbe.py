@@ -40,6 +40,7 @@ from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_
 
 __all__ = [
     "Cut",
+    "FirstRows",
     "GroupSpec",
     "OptimizerKind",
     "OptimizerSpec",
@@ -51,6 +52,8 @@ __all__ = [
 ]
 
 OptimizerKind = Literal["sgd", "rowwise_adagrad"]
+# Rows [R, D] of each table; or what writes the rows of table number i where they lie, so that they exist once.
+FirstRows = Sequence[Tensor] | Callable[[int, Tensor], None]
 Cut = tuple[int, int, int, int]  # of a table in a buffer: first element, rows, elements from row to row, columns
 _OPTIMIZERS: tuple[OptimizerKind, ...] = ("sgd", "rowwise_adagrad")
 
@@ -325,7 +328,7 @@ def build_table_batch(
     *,
     optimizer: OptimizerSpec | None,
     device: torch.device,
-    weights: Sequence[Tensor] | None = None,
+    weights: FirstRows | None = None,
 ) -> TableBatch:
     """Build the operator for a group of tables on the backend of this process.
 
@@ -338,7 +341,7 @@ def build_table_batch(
         optimizer: Applied in the backward; None for dense gradients.
         device: Where the tables live.
         weights: One tensor [R, D] for each table, copied; None, or one on the meta device, draws uniform numbers
-            within 1/sqrt(R).
+            within 1/sqrt(R). Or a function that is given a table's number and its rows, and writes them.
 
     Returns:
         The operator.
@@ -360,9 +363,11 @@ def build_table_batch(
     built = _implementation(spec, optimizer, device)(spec, optimizer, device)
     with torch.no_grad():
         for index, (table, own) in enumerate(zip(spec.tables, built.table_weights(), strict=True)):
-            if (weights is None or weights[index].is_meta) and table.rows:
+            if callable(weights):
+                weights(index, own.detach())
+            elif (weights is None or weights[index].is_meta) and table.rows:
                 own.uniform_(-1 / math.sqrt(table.rows), 1 / math.sqrt(table.rows))
-    if weights is not None:
+    if weights is not None and not callable(weights):
         _check_count(spec, weights, "weights")
         built.load_table_weights(
             [own if new.is_meta else new for own, new in zip(built.table_weights(), weights, strict=True)]

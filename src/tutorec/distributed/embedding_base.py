@@ -141,7 +141,7 @@ class ShardedEmbeddingModule(
         for table in self._tables:
             by_type.setdefault(table.sharding_type, []).append(table)
         self._shardings: list[S] = [build(kind, members) for kind, members in by_type.items()]
-        rows_of = _InitialRows(source, self._device)
+        rows_of = _InitialRows(source)
         self._lookups: list[EmbeddingLookup] = [
             sharding.create_lookup(rows_of, self._device) for sharding in self._shardings
         ]
@@ -309,19 +309,19 @@ class _InitialRows:
     What is drawn depends on torch's seed and the table's name, not on the plan.
     """
 
-    def __init__(self, source: Unsharded, device: torch.device) -> None:
+    def __init__(self, source: Unsharded) -> None:
         self._configs = {config.name: config for config in source.configs}
         self._weights = source.weights
-        self._device = device
         on_meta = any(weight.is_meta for weight in source.weights.values())
         self._seed = int(torch.randint(2**31, ())) if on_meta else 0
 
-    def __call__(self, shard: TableShard) -> torch.Tensor:
+    def __call__(self, shard: TableShard, rows: torch.Tensor) -> None:
         weight, piece = self._weights[shard.table.name].detach(), shard.piece
         if weight.is_meta:
-            return draw_piece(self._configs[shard.table.name], piece, self._seed, self._device)
-        rows = weight[piece.row_offset : piece.row_offset + piece.rows]
-        return rows[:, piece.column_offset : piece.column_offset + piece.columns]
+            draw_piece(self._configs[shard.table.name], piece, self._seed, rows)
+            return
+        source = weight[piece.row_offset : piece.row_offset + piece.rows]
+        rows.copy_(source[:, piece.column_offset : piece.column_offset + piece.columns])
 
 
 class _SizesOnTheWay(Awaitable[list[KJTArrival]]):

@@ -15,7 +15,7 @@ _BLOCK = 1 << 20
 
 
 def draw_piece(
-    config: BaseEmbeddingConfig, piece: ShardPiece, seed: int, device: torch.device | None = None
+    config: BaseEmbeddingConfig, piece: ShardPiece, seed: int, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The initial rows of a piece of a table ``[R, D]`` that was never allocated.
 
@@ -28,10 +28,10 @@ def draw_piece(
         config: The table.
         piece: What is wanted of it.
         seed: Two tables of one name and shape begin alike where it is the same.
-        device: Where the rows are to lie, by default the CPU.
+        out: Where to write the rows ``[rows, columns]``, on any device; by default a new tensor on the CPU.
 
     Returns:
-        ``[rows, columns]`` of the piece.
+        ``[rows, columns]`` of the piece: ``out``, where it is given.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -43,14 +43,14 @@ def draw_piece(
     dtype = data_type_to_dtype(config.data_type)
     rows, columns = slice(piece.row_offset, piece.row_offset + piece.rows), config.embedding_dim
     wanted = slice(piece.column_offset, piece.column_offset + piece.columns)
+    drawn = torch.empty(piece.rows, piece.columns, dtype=dtype) if out is None else out
     if config.init_fn is not None:
         whole = torch.empty(config.num_embeddings, columns, dtype=dtype)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(_block_seed(seed, config.name, 0))
             config.init_weight(whole)
-        return whole[rows, wanted].to(device or "cpu", copy=True)
+        return drawn.copy_(whole[rows, wanted])
     low, high = config.get_weight_init_min(), config.get_weight_init_max()
-    drawn = torch.empty(piece.rows, piece.columns, dtype=dtype, device=device)
     rows_per_block = max(1, _BLOCK // columns)
     for block in range(rows.start // rows_per_block, -(-rows.stop // rows_per_block)):
         begins = block * rows_per_block

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
+from tutorec._kernels.tbe import FirstRows
+from tutorec.distributed.grouping import TableGroup
 from tutorec.distributed.tables import TableShard
 from tutorec.optim.fused import EmbeddingFusedOptimizer
 
-# The initial rows of a shard: a part of the unsharded table, or newly drawn.
-ShardRows = Callable[[TableShard], torch.Tensor]
+# Writes the initial rows of a shard where they are to lie: a part of the unsharded table, or newly drawn.
+ShardRows = Callable[[TableShard, torch.Tensor], None]
 
 
 class EmbeddingLookup(nn.Module, ABC):
@@ -29,3 +31,8 @@ class EmbeddingLookup(nn.Module, ABC):
     @abstractmethod
     def rebind(self) -> None:
         """Point parameters at the operators' memory again, after it has moved."""
+
+
+def first_rows(group: TableGroup, rows_of: ShardRows) -> FirstRows:
+    """``rows_of`` by the number of a shard in its group, as operators ask for rows."""
+    return lambda number, rows: rows_of(group.shards[number], rows)

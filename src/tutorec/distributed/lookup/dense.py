@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
-from tutorec._kernels.tbe import GroupSpec, build_table_batch
+from tutorec._kernels.tbe import FirstRows, GroupSpec, build_table_batch
 from tutorec.distributed.grouping import TableGroup
 
 
@@ -16,7 +16,7 @@ class BatchedDenseEmbeddingBag(nn.Module):
 
     Args:
         group: The shards, without an optimizer.
-        weights: Initial rows ``[R, D]`` of each shard.
+        weights: Initial rows ``[R, D]`` of each shard, or what writes them.
         device: Where the rows live.
         spec: What the operator looks up; the group's features, each once, by default.
     """
@@ -24,7 +24,7 @@ class BatchedDenseEmbeddingBag(nn.Module):
     def __init__(
         self,
         group: TableGroup,
-        weights: Sequence[torch.Tensor],
+        weights: FirstRows,
         device: torch.device,
         spec: GroupSpec | None = None,
     ) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
-from tutorec._kernels.tbe import GroupSpec, build_table_batch
+from tutorec._kernels.tbe import FirstRows, GroupSpec, build_table_batch
 from tutorec.distributed.grouping import TableGroup
 from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizerModule
 
@@ -17,7 +17,7 @@ class BatchedFusedEmbeddingBag(nn.Module, FusedOptimizerModule):
 
     Args:
         group: The shards, all of one optimizer.
-        weights: Initial rows ``[R, D]`` of each shard.
+        weights: Initial rows ``[R, D]`` of each shard, or what writes them.
         device: Where the rows live.
         spec: What the operator looks up; the group's features, each once, by default.
         path: Where the tables stand in the collection, for the optimizer's names.
@@ -26,7 +26,7 @@ class BatchedFusedEmbeddingBag(nn.Module, FusedOptimizerModule):
     def __init__(
         self,
         group: TableGroup,
-        weights: Sequence[torch.Tensor],
+        weights: FirstRows,
         device: torch.device,
         spec: GroupSpec | None = None,
         path: str = "embedding_bags",

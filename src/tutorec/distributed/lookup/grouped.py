@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tutorec.distributed.grouping import TableGroup
-from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
+from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows, first_rows
 from tutorec.distributed.lookup.dense import BatchedDenseEmbeddingBag
 from tutorec.distributed.lookup.fused import BatchedFusedEmbeddingBag
 from tutorec.distributed.lookup.variable import flatten_by_rank, pad_bags
@@ -53,7 +53,7 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
 
     Args:
         groups: This rank's tables; none on a rank that holds none.
-        rows_of: The initial rows of a shard.
+        rows_of: Writes the initial rows of a shard.
         device: Where the rows live.
 
     Source:
@@ -67,8 +67,7 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         self._device = device
         self._emb_modules = nn.ModuleList()
         for group in groups:
-            rows = [rows_of(shard) for shard in group.shards]
-            self._emb_modules.append(_KERNELS[group.kernel](group, rows, device))
+            self._emb_modules.append(_KERNELS[group.kernel](group, first_rows(group, rows_of), device))
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
         """My slots, sum of B samples, in group order -> ``[sum of B, D_mine]``.

@@ -40,7 +40,7 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
 
     Args:
         groups: The tables.
-        rows_of: The initial rows of a table.
+        rows_of: Writes the initial rows of a table.
         device: Where the rows live.
         env: The ranks.
         ids_dtype: What ids travel as.

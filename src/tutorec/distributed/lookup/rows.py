@@ -14,10 +14,10 @@ from itertools import accumulate, chain
 import torch
 from torch import nn
 
-from tutorec._kernels.tbe import GroupSpec
+from tutorec._kernels.tbe import FirstRows, GroupSpec
 from tutorec.distributed.collectives.kjt import ArrivedIds
 from tutorec.distributed.grouping import TableGroup
-from tutorec.distributed.lookup.base import ShardRows
+from tutorec.distributed.lookup.base import ShardRows, first_rows
 from tutorec.distributed.lookup.dense import BatchedDenseEmbeddingBag
 from tutorec.distributed.lookup.fused import BatchedFusedEmbeddingBag
 from tutorec.distributed.lookup.grouped import GroupedLookup
@@ -29,12 +29,12 @@ class BatchedFusedEmbedding(BatchedFusedEmbeddingBag):
 
     Args:
         group: The shards, all of one width and one optimizer.
-        weights: Initial rows ``[R, D]`` of each shard.
+        weights: Initial rows ``[R, D]`` of each shard, or what writes them.
         device: Where the rows live.
         ranks: W, whose ids are looked up together: one update for all of them.
     """
 
-    def __init__(self, group: TableGroup, weights: Sequence[torch.Tensor], device: torch.device, ranks: int) -> None:
+    def __init__(self, group: TableGroup, weights: FirstRows, device: torch.device, ranks: int) -> None:
         super().__init__(group, weights, device, _of_ranks(group, ranks), "embeddings")
 
 
@@ -43,12 +43,12 @@ class BatchedDenseEmbedding(BatchedDenseEmbeddingBag):
 
     Args:
         group: The shards, all of one width, without an optimizer.
-        weights: Initial rows ``[R, D]`` of each shard.
+        weights: Initial rows ``[R, D]`` of each shard, or what writes them.
         device: Where the rows live.
         ranks: W, whose ids are looked up together.
     """
 
-    def __init__(self, group: TableGroup, weights: Sequence[torch.Tensor], device: torch.device, ranks: int) -> None:
+    def __init__(self, group: TableGroup, weights: FirstRows, device: torch.device, ranks: int) -> None:
         super().__init__(group, weights, device, _of_ranks(group, ranks))
 
 
@@ -63,7 +63,7 @@ class GroupedEmbeddingsLookup(GroupedLookup):
 
     Args:
         groups: This rank's tables; none on a rank that holds none.
-        rows_of: The initial rows of a shard.
+        rows_of: Writes the initial rows of a shard.
         device: Where the rows live.
         ranks: W, whose ids arrive.
 
@@ -78,8 +78,7 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         self._device = device
         self._emb_modules = nn.ModuleList()
         for group in groups:
-            rows = [rows_of(shard) for shard in group.shards]
-            self._emb_modules.append(_KERNELS[group.kernel](group, rows, device, ranks))
+            self._emb_modules.append(_KERNELS[group.kernel](group, first_rows(group, rows_of), device, ranks))
 
     def forward(self, ids: ArrivedIds) -> torch.Tensor:
         """Ids of each rank and slot -> their rows in the same order, flat."""

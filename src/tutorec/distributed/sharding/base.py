@@ -115,7 +115,7 @@ class EmbeddingSharding(ABC):
 
     @abstractmethod
     def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
-        """This rank's shards, filled with ``rows_of(shard)``."""
+        """This rank's shards, filled by ``rows_of``."""
 
     @abstractmethod
     def create_output_dist(self) -> Any:
@@ -126,7 +126,7 @@ class PooledEmbeddingSharding(EmbeddingSharding):
     """A sharding whose lookups pool bags."""
 
     def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
-        """This rank's shards, filled with ``rows_of(shard)``."""
+        """This rank's shards, filled by ``rows_of``."""
         return GroupedPooledEmbeddingsLookup(self._slots.mine, rows_of, device)
 
     @abstractmethod
