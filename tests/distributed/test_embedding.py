@@ -22,6 +22,7 @@ from tutorec.distributed.traffic import count_traffic
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -442,7 +443,7 @@ def in_a_model(rank: int, world_size: int) -> dict[str, Any]:
         parallel.zero_grad()
         parallel(batch(seed_of(rank, step), 2)).backward()
         with torch.no_grad():
-            for _, dense in parallel.bare_named_parameters():
+            for _, dense in in_backward_optimizer_filter(parallel.named_parameters()):
                 dense -= RATE * dense.grad
     sequences: Any = parallel.module.sequences
     names = [name for name, _ in parallel.named_parameters() if "embeddings." in name]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
+import warnings
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tutorec.distributed import comm
+from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, sharded_parameter_names
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.model_parallel import DistributedModelParallel, sharded_parameter_names
+from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -160,6 +163,7 @@ def described(rank: int, world_size: int) -> dict[str, Any]:
         "tables": [name for name, _ in in_backward_optimizer_filter(bare.named_parameters())],
         "fused": sorted(whole.fused_optimizer.params),
         "bare names": [name for name, _ in whole.bare_named_parameters()],
+        "all names": [name for name, _ in whole.named_parameters()],
         "state": sorted(whole.state_dict()),
     }
 
@@ -179,7 +183,9 @@ def test_printed_form_and_names(ranks):
         ]
         assert found["module"] == "Model"
         assert found["later"] == ("Model", "DistributedDataParallel")
-        assert found["dense"] == found["bare names"] == ["sparse.scale", "over.weight", "over.bias"]
+        assert found["dense"] == ["sparse.scale", "over.weight", "over.bias"]
+        assert found["bare names"] == found["all names"]
+        assert sorted(found["all names"]) == sorted([*found["dense"], *(f"sparse.tables.{name}" for name in mine)])
         assert found["tables"] == []
         assert found["fused"] == [f"sparse.tables.{name}" for name in mine]
         assert found["state"] == sorted(
@@ -187,17 +193,274 @@ def test_printed_form_and_names(ranks):
         )
 
 
-def meta_model(rank: int, world_size: int) -> tuple[bool, list[int]]:
+class Tied(nn.Module):
+    """Tables and dense parts, one weight in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = collection()
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        return self.second(self.norm(self.first(self.tables(features).values())))
+
+
+def tables_on_meta(rank: int, world_size: int, **options: Any) -> DistributedModelParallel:
     with torch.device("meta"):
-        over = nn.Linear(WIDTH, 1)
-    model = Model()
-    model.over = over
-    wrapped = parallel(model, world_size)
-    return wrapped.module.get_parameter("over.weight").is_meta, list(wrapped(*data(rank, 0)).shape)
+        model = Tied()
+    model.tables = EmbeddingBagCollection(tables(), device=torch.device("meta"))
+    plan = plan_of(model.tables, world_size, path="tables")
+    return DistributedModelParallel(model, plan=plan, **options)
 
 
-def test_dense_parts_on_the_meta_device_are_allocated_and_drawn(ranks):
-    assert ranks(2).run(meta_model) == [(False, [])] * 2
+def meta_model(rank: int, world_size: int) -> dict[str, Any]:
+    torch.manual_seed(rank)
+    model = tables_on_meta(rank, world_size)
+    held = {name: value.detach().clone() for name, value in model.named_parameters()}
+    model(batch(rank, 4)).sum().backward()
+    return {
+        "on meta": [name for name, value in [*model.named_parameters(), *model.named_buffers()] if value.is_meta],
+        "tied": model.module.get_parameter("first.weight") is model.module.get_parameter("second.weight"),
+        "first": held["first.weight"],
+        "norm": [held["norm.weight"].unique().tolist(), model.module.get_buffer("norm.running_var").numel()],
+        "tables": [name for name in held if name.startswith("tables.")],
+    }
+
+
+def test_a_model_on_the_meta_device_is_allocated_shard_by_shard_and_drawn(ranks):
+    found = ranks(2).run(meta_model)
+    assert torch.equal(found[0]["first"], found[1]["first"])
+    assert found[0]["first"].std() > 0
+    for rank, of_rank in enumerate(found):
+        assert of_rank["on meta"] == []
+        assert of_rank["tied"]
+        assert of_rank["norm"] == [[1.0], WIDTH]
+        assert of_rank["tables"] == [f"tables.embedding_bags.t{i}.weight" for i in range(3) if home(i, 2) == rank]
+
+
+def left_on_meta(rank: int, world_size: int) -> tuple[str, str, float]:
+    model = tables_on_meta(rank, world_size, init_parameters=False, init_data_parallel=False)
+    with pytest.raises(
+        ValueError, match=r"dense parameter 'first\.weight' and 2 more are on the meta device"
+    ) as refused:
+        model.init_data_parallel()
+    for name in ("first", "second", "norm"):
+        part: Any = model.module.get_submodule(name).to_empty(device="cpu")
+        part.reset_parameters()
+    model.init_data_parallel()
+    return str(refused.value), type(model._dmp_wrapped_module).__name__, float(model(batch(rank, 4)).detach().sum())
+
+
+def test_dense_parts_on_the_meta_device_are_the_callers_where_it_says_so(ranks):
+    for message, wrapped, total in ranks(2).run(left_on_meta):
+        assert "before init_data_parallel()" in message
+        assert wrapped == "DistributedDataParallel"
+        assert total == total
+
+
+class Empty(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+
+def test_a_dense_part_that_cannot_draw_itself_is_named():
+    with torch.device("meta"):
+        model = nn.Sequential(Empty())
+    with pytest.raises(
+        ValueError, match=r"a Empty of the model is on the meta device \(\['scale'\]\).*reset_parameters"
+    ):
+        DistributedModelParallel(model, env=ShardingEnv.from_local(1, 0), plan=ShardingPlan())
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = collection()
+        self.over = nn.LazyLinear(1)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        return self.over(self.tables(features).values())
+
+
+def lazy(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(rank)
+    model = DistributedModelParallel(
+        Lazy(), plan=plan_of(collection(), world_size, path="tables"), init_data_parallel=False
+    )
+    model(batch(rank, 3))
+    model.init_data_parallel()
+    model(batch(rank, 3)).sum().backward()
+    weight = model.module.get_parameter("over.weight")
+    assert weight.grad is not None
+    return weight.detach(), weight.grad
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_lazy_layers_are_wrapped_after_a_first_forward(ranks):
+    (weight, grad), (other_weight, other_grad) = ranks(2).run(lazy)
+    assert weight.shape == (1, WIDTH)
+    assert torch.equal(weight, other_weight)
+    assert torch.equal(grad, other_grad)
+
+
+class Sometimes(nn.Module):
+    """A layer that is never used, and one that is used in odd steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = collection()
+        self.over, self.odd, self.never = nn.Linear(WIDTH, 1), nn.Linear(1, 1), nn.Linear(2, 2)
+
+    def forward(self, features: KeyedJaggedTensor, step: int) -> Tensor:
+        out = self.over(self.tables(features).values())
+        return self.odd(out) if step % 2 else out
+
+
+def unused(rank: int, world_size: int, changing: bool) -> list[Tensor | None]:
+    torch.manual_seed(0)
+    plan = plan_of(collection(), world_size, path="tables")
+    wrapper = DefaultDataParallelWrapper(find_unused_parameters=True) if changing else None
+    model = DistributedModelParallel(Sometimes(), plan=plan, data_parallel_wrapper=wrapper)
+    for step in range(3):
+        model.zero_grad()
+        model(batch(rank + step, 3), step if changing else 0).sum().backward()
+    return [model.module.get_parameter(f"{name}.weight").grad for name in ("over", "never")]
+
+
+@pytest.mark.parametrize("changing", [False, True])
+def test_layers_without_gradients_stop_nothing(ranks, changing):
+    (over, never), (other, _) = ranks(2).run(unused, changing=changing)
+    assert torch.equal(over, other)
+    assert never is None or not never.any()
+
+
+def compressed(rank: int, world_size: int, precision: str | None) -> Tensor:
+    wrapper = DefaultDataParallelWrapper(allreduce_comm_precision=precision)
+    model = parallel(Model(), world_size, data_parallel_wrapper=wrapper)
+    for _ in range(2):
+        model.zero_grad()
+        model(*data(rank, 0)).backward()
+    grad = model.module.get_parameter("over.weight").grad
+    assert grad is not None
+    return grad
+
+
+def test_dense_gradients_may_travel_as_half_precision(ranks):
+    exact = ranks(2).run(compressed, precision=None)[0]
+    narrow, other = ranks(2).run(compressed, precision="fp16")
+    assert torch.equal(narrow, other)
+    assert not torch.equal(narrow, exact)
+    torch.testing.assert_close(narrow, exact, rtol=2.0**-10, atol=1e-4)
+
+
+def in_bfloat16(rank: int, world_size: int) -> None:
+    with pytest.raises(ValueError, match="'bf16' needs NCCL, this group runs gloo: use 'fp16'"):
+        compressed(rank, world_size, "bf16")
+
+
+def test_bfloat16_is_refused_where_the_backend_cannot_add_it(ranks):
+    ranks(2).run(in_bfloat16)
+
+
+def test_a_wrapper_refuses_an_unknown_precision():
+    with pytest.raises(ValueError, match=r"allreduce_comm_precision='fp8'.*\['fp16', 'bf16'\]"):
+        DefaultDataParallelWrapper(allreduce_comm_precision="fp8")
+
+
+class Nothing(DataParallelWrapper):
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        dmp._dmp_wrapped_module = nn.Sequential(dmp.module)
+
+
+def wrapped_otherwise(rank: int, world_size: int) -> str:
+    return type(parallel(Model(), world_size, data_parallel_wrapper=Nothing())._dmp_wrapped_module).__name__
+
+
+def test_the_wrapper_may_be_the_callers(ranks):
+    assert ranks(2).run(wrapped_otherwise) == ["Sequential", "Sequential"]
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+def stored(rank: int, world_size: int) -> tuple[list[str], list[float], list[str]]:
+    outer = Outer(parallel(Model(), world_size))
+    names = sorted(outer.state_dict())
+    whole = Outer(Model(seed=9))
+    with torch.no_grad():
+        for parameter in whole.parameters():
+            parameter.fill_(3.0)
+    outer.load_state_dict(whole.state_dict())
+    held = [float(value) for parameter in outer.parameters() for value in parameter.unique()]
+    inner: Any = outer.inner
+    inner.load_state_dict({f"old.{name}": 2 * value for name, value in whole.inner.state_dict().items()}, "old.")
+    held += [float(value) for parameter in inner.parameters() for value in parameter.unique()]
+    with pytest.raises(TypeError, match="write strict="):
+        inner.load_state_dict({}, False)
+    return names, held, sorted(inner.load_state_dict({}, strict=False).missing_keys)
+
+
+def test_state_of_a_part_of_a_model_goes_out_and_in_under_its_unsharded_names(ranks):
+    expected = sorted(Outer(Model()).state_dict())
+    for names, held, missing in ranks(2).run(stored):
+        assert names == expected
+        assert set(held) == {3.0, 6.0}
+        assert missing
+        assert all(not name.startswith("_dmp") for name in missing)
+
+
+class WithSparse(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.EmbeddingBag(4, 2, sparse=True)
+        self.other = nn.Embedding(4, 2)
+
+
+def test_names_of_sparse_gradients_are_listed():
+    model = WithSparse()
+    plan = plan_of(model.sparse.tables, 1)
+    wrapped = DistributedModelParallel(model, env=ShardingEnv.from_local(1, 0), plan=plan, init_data_parallel=False)
+    assert wrapped.sparse_grad_parameter_names() == ["word.weight"]
+    assert wrapped.sparse_grad_parameter_names(["a"], "net") == ["a", "net.word.weight"]
+
+
+def quietly(rank: int, world_size: int) -> list[str]:
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logging.getLogger().addHandler(keep := Keep(logging.WARNING))
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.manual_seed(0)
+            model = DistributedModelParallel(Model())
+            dense = dict(in_backward_optimizer_filter(model.named_parameters()))
+            optimizer = CombinedOptimizer([model.fused_optimizer, KeyedOptimizerWrapper(dense, torch.optim.Adam)])
+            for step in range(3):
+                optimizer.zero_grad()
+                model(*data(rank, step)).backward()
+                optimizer.step()
+            model.load_state_dict(model.state_dict())
+            repr(model)
+    finally:
+        logging.getLogger().removeHandler(keep)
+    return [*said, *(str(each.message) for each in caught)]
+
+
+def test_the_happy_path_says_nothing(ranks):
+    # TorchRec says that it cannot determine LOCAL_WORLD_SIZE, among other things.
+    assert ranks(2).run(quietly) == [[], []]
 
 
 def planned_model(rank: int, world_size: int) -> tuple[dict[str, tuple[str, list[int] | None]], float]:

@@ -45,7 +45,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
         (
             tuple(
                 f"distributed.{name}"
-                for name in "sharding_plan shard planner.planners model_parallel checkpoint".split()
+                for name in "sharding_plan shard planner.planners data_parallel model_parallel checkpoint".split()
             ),
         ),
     ),

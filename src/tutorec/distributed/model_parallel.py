@@ -6,16 +6,17 @@ small and expensive to compute with, so every rank has it whole and gradients ar
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
+from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, sharded_parts
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
@@ -23,15 +24,8 @@ from tutorec.distributed.sharding_plan import check_plan_fits, default_sharders
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
 
-DataParallelWrapper = Callable[[nn.Module, ShardingEnv, torch.device], nn.Module]
 
-# Buffers are not sent around at each forward. torch 2.13 says so by another name and warns at the older one.
-_SYNC_BUFFERS = "forward_sync_buffers"
-_DDP_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
-_KEEP_BUFFERS: dict[str, Any] = {_SYNC_BUFFERS if _SYNC_BUFFERS in _DDP_PARAMETERS else "broadcast_buffers": False}
-
-
-class DistributedModelParallel(nn.Module):
+class DistributedModelParallel(nn.Module, FusedOptimizerModule):
     """Shards every collection of tables in a model and wraps the rest in DistributedDataParallel.
 
     To build one is a collective: every rank does it with the same model and plan. Collections that are parts of
@@ -44,13 +38,15 @@ class DistributedModelParallel(nn.Module):
         device: Where this rank computes, by default the CPU.
         plan: Path of each collection -> its plan; by default `EmbeddingShardingPlanner` makes one, on rank 0 for all.
         sharders: One for each class of modules that is to be sharded.
-        init_data_parallel: Wrap the dense parts now; otherwise call ``init_data_parallel()`` before the first batch.
-        init_parameters: Where a dense part is on the meta device, allocate it and call its ``reset_parameters``.
-        data_parallel_wrapper: Wraps the dense parts; `wrap_in_ddp` by default.
+        init_data_parallel: Wrap the dense parts now; otherwise call ``init_data_parallel()`` before the first training
+            step, for example after a first forward that gives lazy layers their sizes.
+        init_parameters: Where a dense part is on the meta device, allocate it and call its ``reset_parameters``;
+            otherwise that is the caller's, before ``init_data_parallel()``.
+        data_parallel_wrapper: Wraps the dense parts; `DefaultDataParallelWrapper` by default.
 
     Raises:
-        ValueError: There is no process group, the model is wrapped already, or the plan does not fit it;
-            `PlannerError` where none is given and none is found.
+        ValueError: There is no process group, the model is wrapped already, a dense part cannot be allocated, or the
+            plan does not fit; `PlannerError` where none is given and none is found.
         AgreementError: Ranks differ.
 
     Source:
@@ -78,24 +74,20 @@ class DistributedModelParallel(nn.Module):
         shardable = dict(_shardable_modules(module, sharders))
         plan = _given_or_made(plan, module, sharders, self._env, self.device)
         self._plan = _agreed_plan(plan, module, shardable, self._env)
-        self._wrap = data_parallel_wrapper if data_parallel_wrapper is not None else wrap_in_ddp
+        self._wrapper = data_parallel_wrapper if data_parallel_wrapper is not None else DefaultDataParallelWrapper()
         self._ddp_is_built = False
-        for path, (found, sharder) in shardable.items():
+        for path in list(shardable):
+            # Not held any longer than needed: once it is replaced in the model, the unsharded one can be freed.
+            found, sharder = shardable.pop(path)
             module_plan = self._plan.get_plan_for_module(path)
-            if module_plan is None:
-                continue
-            sharded = sharder.shard(found, module_plan, self._env, self.device, path)
-            module = _replaced(module, found, sharded)
-        _move_dense_parts(module, self.device, init_parameters)
+            if module_plan is not None:
+                module = _replaced(module, found, sharder.shard(found, module_plan, self._env, self.device, path))
+        if init_parameters:
+            _allocate_dense_parts(module, self.device, {})
+        _move_dense_parts(module, self.device)
         self._dmp_wrapped_module: nn.Module = module
-        self._optimizer = CombinedOptimizer(
-            [
-                (f"{path}.{key}".strip("."), optimizer)
-                for path, part in _sharded_parts(module)
-                if isinstance(part, FusedOptimizerModule)
-                for key, optimizer in _optimizers_of(part)
-            ]
-        )
+        self._optimizer = _fused_optimizer(module)
+        self.register_load_state_dict_pre_hook(_insert_wrapped_path)
         if init_data_parallel:
             self.init_data_parallel()
 
@@ -122,8 +114,8 @@ class DistributedModelParallel(nn.Module):
     def init_data_parallel(self) -> None:
         """Wrap the dense parts, if there are any and they are not wrapped yet."""
         if not self._ddp_is_built:
+            self._wrapper.wrap(self, self._env, self.device)
             self._ddp_is_built = True
-            self._dmp_wrapped_module = self._wrap(self._dmp_wrapped_module, self._env, self.device)
 
     # Names are those of the unsharded model, whatever is wrapped around it here.
 
@@ -140,19 +132,41 @@ class DistributedModelParallel(nn.Module):
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
     def bare_named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """(name, parameter) of the dense parts."""
-        sharded = set(sharded_parameter_names(self.module))
-        for name, parameter in self.module.named_parameters(recurse=recurse):
-            if name not in sharded:
-                yield f"{prefix}.{name}" if prefix else name, parameter
+        """`named_parameters`, each parameter once: in TorchRec's edition, too, the two give the same."""
+        return self.module.named_parameters(prefix, recurse)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The state under the unsharded model's names; of the tables, this rank's."""
-        return self.module.state_dict(*args, **kwargs)
+    def sparse_grad_parameter_names(self, destination: list[str] | None = None, prefix: str = "") -> list[str]:
+        """Names of weights of torch's own embeddings that ask for sparse gradients, appended to ``destination``."""
+        names = [] if destination is None else destination
+        for path, part in self.module.named_modules():
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+                names.append(".".join(each for each in (prefix, path, "weight") if each))
+        return names
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Copy state in."""
-        return self.module.load_state_dict(state_dict, strict, assign)
+    def state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """The state under the unsharded model's names; a table cut up is a ShardedTensor that knows all its shards."""
+        if destination is None:
+            return self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
+        return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+
+    def load_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, state_dict: Mapping[str, Any], prefix: str = "", strict: bool = True
+    ) -> Any:
+        """Copy state in, of names that begin with ``prefix``; tables may be whole, as an unsharded model's are."""
+        if not isinstance(prefix, str):
+            raise TypeError(f"load_state_dict(state_dict, {prefix!r}): the second argument is a prefix, write strict=")
+        wanted = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
+        return self.module.load_state_dict(wanted, strict)
+
+
+def _insert_wrapped_path(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """What `state_dict` left out of the names comes back, where this model is a part of one that is loaded."""
+    assert isinstance(module, DistributedModelParallel), "the hook of a DistributedModelParallel"
+    inner = "_dmp_wrapped_module." + ("" if module.module is module._dmp_wrapped_module else "module.")
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        state_dict[f"{prefix}{inner}{name.removeprefix(prefix)}"] = state_dict.pop(name)
 
 
 def _check_wrapped_once(module: nn.Module) -> None:
@@ -170,55 +184,16 @@ def _check_wrapped_once(module: nn.Module) -> None:
             )
 
 
-def wrap_in_ddp(module: nn.Module, env: ShardingEnv, device: torch.device) -> nn.Module:
-    """The model with its dense parts in DistributedDataParallel; the model itself where it has none.
-
-    DDP broadcasts rank 0's parameters when it wraps. Every sharded parameter is kept out of its sight, or each rank's
-    shard would become rank 0's without an error.
-
-    Args:
-        module: The model, its collections sharded.
-        env: The ranks.
-        device: Of the dense parts.
-
-    Raises:
-        ValueError: There are dense parameters and no process group.
-    """
-    ignored = sharded_parameter_names(module)
-    dense = [name for name, parameter in module.named_parameters() if name not in ignored and parameter.requires_grad]
-    if not dense:
-        return module
-    if env.process_group is None:
-        raise ValueError(
-            f"DistributedDataParallel needs a process group for the dense parameters ({dense[0]!r} and "
-            f"{len(dense) - 1} more), and this ShardingEnv has none: use ShardingEnv.from_process_group, or "
-            "init_data_parallel=False"
-        )
-    # DDP reads this attribute of the module that it is given.
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, sorted(ignored))
-    return DistributedDataParallel(
-        module,
-        device_ids=[device] if device.type == "cuda" else None,
-        process_group=env.process_group,
-        gradient_as_bucket_view=True,
-        **_KEEP_BUFFERS,
+def _fused_optimizer(module: nn.Module) -> CombinedOptimizer:
+    """The optimizers of all sharded parts; names begin with the part's path."""
+    return CombinedOptimizer(
+        [
+            (f"{path}.{key}".strip("."), optimizer)
+            for path, part in sharded_parts(module)
+            if isinstance(part, FusedOptimizerModule)
+            for key, optimizer in _optimizers_of(part)
+        ]
     )
-
-
-def sharded_parameter_names(module: nn.Module) -> set[str]:
-    """Names of all parameters and buffers inside sharded modules, nested ones too."""
-    return {
-        f"{path}.{name}" if path else name
-        for path, part in _sharded_parts(module)
-        for names in (part.named_parameters(), part.named_buffers())
-        for name, _ in names
-    }
-
-
-def _sharded_parts(module: nn.Module) -> Iterator[tuple[str, ShardedModule[Any, Any, Any, Any]]]:
-    for path, part in module.named_modules():
-        if isinstance(part, ShardedModule):
-            yield path, part
 
 
 def _optimizers_of(part: FusedOptimizerModule) -> list[tuple[str, Any]]:
@@ -252,7 +227,7 @@ def _agreed_plan(
         sharded = [path for path in shardable if path in plan.plan]
         facts["collections that the plan shards"] = str(sharded)
         facts |= {
-            f"parameter {name!r}: shape": str(list(parameter.shape))
+            f"parameter {name!r}: shape": "not known yet" if is_lazy(parameter) else str(list(parameter.shape))
             for name, parameter in model.named_parameters()
             if not any(path == "" or name.startswith(f"{path}.") for path in sharded)
         }
@@ -301,25 +276,43 @@ def _replaced(model: nn.Module, part: nn.Module, sharded: nn.Module) -> nn.Modul
     return model
 
 
-def _move_dense_parts(module: nn.Module, device: torch.device, init_parameters: bool) -> None:
-    """Bring everything outside of sharded modules to the device; what is on meta is allocated and drawn."""
+def _allocate_dense_parts(module: nn.Module, device: torch.device, made: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Allocate and draw what is on meta outside of sharded modules; ``made``: old -> new, shared ones stay shared."""
     if isinstance(module, ShardedModule):
         return
-    own = list(module._parameters.values()) + list(module._buffers.values())
-    if any(tensor is not None and tensor.is_meta for tensor in own):
+    on_meta = [name for name, own in module._parameters.items() if own is not None and own.is_meta]
+    buffers_on_meta = [name for name, own in module._buffers.items() if own is not None and own.is_meta]
+    if on_meta or buffers_on_meta:
         reset = getattr(module, "reset_parameters", None)
-        if not init_parameters or reset is None:
+        if reset is None:
             raise ValueError(
-                f"a {type(module).__name__} of the model is on the meta device and has no values to train with: "
-                "build it on the CPU, or give it a reset_parameters method and leave init_parameters=True"
+                f"a {type(module).__name__} of the model is on the meta device ({[*on_meta, *buffers_on_meta]}) and "
+                "has no values to train with: build it on the CPU, or give it a reset_parameters method"
             )
-        module.to_empty(device=device, recurse=False)
+        for name in on_meta:
+            old = module._parameters[name]
+            assert old is not None, "looked at above"
+            if old not in made:
+                made[old] = nn.Parameter(torch.empty_like(old, device=device), requires_grad=old.requires_grad)
+            module._parameters[name] = made[old]
+        for name in buffers_on_meta:
+            buffer = module._buffers[name]
+            assert buffer is not None, "looked at above"
+            module._buffers[name] = torch.zeros_like(buffer, device=device)
         reset()
+    for child in module.children():
+        _allocate_dense_parts(child, device, made)
+
+
+def _move_dense_parts(module: nn.Module, device: torch.device) -> None:
+    """Bring everything outside of sharded modules to the device, but what is on meta."""
+    if isinstance(module, ShardedModule):
+        return
     for tensor in [*module._parameters.values(), *module._buffers.values()]:
-        if tensor is not None and tensor.device.type != device.type:
+        if tensor is not None and not tensor.is_meta and tensor.device.type != device.type:
             tensor.data = tensor.data.to(device)
     for child in module.children():
-        _move_dense_parts(child, device, init_parameters)
+        _move_dense_parts(child, device)
 
 
 def _default_env() -> ShardingEnv:

@@ -1,0 +1,151 @@
+"""The dense parts of a model, equal on every rank: what `DistributedModelParallel` puts around a sharded model.
+
+`DistributedDataParallel` broadcasts rank 0's parameters when it wraps, and averages gradients in backward. It must not
+see a shard: each rank's rows would become rank 0's, without an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.sharded_module import ShardedModule
+
+if TYPE_CHECKING:
+    from tutorec.distributed.model_parallel import DistributedModelParallel
+
+# Buffers are not sent around at each forward. torch 2.13 says so by another name and warns at the older one.
+_SYNC_BUFFERS = "forward_sync_buffers"
+_DDP_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
+_KEEP_BUFFERS: dict[str, Any] = {_SYNC_BUFFERS if _SYNC_BUFFERS in _DDP_PARAMETERS else "broadcast_buffers": False}
+_COMPRESSION = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}
+
+
+class DataParallelWrapper(ABC):
+    """Puts something around the dense parts of a sharded model; what a subclass does is its own business.
+
+    Source:
+        TorchRec's ``torchrec.distributed.model_parallel.DataParallelWrapper``.
+    """
+
+    @abstractmethod
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        """Replace ``dmp._dmp_wrapped_module``, the sharded model, by the wrapped one."""
+
+
+class DefaultDataParallelWrapper(DataParallelWrapper):
+    """`DistributedDataParallel` around the model, with every sharded parameter and buffer kept out of its sight.
+
+    A model without dense parameters is left as it is.
+
+    Args:
+        bucket_cap_mb: Megabytes of gradients that are averaged together.
+        static_graph: Every step uses the same dense parameters, so that some may be without a gradient at all.
+        find_unused_parameters: Look at each step which dense parameters are in use; needs ``static_graph=False``.
+        allreduce_comm_precision: ``"fp16"`` or, over NCCL, ``"bf16"``: what gradients travel as; float32 by default.
+        params_to_ignore: Names of further parameters that ranks do not share.
+        ddp_kwargs: Further arguments of `DistributedDataParallel`.
+
+    Raises:
+        ValueError: An unknown precision.
+
+    Source:
+        TorchRec's ``torchrec.distributed.model_parallel.DefaultDataParallelWrapper``.
+    """
+
+    def __init__(
+        self,
+        bucket_cap_mb: int = 25,
+        static_graph: bool = True,
+        find_unused_parameters: bool = False,
+        allreduce_comm_precision: str | None = None,
+        params_to_ignore: Iterable[str] | None = None,
+        ddp_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if allreduce_comm_precision not in (None, *_COMPRESSION):
+            raise ValueError(
+                f"allreduce_comm_precision={allreduce_comm_precision!r}: gradients travel as one of "
+                f"{[*_COMPRESSION]}, or as they are (None)"
+            )
+        self._options: dict[str, Any] = {
+            "bucket_cap_mb": bucket_cap_mb,
+            # DDP looks for unused parameters where the graph may change, and does not look where it is static.
+            "static_graph": static_graph and not find_unused_parameters,
+            "find_unused_parameters": find_unused_parameters,
+            "gradient_as_bucket_view": True,
+            **_KEEP_BUFFERS,
+            **(ddp_kwargs or {}),
+        }
+        self._precision = allreduce_comm_precision
+        self._params_to_ignore = set(params_to_ignore or ())
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        """Wrap the model, unless it has no dense parameters.
+
+        Raises:
+            ValueError: There are dense parameters and no process group, they were never allocated, or the group's
+                backend cannot add bfloat16.
+        """
+        module = dmp.module
+        ignored = sharded_parameter_names(module) | self._params_to_ignore
+        dense = {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if name not in ignored and parameter.requires_grad
+        }
+        if not dense:
+            return
+        first = next(iter(dense))
+        if env.process_group is None:
+            raise ValueError(
+                f"DistributedDataParallel needs a process group for the dense parameters ({first!r} and "
+                f"{len(dense) - 1} more), and this ShardingEnv has none: use ShardingEnv.from_process_group, or "
+                "init_data_parallel=False"
+            )
+        unmade = [name for name, parameter in dense.items() if parameter.is_meta]
+        if unmade:
+            raise ValueError(
+                f"dense parameter {unmade[0]!r} and {len(unmade) - 1} more are on the meta device and have no values: "
+                "leave init_parameters=True, or allocate and fill them before init_data_parallel()"
+            )
+        if self._precision == "bf16" and "nccl" not in str(env.process_group.name()):
+            raise ValueError(
+                f"allreduce_comm_precision='bf16' needs NCCL, this group runs {env.process_group.name()}: use 'fp16'"
+            )
+        # DDP reads this attribute of the module that it is given.
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, sorted(ignored))
+        wrapped = DistributedDataParallel(
+            module,
+            device_ids=[device] if device.type == "cuda" else None,
+            process_group=env.process_group,
+            **self._options,
+        )
+        if self._precision is not None:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            wrapped.register_comm_hook(None, getattr(default_hooks, _COMPRESSION[self._precision]))
+        dmp._dmp_wrapped_module = wrapped
+
+
+def sharded_parts(module: nn.Module) -> Iterator[tuple[str, ShardedModule[Any, Any, Any, Any]]]:
+    """(path, module) of every sharded module in a model, each once."""
+    for path, part in module.named_modules():
+        if isinstance(part, ShardedModule):
+            yield path, part
+
+
+def sharded_parameter_names(module: nn.Module) -> set[str]:
+    """Names of all parameters and buffers inside sharded modules, nested ones too."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, part in sharded_parts(module)
+        for names in (part.named_parameters(), part.named_buffers())
+        for name, _ in names
+    }
