@@ -17,7 +17,16 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-_NOT_BENCHMARKS = ("harness", "memory", "peer", "runner", "sharded_rank", "estimates_rank", "planner_peer")
+_NOT_BENCHMARKS = (
+    "harness",
+    "memory",
+    "peer",
+    "runner",
+    "sharded_rank",
+    "estimates_rank",
+    "planner_peer",
+    "train_rank",
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ def benchmarks() -> dict[str, ModuleType]:
     Example:
         >>> from tutorec.bench.runner import benchmarks
         >>> sorted(benchmarks())
-        ['backends', 'ebc', 'estimates', 'import', 'kjt', 'planner', 'sharded', 'validation']
+        ['backends', 'ebc', 'estimates', 'import', 'kjt', 'planner', 'sharded', 'train', 'validation']
     """
     package = __name__.rpartition(".")[0]
     folder = Path(__file__).parent

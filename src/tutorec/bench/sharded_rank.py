@@ -123,7 +123,7 @@ def measure(
     made = {root: _call(Library(root), case, sizes, world_size // hosts) for root in roots}
     calls = {root: call for root, (call, _) in made.items()}
     found = Found(_distance(case, sizes, rank, calls, [pieces for _, pieces in made.values()]))
-    if any(flag for (flag,) in comm.all_gather_ints([int(not found.distance <= TOLERANCE)], _group(), _STAGE)):
+    if any(flag for (flag,) in comm.all_gather_ints([int(not found.distance <= TOLERANCE)], rank_group(), _STAGE)):
         return found
     [one] = _batches(sizes, case, rank, -2000, 1)
     with count_traffic() as found.traffic:
@@ -133,7 +133,7 @@ def measure(
         def sample(number: int) -> Sample:
             batches = _batches(sizes, case, rank, number, case.repeats)
             with validation(checks):
-                comm.all_gather_ints([number], _group(), _STAGE)  # all ranks begin together
+                comm.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
                 return time_each(calls[root], batches)
 
         return sample
@@ -174,7 +174,8 @@ def step_memory(root: str, sizes: Sizes, rank: int, world_size: int) -> tuple[in
     return peak_during(run_them) - before, held
 
 
-def _group() -> dist.ProcessGroup:
+def rank_group() -> dist.ProcessGroup:
+    """The group of all ranks; every case runs on a rank of a pool."""
     group = comm.default_group()
     assert group is not None, "a case runs on a rank of a pool"
     return group
@@ -218,16 +219,16 @@ def _call(library: Library, case: Case, sizes: Sizes, local_size: int, device: s
         return result
 
     def pieces() -> dict[tuple[str, int, int], Tensor]:
-        return {(name, row, column): piece for name, row, column, piece in _pieces(sharded)}
+        return {(name, row, column): piece for name, row, column, piece in table_pieces(sharded)}
 
     if device == "cpu":
-        _fill(pieces(), sizes)
+        fill_tables(pieces(), sizes)
     return call, pieces
 
 
 def _exchange(library: Library, sizes: Sizes) -> Call:
     """Ids to their ranks as a sharded collection sends them: ours in 32 bits, since no table has 2**31 rows."""
-    group = _group()
+    group = rank_group()
     bounds = [sizes.tables * r // group.size() for r in range(group.size() + 1)]
     narrow = {"ids_dtype": torch.int32} if library.root == OURS else {}
     splits = [end - first for first, end in pairwise(bounds)]
@@ -246,21 +247,22 @@ def _exchange(library: Library, sizes: Sizes) -> Call:
 def _sharded(library: Library, case: Case, sizes: Sizes, local_size: int, device: str) -> tuple[Any, Any]:
     """The sharded collection, and the optimizer that its caller has to step: the peer's, of data-parallel tables."""
     made = library.get("modules.embedding_modules.EmbeddingBagCollection")
-    collection = made(tables=_configs(library, sizes), device=torch.device(device))
+    collection = made(tables=table_configs(library, sizes), device=torch.device(device))
     by_caller = case.sharding == "data_parallel" and library.root != OURS
     if not by_caller:
-        kind, arguments = _optimizer(library, case.optimizer)
+        kind, arguments = optimizer_words(library, case.optimizer)
         apply = library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")
         apply(kind, collection.parameters(), arguments)
     sharder = library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()
-    env = library.get("distributed.types.ShardingEnv").from_process_group(_group())
-    plan = _plan(library, sizes, case.sharding, local_size)
+    env = library.get("distributed.types.ShardingEnv").from_process_group(rank_group())
+    plan = module_plan(library, sizes, case.sharding, local_size)
     sharded = sharder.shard(collection, plan, env, torch.device("cpu"))
     optimizer = torch.optim.SGD(sharded.parameters(), lr=RATE) if by_caller else None
     return sharded, optimizer
 
 
-def _configs(library: Library, sizes: Sizes) -> list[Any]:
+def table_configs(library: Library, sizes: Sizes) -> list[Any]:
+    """The configs of a case's tables, in a library's class."""
     config = library.get("modules.embedding_configs.EmbeddingBagConfig")
     return [
         config(num_embeddings=sizes.rows, embedding_dim=sizes.columns, name=f"t{i}", feature_names=[f"f{i}"])
@@ -268,19 +270,26 @@ def _configs(library: Library, sizes: Sizes) -> list[Any]:
     ]
 
 
-def _optimizer(library: Library, name: str) -> tuple[Any, dict[str, float]]:
+def optimizer_words(library: Library, name: str) -> tuple[Any, dict[str, float]]:
+    """The optimizer of the tables, ``"sgd"`` or ``"rowwise_adagrad"``: its class and the arguments that it is given."""
     if name == "sgd":
         return torch.optim.SGD, {"lr": RATE}
     return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": RATE, "eps": 1e-8}
 
 
-def _plan(library: Library, sizes: Sizes, sharding: str, local_size: int) -> Any:
+def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) -> Any:
     """The same plan in both libraries; kernels are fused, but for the peer's data-parallel tables.
 
     Ours is copied for the peer entry by entry: its hand-written plans choose dense kernels, cannot name the ranks of a
     host, and cut no grid of tables of 64 columns.
+
+    Args:
+        library: Whose plan.
+        sizes: The tables.
+        sharding: A `ShardingType` value, of all tables.
+        local_size: L, ranks of a host.
     """
-    world_size = _group().size()
+    world_size = rank_group().size()
     hosts = world_size // local_size
     words: dict[str, Callable[[int], ParameterShardingGenerator]] = {
         "data_parallel": lambda i: data_parallel(),
@@ -291,7 +300,7 @@ def _plan(library: Library, sizes: Sizes, sharding: str, local_size: int) -> Any
         "table_row_wise": lambda i: table_row_wise(host_index=i % hosts),
         "grid_shard": lambda i: grid_shard(host_indexes=list(range(hosts))),
     }
-    tables = _configs(Library(OURS), sizes)
+    tables = table_configs(Library(OURS), sizes)
     collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
     plan = construct_module_sharding_plan(
         collection,
@@ -310,7 +319,7 @@ def _plan(library: Library, sizes: Sizes, sharding: str, local_size: int) -> Any
     return entries
 
 
-def _pieces(sharded: Any) -> Iterator[tuple[str, int, int, Tensor]]:
+def table_pieces(sharded: Any) -> Iterator[tuple[str, int, int, Tensor]]:
     """(table, first row, first column, rows) of what this rank holds; writing to the rows moves the tables."""
     for name, value in sharded.state_dict().items():
         table = name.split(".")[-2]
@@ -323,7 +332,7 @@ def _pieces(sharded: Any) -> Iterator[tuple[str, int, int, Tensor]]:
 
 
 @torch.no_grad()
-def _fill(pieces: dict[tuple[str, int, int], Tensor], sizes: Sizes) -> None:
+def fill_tables(pieces: dict[tuple[str, int, int], Tensor], sizes: Sizes) -> None:
     """The same rows in every library, under any plan."""
     for i in range(sizes.tables):
         mine = {place: piece for place, piece in pieces.items() if place[0] == f"t{i}"}

@@ -27,12 +27,11 @@ from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn import functional as F
 
 from tutorec._kernels.separate import SeparateTables, find_tables
-from tutorec._kernels.weighted_step import PooledBatch, step_rowwise_adagrad
+from tutorec._kernels.weighted_step import FEW_IDS, PooledBatch, step_rowwise_adagrad
 from tutorec.optim.row_update import RowGradients, fused_rule, group_of, mark_stepped, update_rows
 
 _PLAIN = (Tensor, nn.Parameter)
-# Most ids a table for which fbgemm's row-wise Adagrad is faster than the state in torch and the rows by fbgemm's SGD.
-_FEW_IDS = 600
+_FEW_IDS = FEW_IDS
 
 
 @dataclass(frozen=True)

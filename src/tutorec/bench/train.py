@@ -1,0 +1,115 @@
+"""The plain training loop of a small DLRM on W processes: examples per second; with --vs beside the peer's.
+
+The model has the form of Criteo's data: 13 dense columns and 26 tables, one id a bag on average. Both libraries run in
+the same processes with the same weights, plan and fresh batches: tables by fused row-wise Adagrad, dense parts by
+torch's SGD (or Adam) under DistributedDataParallel, loss read after every step, one thread a rank. Losses, logits,
+every piece of every table and the dense weights are compared after two steps, before anything is timed.
+
+Judged are CPU and wall time of the slowest rank, a step from the lists of ids to the weights' update. A ratio of times
+is one of examples per second, since both see the same batches. ``dlrm`` takes each library's own DLRM;
+``dlrm-one-interaction`` puts our inner products into both, so that the rest of a step is compared. Wall time means
+something on a machine that is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, machine
+from tutorec.bench.peer import OURS, chosen, libraries
+from tutorec.bench.runner import Options
+from tutorec.bench.train_rank import Shape, TrainCase, TrainFound, measure_training
+from tutorec.spmd import Ranks
+
+NAME = "train"
+ROUNDS = 30
+WORLDS = (1, 2, 4)
+
+SHAPE = Shape()
+_BAR = 1.05
+_TIMEOUT = 1800.0
+
+_ALL = {
+    case.name: case
+    for case in (
+        TrainCase("dlrm"),
+        TrainCase("dlrm-one-interaction", own_interaction=False),
+        TrainCase("dlrm-row_wise", sharding="row_wise"),
+        TrainCase("dlrm-adam", dense="adam"),
+    )
+}
+CASES = tuple(_ALL)
+_JUDGED = ("dlrm", "dlrm-one-interaction")
+
+
+def run(options: Options) -> Report:
+    """Measure in a world of ``options.world`` ranks.
+
+    Args:
+        options: rounds, the peer, which ``--cases``, how many ranks.
+
+    Returns:
+        CPU and wall seconds of a step on the slowest rank, examples per second; with a peer the ratios with their bars.
+
+    Raises:
+        ValueError: the peer is not installed, an unknown case or world, or the libraries' results differ.
+    """
+    world = options.world or 2
+    if world not in WORLDS:
+        raise ValueError(f"--world {world}: there are {', '.join(map(str, WORLDS))}")
+    roots = [side.root for side in libraries(options.vs)]
+    tables = SHAPE.tables
+    report = Report(
+        name=NAME,
+        settings={
+            "world": world,
+            "tables": f"{tables.tables} x {tables.rows} x {tables.columns}",
+            "B of a rank": SHAPE.samples,
+            "ids per bag": tables.pooling,
+            "dense columns": SHAPE.dense_columns,
+            "layers": f"{list(SHAPE.dense_layers)}, {list(SHAPE.over_layers)}",
+            "steps": SHAPE.steps,
+            "checks": "on",
+            "clock": "slowest rank",
+        },
+        samples={},
+        comparisons=[],
+        context=machine([options.vs] if options.vs else []),
+    )
+    with Ranks(world, backend="gloo", timeout=_TIMEOUT) as ranks:
+        for name in chosen(CASES, options.cases, "--cases"):
+            case = _ALL[name]
+            found = ranks.run(measure_training, case, SHAPE, roots, options.rounds)
+            _take(report, case, found, roots, world)
+            if options.vs:
+                report.comparisons += _judged(report.samples, case, options.vs)
+    return report
+
+
+def _take(report: Report, case: TrainCase, found: Sequence[TrainFound], roots: Sequence[str], world: int) -> None:
+    """Add the slowest rank's measurements, and examples per second; refuse results that differ."""
+    if not all(of_rank.samples for of_rank in found):
+        worst = max(range(len(found)), key=lambda rank: found[rank].distance)
+        raise ValueError(
+            f"{case.name}: {' and '.join(roots)} differ by up to {found[worst].distance:.2g} on rank {worst}; "
+            "nothing was timed"
+        )
+    for variant in found[0].samples:
+        rounds = list(zip(*(of_rank.samples[variant] for of_rank in found), strict=True))
+        samples = [Sample(max(s.cpu for s in one), max(s.wall for s in one)) for one in rounds]
+        report.samples[variant] = samples
+        examples = world * SHAPE.samples
+        cpu, wall = (sorted(getattr(s, clock) for s in samples)[len(samples) // 2] for clock in ("cpu", "wall"))
+        report.notes.append(
+            f"{variant}: {examples / cpu:,.0f} examples per CPU second, {examples / wall:,.0f} per second (medians)"
+        )
+
+
+def _judged(samples: dict[str, list[Sample]], case: TrainCase, peer: str) -> list[Comparison]:
+    """CPU and wall time, both against the bar."""
+    bar = Bar("at least", _BAR) if case.name in _JUDGED else None
+    theirs, ours = f"{case.name}: {peer}", f"{case.name}: {OURS}"
+    return [
+        replace(compare(samples, theirs, ours, clock, bar), title=f"{theirs} / {OURS}") for clock in ("cpu", "wall")
+    ]

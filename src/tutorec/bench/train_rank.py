@@ -1,0 +1,233 @@
+"""What ``bench train`` runs on each rank: the plain training loop of a small DLRM in both libraries."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutorec._validation import validation
+from tutorec.bench.harness import Sample, interleave
+from tutorec.bench.peer import Library, time_each
+from tutorec.bench.sharded_rank import (
+    TOLERANCE,
+    Sizes,
+    fill_tables,
+    module_plan,
+    optimizer_words,
+    rank_group,
+    table_configs,
+    table_pieces,
+)
+from tutorec.datasets.utils import Batch
+from tutorec.distributed import comm
+from tutorec.models.dlrm import InteractionArch
+
+DENSE_RATE = 0.01
+_STAGE = "bench"
+_TABLES = "model.sparse_arch.embedding_bag_collection"
+
+
+@dataclass(frozen=True)
+class TrainCase:
+    """One training loop.
+
+    Args:
+        name: Its name.
+        sharding: A `ShardingType` value, of all tables.
+        dense: ``"sgd"`` or ``"adam"``: what steps the dense parts.
+        own_interaction: Each library's DLRM takes inner products in its own way; otherwise both take ours, which does
+            without the slow backward of an index of two lists.
+    """
+
+    name: str
+    sharding: str = "table_wise"
+    dense: str = "sgd"
+    own_interaction: bool = True
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A small DLRM and its batches.
+
+    Args:
+        tables: Its tables.
+        samples: B of each rank.
+        dense_columns: D_in.
+        dense_layers: Of the dense MLP, without the last, which is as wide as the tables.
+        over_layers: Of the last MLP.
+        steps: Steps in one measurement, each on a fresh batch.
+    """
+
+    tables: Sizes = field(default_factory=lambda: Sizes(tables=26, rows=10_000, columns=32, pooling=1))
+    samples: int = 512
+    dense_columns: int = 13
+    dense_layers: tuple[int, ...] = (64,)
+    over_layers: tuple[int, ...] = (128, 64, 1)
+    steps: int = 5
+
+
+@dataclass
+class TrainFound:
+    """What a rank found.
+
+    Args:
+        distance: The largest difference between the two libraries' losses, logits, tables and dense weights after two
+            steps, before anything was timed.
+        samples: Variant -> seconds of a step, one measurement for each round; empty where the results differ.
+    """
+
+    distance: float = 0.0
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+
+
+Lists = tuple[Tensor, Tensor, Tensor, Tensor]
+# One step: gives the loss and the logits [B].
+Step = Callable[[Lists], tuple[float, Tensor]]
+Weights = Callable[[], dict[object, Tensor]]
+
+
+def measure_training(case: TrainCase, shape: Shape, roots: Sequence[str], rounds: int, rank: int) -> TrainFound:
+    """Run a loop on this rank, the libraries in turn; every rank calls it at the same time.
+
+    Args:
+        case: What to run.
+        shape: On which model.
+        roots: Libraries; ours first.
+        rounds: Rounds that count.
+        rank: This rank.
+
+    Returns:
+        Its samples; without them where results differ on some rank.
+    """
+    for root in roots:
+        logging.getLogger(root).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")  # what a peer warns of concerns nobody here
+    made = {root: _loop(Library(root), case, shape) for root in roots}
+    found = TrainFound(_distance(list(made.values()), shape, rank))
+    if any(flag for (flag,) in comm.all_gather_ints([int(not found.distance <= TOLERANCE)], rank_group(), _STAGE)):
+        return found
+
+    def variant(step: Step) -> Callable[[int], Sample]:
+        def sample(number: int) -> Sample:
+            batches = _batches(shape, rank, number, shape.steps)
+            with validation(True):
+                comm.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
+                return time_each(step, batches)
+
+        return sample
+
+    variants = {f"{case.name}: {root}": variant(step) for root, (step, _) in made.items()}
+    found.samples = interleave(variants, rounds, warmup=2)
+    return found
+
+
+def _batches(shape: Shape, rank: int, number: int, count: int) -> list[Lists]:
+    """Dense columns, ids, lengths and labels of a round; the same for both libraries, others on every rank."""
+    tables = shape.tables
+    found = []
+    for i in range(count):
+        draw = torch.Generator().manual_seed(100_000_000 * rank + 10_000_000 + 1000 * number + i)
+        dense = torch.randn(shape.samples, shape.dense_columns, generator=draw)
+        lengths = torch.randint(0, 2 * tables.pooling + 1, (tables.tables * shape.samples,), generator=draw)
+        ids = torch.randint(0, tables.rows, (int(lengths.sum()),), generator=draw)
+        found.append((dense, ids, lengths, torch.randint(0, 2, (shape.samples,), generator=draw).float()))
+    return found
+
+
+def _loop(library: Library, case: TrainCase, shape: Shape) -> tuple[Step, Weights]:
+    """The plain loop of a library, as its documents write it, and the weights that this rank has."""
+    batch_of = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
+    keys = [f"f{i}" for i in range(shape.tables.tables)]
+    model = _parallel_model(library, case, shape)
+    optimizer = _optimizer(library, model, case.dense)
+
+    def step(lists: Lists) -> tuple[float, Tensor]:
+        dense, ids, lengths, labels = lists
+        batch = Batch(dense, batch_of(keys, ids, lengths=lengths), labels)
+        optimizer.zero_grad()
+        loss, (_, logits, _) = model(batch)
+        loss.backward()
+        optimizer.step()
+        return loss.item(), logits
+
+    def weights() -> dict[object, Tensor]:
+        tables = _part(model.module, _TABLES)
+        found: dict[object, Tensor] = {(name, row, at): piece for name, row, at, piece in table_pieces(tables)}
+        return found | dict(_dense_parameters(library, model))
+
+    return step, weights
+
+
+def _parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
+    """The model over all ranks, with the same weights in both libraries."""
+    made = library.get("modules.embedding_modules.EmbeddingBagCollection")
+    collection = made(tables=table_configs(library, shape.tables), device=torch.device("cpu"))
+    kind, words = optimizer_words(library, "rowwise_adagrad")
+    library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")(kind, collection.parameters(), words)
+    models = library.module("models.dlrm")
+    dense_layers = [*shape.dense_layers, shape.tables.columns]
+    dlrm = models.DLRM(collection, shape.dense_columns, dense_layers, list(shape.over_layers))
+    if not case.own_interaction:
+        dlrm.inter_arch = InteractionArch(shape.tables.tables)
+    model = models.DLRMTrain(dlrm)
+    plan = module_plan(library, shape.tables, case.sharding, rank_group().size())
+    parallel = library.get("distributed.model_parallel.DistributedModelParallel")(
+        module=model,
+        env=library.get("distributed.types.ShardingEnv").from_process_group(rank_group()),
+        device=torch.device("cpu"),
+        plan=library.get("distributed.types.ShardingPlan")({_TABLES: plan}),
+        sharders=[library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()],
+    )
+    pieces = table_pieces(_part(parallel.module, _TABLES))
+    fill_tables({(name, row, column): piece for name, row, column, piece in pieces}, shape.tables)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _, parameter in sorted(_dense_parameters(library, parallel)):
+            parameter.copy_((torch.rand(parameter.shape, generator=draw) - 0.5) / max(parameter.shape) ** 0.5)
+    return parallel
+
+
+def _optimizer(library: Library, model: Any, dense: str) -> Any:
+    """The fused optimizer of the tables and a dense one, combined, as the documents combine them."""
+    keyed = library.module("optim.keyed")
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[dense]
+    wrapped = keyed.KeyedOptimizerWrapper(
+        dict(_dense_parameters(library, model)), lambda parameters: kind(parameters, lr=DENSE_RATE)
+    )
+    return keyed.CombinedOptimizer([model.fused_optimizer, wrapped])
+
+
+def _dense_parameters(library: Library, model: Any) -> list[tuple[str, nn.Parameter]]:
+    """(name, parameter) of what is not updated during backward."""
+    keep = library.get("optim.optimizers.in_backward_optimizer_filter")
+    return list(keep(model.named_parameters()))
+
+
+def _part(module: nn.Module, path: str) -> nn.Module:
+    """The part of a model at a path, whatever the library wrapped around the model."""
+    while hasattr(module, "module") and isinstance(module.module, nn.Module):
+        module = module.module
+    return module.get_submodule(path)
+
+
+def _distance(made: Sequence[tuple[Step, Weights]], shape: Shape, rank: int) -> float:
+    """How far the libraries are apart after two steps: losses, logits, tables, dense weights."""
+    batches = _batches(shape, rank, -1000, 2)
+    results = [[step(lists) for lists in batches] for step, _ in made]
+    ours, *others = results
+    my_weights, *other_weights = [weights() for _, weights in made]
+    distance = 0.0
+    for theirs, their_weights in zip(others, other_weights, strict=True):
+        if my_weights.keys() != their_weights.keys():
+            return float("inf")
+        pairs = [(a[1], b[1]) for a, b in zip(ours, theirs, strict=True)]
+        pairs += [(my_weights[key], their_weights[key]) for key in my_weights]
+        losses = [abs(a[0] - b[0]) for a, b in zip(ours, theirs, strict=True)]
+        distance = max([distance, *losses, *(float((a - b).detach().abs().max()) for a, b in pairs if a.numel())])
+    return distance
