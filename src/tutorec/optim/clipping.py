@@ -1,0 +1,205 @@
+"""Gradients cut to size before a step, by the norm of all of them or element by element, across ranks where asked.
+
+What backward has used up cannot be clipped any more: fused tables have no gradient when ``step`` comes. They are
+clipped inside backward, by ``fused_params={"gradient_clipping": True, "max_gradient": ...}``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, unique
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tutorec.optim.keyed import KeyedOptimizer, OptimizerWrapper
+
+_ROUNDING = 1e-6
+
+
+@unique
+class GradientClipping(Enum):
+    """What is held below the bound: the norm of all gradients together, each element, or nothing.
+
+    Source:
+        TorchRec's ``torchrec.optim.clipping.GradientClipping``.
+    """
+
+    NORM = "norm"
+    VALUE = "value"
+    NONE = "none"
+
+
+class ReduceNorm(Protocol):
+    """Knows which gradients lie in parts on several ranks, and brings numbers of all ranks together.
+
+    ``DistributedModelParallel.reduce_norm()`` makes one. Every rank calls it at every step, also where it holds none.
+    """
+
+    def is_sharded(self, parameter: Tensor) -> bool:
+        """Whether other ranks hold other parts of it, or of the table that it belongs to."""
+        ...
+
+    def __call__(self, part: Tensor, largest: bool) -> Tensor:
+        """The sum over ranks of ``part []``, or the largest."""
+        ...
+
+
+class GradientClippingOptimizer(OptimizerWrapper):
+    """Clips gradients before each step of another optimizer.
+
+    With NORM all gradients are multiplied by ``max_gradient / norm`` where the norm of all of them, seen as one long
+    vector, is larger. Every rank must use one factor, or copies of dense parameters drift apart; where some gradients
+    lie on one rank only (sharded tables with the ``dense`` kernel) the norm therefore has to be that of all ranks.
+
+    Args:
+        optimizer: The other.
+        clipping: What is bounded.
+        max_gradient: The bound.
+        norm_type: p of the norm, ``"inf"`` for the largest element.
+        enable_global_grad_clip: Heed ``param_to_pgs``.
+        param_to_pgs: Parameter -> the process groups over which its parts lie. Ranks that hold no such parameter take
+            no part, so that it is for parameters of which every rank has a piece; ``reduce_norm`` has no such limit.
+        track_grad_norm: Compute ``last_total_grad_norm`` with VALUE and NONE, too.
+        reduce_norm: ``model.reduce_norm()`` of a `DistributedModelParallel`: the norm is that of all ranks.
+
+    Raises:
+        ValueError: A bound or p that is negative or not a number, or two ways to reach other ranks.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.optim.keyed import KeyedOptimizerWrapper
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> plain = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, lr=1.0))
+        >>> weight.grad = torch.tensor([3.0, 4.0])  # of norm 5
+        >>> GradientClippingOptimizer(plain, GradientClipping.NORM, max_gradient=1.0).step()
+        >>> [round(number, 4) for number in weight.tolist()]
+        [-0.6, -0.8]
+
+    Source:
+        TorchRec's ``torchrec.optim.clipping.GradientClippingOptimizer``.
+    """
+
+    def __init__(
+        self,
+        optimizer: KeyedOptimizer,
+        clipping: GradientClipping = GradientClipping.NONE,
+        max_gradient: float = 0.1,
+        norm_type: float | str = 2.0,
+        enable_global_grad_clip: bool = False,
+        param_to_pgs: Mapping[Any, Sequence[Any]] | None = None,
+        track_grad_norm: bool = False,
+        reduce_norm: ReduceNorm | None = None,
+    ) -> None:
+        super().__init__(optimizer)
+        self._clipping = GradientClipping(clipping)
+        if not max_gradient >= 0:
+            raise ValueError(f"max_gradient={max_gradient} must be a number of at least 0")
+        self._max_gradient = float(max_gradient)
+        self._norm_type = float(norm_type)
+        if not self._norm_type > 0:
+            raise ValueError(f"norm_type={norm_type} must be a number above 0, or 'inf'")
+        pieces = {id(parameter): tuple(groups) for parameter, groups in (param_to_pgs or {}).items() if groups}
+        if pieces and reduce_norm is not None:
+            raise ValueError("param_to_pgs and reduce_norm both say how to reach other ranks: give one of them")
+        self._groups_of = pieces if enable_global_grad_clip else {}
+        self._reduce = reduce_norm
+        self._track_grad_norm = track_grad_norm
+        self._last_total_grad_norm: Tensor | None = None
+
+    @property
+    def last_total_grad_norm(self) -> Tensor | None:
+        """The norm before clipping at the last step ``[]``; None where none was computed, or there was no gradient."""
+        return self._last_total_grad_norm
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Clip, then step."""
+        self._last_total_grad_norm = None
+        if not any(parameter.is_meta for parameter in self._parameters()):
+            if self._clipping is GradientClipping.NORM:
+                self._last_total_grad_norm = self.clip_grad_norm_()
+            elif self._track_grad_norm:
+                self._last_total_grad_norm, _ = self.compute_total_grad_norm()
+            if self._clipping is GradientClipping.VALUE:
+                for grad in self._gradients(lambda parameter: True):
+                    grad.clamp_(-self._max_gradient, self._max_gradient)
+        return super().step(closure)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self) -> Tensor | None:
+        """Multiply all gradients so that their norm is at most the bound; returns what it was ``[]``."""
+        norm, grads = self.compute_total_grad_norm()
+        if not grads:
+            return norm if self._reduce is not None else None
+        # The small number is torch's and TorchRec's; without it a norm of 0 would divide.
+        factor = (self._max_gradient / (norm + _ROUNDING)).clamp(max=1.0)
+        torch._foreach_mul_(grads, factor.to(grads[0].device))  # pyright: ignore[reportPrivateImportUsage]
+        return norm
+
+    @torch.no_grad()
+    def compute_total_grad_norm(self) -> tuple[Tensor, list[Tensor]]:
+        """The norm of all gradients ``[]``, over the ranks where that was asked for, and this rank's gradients."""
+        reduce = self._reduce
+        sharded = (lambda parameter: False) if reduce is None else reduce.is_sharded
+        own = self._gradients(lambda parameter: not sharded(parameter) and id(parameter) not in self._groups_of)
+        parts, every = [self._power(own)], own
+        if reduce is not None:
+            found = self._gradients(sharded)
+            parts.append(reduce(self._power(found), self._largest))
+            every = every + found
+        for groups in dict.fromkeys(self._groups_of.values()):
+            found = self._gradients(lambda parameter, groups=groups: self._groups_of.get(id(parameter)) == groups)
+            parts.append(_reduce_in_groups(self._power(found), groups, self._largest))
+            every = every + found
+        device = every[0].device if every else torch.device("cpu")
+        total = torch.stack([part.to(device) for part in parts])
+        norm = total.amax() if self._largest else total.sum().pow(1.0 / self._norm_type)
+        return norm.float(), every
+
+    @property
+    def _largest(self) -> bool:
+        return math.isinf(self._norm_type)
+
+    def _power(self, grads: Sequence[Tensor]) -> Tensor:
+        """The sum of all elements' powers of p ``[]``, which adds up over ranks; or the largest element."""
+        filled = [grad for grad in grads if grad.numel()]
+        if not filled:
+            return torch.zeros((), dtype=torch.float64)
+        found = torch._foreach_norm(filled, self._norm_type)  # pyright: ignore[reportPrivateImportUsage]
+        norms = torch.stack([norm.double() for norm in found])
+        return norms.amax() if self._largest else norms.pow(self._norm_type).sum()
+
+    def _parameters(self) -> Iterable[Tensor]:
+        return (parameter for group in self.param_groups for parameter in group["params"])
+
+    def _gradients(self, wanted: Callable[[Tensor], bool]) -> list[Tensor]:
+        """What is to be clipped, as dense tensors of this rank that can be written to."""
+        return [
+            _dense(parameter) for parameter in self._parameters() if parameter.grad is not None and wanted(parameter)
+        ]
+
+
+def _dense(parameter: Tensor) -> Tensor:
+    """The numbers of a gradient: of a sparse one its values, of a DTensor this rank's part."""
+    grad = parameter.grad
+    assert grad is not None, "only parameters with a gradient come here"
+    if grad.is_sparse:
+        if not grad.is_coalesced():
+            grad = parameter.grad = grad.coalesce()
+        return grad._values()
+    to_local = getattr(grad, "to_local", None)
+    return to_local() if to_local is not None else grad
+
+
+def _reduce_in_groups(part: Tensor, groups: Sequence[Any], largest: bool) -> Tensor:
+    """Over the caller's own process groups, by their own method: this layer knows no exchanges between ranks."""
+    from torch.distributed import ReduceOp
+
+    for group in groups:
+        group.allreduce([part], ReduceOp.MAX if largest else ReduceOp.SUM).wait()
+    return part
+
+
+__all__ = ["GradientClipping", "GradientClippingOptimizer", "ReduceNorm"]

@@ -1,0 +1,133 @@
+"""State of optimizers on its way out and in: plain values out of it, and a check of everything before anything moves.
+
+A state is a dict: name -> tensor, ShardedTensor, number, dict, or an object that has a ``state_dict`` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+
+
+def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with dicts copied and objects replaced by their ``state_dict()``; tensors are live.
+
+    Example:
+        >>> import torch
+        >>> extract_state({"deep": {"step": 3}, "norm": torch.nn.ReLU()})
+        {'deep': {'step': 3}, 'norm': OrderedDict()}
+    """
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            found[name] = extract_state(value)
+        elif callable(getattr(value, "state_dict", None)):
+            found[name] = value.state_dict()
+        else:
+            found[name] = value
+    return found
+
+
+def check_names(counted: str, missed: str, own: Iterable[str], new: Iterable[str]) -> None:
+    """Raise where names differ; the message begins as TorchRec's does, and names the odd ones.
+
+    Args:
+        counted: What the message begins with where the numbers differ.
+        missed: What it begins with where they do not, with ``{}`` for a name.
+        own: Names here.
+        new: Names in what is loaded.
+
+    Raises:
+        ValueError: They differ.
+
+    Example:
+        >>> check_names("Different parameter count", "Parameter {} not found", ["a"], ["a", "b"])
+        Traceback (most recent call last):
+        ValueError: Different parameter count: 1 vs 2: [] are here only, ['b'] are in what is loaded only
+    """
+    mine, theirs = set(own), set(new)
+    missing, surplus = sorted(mine - theirs, key=str), sorted(theirs - mine, key=str)
+    if missing or surplus:
+        counts = f"{counted}: {len(mine)} vs {len(theirs)}"
+        title = counts if len(mine) != len(theirs) else missed.format(missing[0])
+        raise ValueError(f"{title}: {missing} are here only, {surplus} are in what is loaded only")
+
+
+def check_state(own: Mapping[str, Any], new: Mapping[str, Any], path: Sequence[str]) -> None:
+    """Raise where ``load_state`` could not copy.
+
+    Args:
+        own: The state.
+        new: What is to be loaded.
+        path: Names that lead to it, for messages.
+
+    Raises:
+        ValueError: Names, kinds of values, numbers of shards or shapes differ.
+    """
+    where = " / ".join(path)
+    if not isinstance(new, Mapping):
+        raise ValueError(f"optimizer state of {where!r} is a dict here and a {type(new).__name__} in what is loaded")
+    check_names(f"Different state size of {where!r}", f"State {{}} of {where!r} not found", own, new)
+    for name, value in own.items():
+        _check_value(value, new[name], [*path, name])
+
+
+def load_state(own: dict[str, Any], new: Mapping[str, Any]) -> None:
+    """Copy a checked state in: into tensors where there are tensors, else in place of what was there."""
+    for name, value in own.items():
+        other = new[name]
+        mine, theirs = _local_shards(value), _local_shards(other)
+        if isinstance(value, dict):
+            load_state(value, other)
+        elif callable(getattr(value, "load_state_dict", None)):
+            value.load_state_dict(other)
+        elif mine is not None and theirs is not None:
+            for shard, loaded in zip(mine, theirs, strict=True):
+                shard.detach().copy_(loaded)
+        elif isinstance(value, torch.Tensor):
+            value.detach().copy_(torch.as_tensor(other))
+        else:
+            own[name] = deepcopy(other)
+
+
+def _check_value(value: Any, other: Any, path: Sequence[str]) -> None:
+    where = " / ".join(path)
+    mine, theirs = _local_shards(value), _local_shards(other)
+    if isinstance(value, dict):
+        check_state(value, other, path)
+    elif (mine is None) != (theirs is None):
+        raise ValueError(
+            f"optimizer state {where!r} is a {type(value).__name__} here and a {type(other).__name__} in what is loaded"
+        )
+    elif mine is not None and theirs is not None:
+        if len(mine) != len(theirs):
+            raise ValueError(
+                f"Different number of shards {len(mine)} vs {len(theirs)} for the path of {where!r}: it was stored "
+                "under another plan; tutorec.distributed.checkpoint loads what any plan has stored"
+            )
+        for shard, loaded in zip(mine, theirs, strict=True):
+            _check_shape(where, shard, loaded)
+    elif isinstance(value, torch.Tensor):
+        if not isinstance(other, torch.Tensor | int | float):
+            kind = type(other).__name__
+            raise ValueError(f"optimizer state {where!r} is a tensor here and a {kind} in what is loaded")
+        _check_shape(where, value, torch.as_tensor(other))
+
+
+def _check_shape(where: str, own: torch.Tensor, new: torch.Tensor) -> None:
+    if own.shape != new.shape:
+        raise ValueError(f"optimizer state {where!r} is {list(own.shape)} here and {list(new.shape)} in what is loaded")
+
+
+def _local_shards(value: Any) -> list[torch.Tensor] | None:
+    """This rank's pieces of a ShardedTensor, or of a DTensor over several; None of anything else."""
+    held = value.to_local() if hasattr(value, "to_local") else value
+    if not hasattr(held, "local_shards"):
+        return None
+    return [getattr(shard, "tensor", shard) for shard in held.local_shards()]
+
+
+__all__ = ["check_names", "check_state", "extract_state", "load_state"]

@@ -1,0 +1,286 @@
+"""Learning rates that follow a schedule of stages, by the number of steps made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from enum import Enum, unique
+from typing import Any
+
+import torch
+
+from tutorec.optim.keyed import KeyedOptimizer, OptimizerWrapper
+from tutorec.optim.keyed_state import check_state, load_state
+from tutorec.optim.rates import check_rate
+
+_STATE = "warmup"
+_LAST_ITER = 1 << 63
+
+
+@unique
+class WarmupPolicy(Enum):
+    """How the factor of the learning rate depends on the number t of steps made; ``v`` is the stage's ``value``.
+
+    ==================================  ==================================================================
+    NONE                                1
+    LINEAR                              from ``v`` to 1: ``v + (1 - v) * t / max_iters``
+    CONSTANT                            ``v``
+    POLY                                ``(1 - t / decay_iters) ** v``, and 0 from ``decay_iters`` on
+    STEP                                ``v ** (t // decay_iters)``
+    INVSQRT                             ``1 / sqrt(t)``, and 1 before the first step
+    COSINE_ANNEALING_WARM_RESTARTS      from 1 to ``v`` along a cosine, anew every ``sgdr_period`` steps
+    INTERPOLATE                         from ``v`` at ``start_interpolating_iters`` to ``end_value`` at ``max_iters``
+    ==================================  ==================================================================
+
+    Source:
+        TorchRec's ``torchrec.optim.warmup.WarmupPolicy``.
+    """
+
+    NONE = "none"
+    LINEAR = "linear"
+    CONSTANT = "constant"
+    POLY = "poly"
+    STEP = "step"
+    INVSQRT = "inv_sqrt"
+    COSINE_ANNEALING_WARM_RESTARTS = "cosine_annealing_warm_restarts"
+    INTERPOLATE = "interpolate"
+
+
+@dataclass
+class WarmupStage:
+    """A part of the schedule: the steps up to ``max_iters``, counted from the beginning of training.
+
+    Args:
+        policy: How the rate moves.
+        max_iters: The last step of the stage, not its length.
+        value: See the policy.
+        lr_scale: A further factor.
+        decay_iters: Of POLY, by default ``max_iters``, and of STEP, by default 1.
+        sgdr_period: Steps from restart to restart.
+        start_interpolating_iters: Of INTERPOLATE: the step at which the factor is ``value``.
+        end_value: Of INTERPOLATE: the factor at ``max_iters``.
+
+    Example:
+        >>> WarmupStage(WarmupPolicy.LINEAR, max_iters=100, value=0.1).policy
+        <WarmupPolicy.LINEAR: 'linear'>
+
+    Source:
+        TorchRec's ``torchrec.optim.warmup.WarmupStage``.
+    """
+
+    policy: WarmupPolicy = WarmupPolicy.LINEAR
+    max_iters: int = 1
+    value: float = 1.0
+    lr_scale: float = 1.0
+    decay_iters: int = -1
+    sgdr_period: int = 1
+    start_interpolating_iters: int | None = None
+    end_value: float | None = None
+
+
+class WarmupOptimizer(OptimizerWrapper):
+    """Sets the learning rate of every parameter group by a schedule: at once, and after each step.
+
+    Fused tables follow it too: their rate is read from their parameter group at the next forward. After the last stage
+    the rate is ``lr``. The number of steps made is state, stored under the name of a parameter of no elements.
+
+    Args:
+        optimizer: Whose rates are set.
+        stages: In the order of their ``max_iters``.
+        lr: The rate where the factor is 1; the rates of all groups are replaced.
+        lr_param: What the rate is called in the groups.
+        param_name: Name of the parameter that stands for the schedule in ``params`` and ``state_dict()``.
+
+    Raises:
+        ValueError: Stages that do not follow one another, a rate that is negative or not a number, an ``lr_param`` that
+            no group has, or a ``param_name`` that is taken.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(1, 1, bias=False)
+        >>> from tutorec.optim.keyed import KeyedOptimizerWrapper
+        >>> dense = KeyedOptimizerWrapper({"weight": layer.weight}, lambda params: torch.optim.SGD(params, lr=9.0))
+        >>> warm = WarmupOptimizer(dense, [WarmupStage(WarmupPolicy.LINEAR, max_iters=2, value=0.5)], lr=0.1)
+        >>> rates = [warm.param_groups[0]["lr"]] + [warm.step() or warm.param_groups[0]["lr"] for _ in range(3)]
+        >>> [round(rate, 3) for rate in rates]
+        [0.05, 0.075, 0.1, 0.1]
+
+    Source:
+        TorchRec's ``torchrec.optim.warmup.WarmupOptimizer``.
+    """
+
+    def __init__(
+        self,
+        optimizer: KeyedOptimizer,
+        stages: Sequence[WarmupStage],
+        lr: float = 0.1,
+        lr_param: str = "lr",
+        param_name: str = "__warmup",
+    ) -> None:
+        super().__init__(optimizer)
+        self._stages = _checked_stages(stages)
+        self._lr = check_rate(lr, "WarmupOptimizer")
+        self._lr_param, self._param_name = lr_param, param_name
+        if param_name in optimizer.params:
+            raise ValueError(f"param_name={param_name!r} is the name of a parameter of {type(optimizer).__name__}")
+        known = {key for group in optimizer.param_groups for key in group if key != "params"}
+        if lr_param != "lr" and optimizer.param_groups and lr_param not in known:
+            raise ValueError(f"lr_param={lr_param!r} is in no parameter group, so that it would do nothing: {known}")
+        self._parameter = torch.nn.Parameter(torch.empty(0))
+        # Of the schedule alone; made at the first step, as the state of torch's optimizers.
+        self._progress: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+        self._set_rate()
+
+    @property
+    def params(self) -> Mapping[str, torch.Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Name -> parameter, and the one that stands for the schedule."""
+        return {**self._optimizer.params, self._param_name: self._parameter}
+
+    @property
+    def state(self) -> Mapping[torch.Tensor, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Parameter -> its state, and ``{"warmup": [steps made, stage]}``."""
+        return {**self._optimizer.state, **self._progress}
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """One step with the rate of now, then the rate of the next."""
+        loss = super().step(closure)
+        made, stage = self._position()
+        made += 1
+        if made > self._stages[stage].max_iters and stage + 1 < len(self._stages):
+            stage += 1
+        self._progress[self._parameter] = {_STATE: torch.tensor([made, stage])}
+        self._set_rate()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the wrapped optimizer, and the schedule's position."""
+        found = super().state_dict()
+        if not self._progress:
+            return found
+        return {**found, "state": {**found["state"], self._param_name: dict(self._progress[self._parameter])}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load, go to the schedule's position, and set its rate.
+
+        Raises:
+            ValueError: See ``KeyedOptimizer.load_state_dict``. Nothing has changed.
+        """
+        self.check_state_dict(state_dict)
+        progress = state_dict["state"].get(self._param_name)
+        if progress is not None:
+            self._progress.setdefault(self._parameter, {_STATE: torch.zeros(2, dtype=torch.long)})
+            load_state(self._progress[self._parameter], progress)
+        super().load_state_dict(self._of_others(state_dict))
+
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise where ``load_state_dict`` would, and change nothing.
+
+        Raises:
+            ValueError: See ``KeyedOptimizer.load_state_dict``.
+        """
+        super().check_state_dict(self._of_others(state_dict))
+        progress = state_dict["state"].get(self._param_name)
+        if progress is None:
+            if self._progress:
+                raise ValueError(
+                    f"Parameter {self._param_name} not found: what is loaded was stored without a WarmupOptimizer, or "
+                    "before its first step; load it into the wrapped optimizer"
+                )
+            return
+        check_state({_STATE: torch.zeros(2)}, progress, [self._param_name])
+        made, stage = (int(number) for number in progress[_STATE].tolist())
+        if made < 0 or not 0 <= stage < len(self._stages):
+            raise ValueError(
+                f"{self._param_name} in what is loaded is at step {made} in stage {stage}, and there are "
+                f"{len(self._stages) - 1} stages here: load with the stages that it was stored with"
+            )
+
+    def post_load_state_dict(self) -> None:
+        """Set the rate of the position that has been loaded."""
+        super().post_load_state_dict()
+        self._set_rate()
+
+    def _position(self) -> tuple[int, int]:
+        """Steps made, and the stage that the next belongs to."""
+        if not self._progress:
+            return 0, 0
+        made, stage = self._progress[self._parameter][_STATE].tolist()
+        return made, stage
+
+    def _set_rate(self) -> None:
+        made, stage = self._position()
+        rate = self._lr * _multiplier(self._stages[stage], made)
+        check_rate(rate, f"WarmupOptimizer at step {made} in {self._stages[stage]}")
+        for group in self.param_groups:
+            group[self._lr_param] = rate
+
+    def _of_others(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        if "state" not in state_dict:
+            return dict(state_dict)
+        others = {name: state for name, state in state_dict["state"].items() if name != self._param_name}
+        return {**state_dict, "state": others}
+
+
+def _checked_stages(stages: Sequence[WarmupStage]) -> list[WarmupStage]:
+    """The stages with what they leave open filled in, and one of factor 1 that does not end."""
+    found, before = [], 0
+    for given in stages:
+        stage = copy(given)
+        if not stage.max_iters > before:
+            raise ValueError(
+                f"Max iter of the stage {stage} must be greater than the previous max iter {before}: max_iters counts "
+                "from the beginning of training"
+            )
+        if stage.policy is WarmupPolicy.INTERPOLATE:
+            _check_interpolation(stage)
+        if stage.policy is WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS and stage.sgdr_period < 1:
+            raise ValueError(f"sgdr_period={stage.sgdr_period} of the stage {stage} must be at least 1")
+        if stage.decay_iters <= 0:
+            stage.decay_iters = 1 if stage.policy is WarmupPolicy.STEP else stage.max_iters
+        before = stage.max_iters
+        found.append(stage)
+    return [*found, WarmupStage(WarmupPolicy.NONE, max_iters=_LAST_ITER)]
+
+
+def _check_interpolation(stage: WarmupStage) -> None:
+    for name in ("start_interpolating_iters", "end_value"):
+        if getattr(stage, name) is None:
+            raise ValueError(f"{name} must be set for INTERPOLATE policy: {stage}")
+    start = stage.start_interpolating_iters
+    if start is not None and not stage.max_iters > start:
+        raise ValueError(
+            f"max_iters ({stage.max_iters}) must be greater than start_interpolating_iters ({start}) for INTERPOLATE "
+            "policy"
+        )
+
+
+def _multiplier(stage: WarmupStage, made: int) -> float:
+    """The factor of the learning rate after ``made`` steps."""
+    return _FACTORS[stage.policy](stage, made) * stage.lr_scale
+
+
+def _cosine(stage: WarmupStage, made: int) -> float:
+    part = made % stage.sgdr_period / stage.sgdr_period
+    return stage.value + (1.0 - stage.value) * 0.5 * (1 + math.cos(math.pi * part))
+
+
+def _interpolated(stage: WarmupStage, made: int) -> float:
+    start, end = stage.start_interpolating_iters, stage.end_value
+    assert start is not None and end is not None, "stages are checked when the optimizer is built"
+    return stage.value + (end - stage.value) * (made - start) / (stage.max_iters - start)
+
+
+_FACTORS: dict[WarmupPolicy, Callable[[WarmupStage, int], float]] = {
+    WarmupPolicy.NONE: lambda stage, made: 1.0,
+    WarmupPolicy.LINEAR: lambda stage, made: stage.value + (1.0 - stage.value) * made / stage.max_iters,
+    WarmupPolicy.CONSTANT: lambda stage, made: stage.value,
+    WarmupPolicy.POLY: lambda stage, made: math.pow(max(1 - made / stage.decay_iters, 0.0), stage.value),
+    WarmupPolicy.STEP: lambda stage, made: math.pow(stage.value, made // stage.decay_iters),
+    WarmupPolicy.INVSQRT: lambda stage, made: 1.0 / math.sqrt(max(made, 1)),
+    WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS: _cosine,
+    WarmupPolicy.INTERPOLATE: _interpolated,
+}
+
+__all__ = ["WarmupOptimizer", "WarmupPolicy", "WarmupStage"]
