@@ -11,6 +11,7 @@ import enum
 __all__ = [
     "AgreementError",
     "BackendError",
+    "CheckpointError",
     "NonUniqueKeyError",
     "PlannerError",
     "PlannerErrorType",
@@ -90,6 +91,16 @@ class AgreementError(ValueError):
     Example:
         >>> from tutorec.errors import AgreementError
         >>> issubclass(AgreementError, ValueError)
+        True
+    """
+
+
+class CheckpointError(ValueError):
+    """A checkpoint could not be saved, or is damaged, of another version, or of another model.
+
+    Example:
+        >>> from tutorec.errors import CheckpointError
+        >>> issubclass(CheckpointError, ValueError)
         True
     """
 

@@ -30,6 +30,7 @@ from tutorec.distributed.sharded_module import CompIn, Ctx, DistOut, Out, Sharde
 from tutorec.distributed.sharding.base import EmbeddingSharding, SparseFeaturesDist
 from tutorec.distributed.state_dict import local_state, sharded_state
 from tutorec.distributed.tables import (
+    HeldTable,
     PlacedTable,
     PlacementRules,
     TableShard,
@@ -183,6 +184,22 @@ class ShardedEmbeddingModule(
     def fused_optimizer(self) -> CombinedOptimizer:
         """What updates this rank's tables during backward, one optimizer for each group of tables."""
         return self._optimizer
+
+    def held_tables(self) -> list[HeldTable]:
+        """Every table of the collection, and of each what lies on this rank."""
+        parameters, rank = dict(self.named_parameters()), self._env.rank
+        found: list[HeldTable] = []
+        for table in self._tables:
+            pieces = tuple(piece for piece in table.pieces if piece.rank == rank)
+            stem = f"{self._path}.{table.name}.weight"
+            names = [stem if index == 0 else f"{stem}_{index}" for index in range(len(pieces))]
+            found.append(HeldTable(stem, table, pieces, tuple(parameters[name] for name in names)))
+        return found
+
+    @property
+    def env(self) -> ShardingEnv:
+        """The ranks."""
+        return self._env
 
     def extra_repr(self) -> str:
         """Lookups and dists, which are plain lists so that their parameters are not counted twice."""

@@ -95,6 +95,23 @@ class TableShard:
     piece: ShardPiece
 
 
+@dataclass(frozen=True)
+class HeldTable:
+    """What one rank has of a table.
+
+    Args:
+        name: Of its weights in the unsharded collection, e.g. ``embedding_bags.item.weight``.
+        table: The table.
+        pieces: Those of this rank; none where others hold it.
+        rows: ``[R, D]`` of each piece, live.
+    """
+
+    name: str
+    table: PlacedTable
+    pieces: tuple[ShardPiece, ...]
+    rows: tuple[torch.Tensor, ...]
+
+
 def shards_on_rank(tables: Sequence[PlacedTable], rank: int) -> list[TableShard]:
     """The pieces that ``rank`` holds, in table order."""
     return [TableShard(table, piece) for table in tables for piece in table.pieces if piece.rank == rank]

@@ -1,0 +1,16 @@
+"""Checkpoints that any plan and any number of ranks can load."""
+
+from tutorec.distributed.checkpoint.gathering import full_state_dict
+from tutorec.distributed.checkpoint.loading import load_checkpoint
+from tutorec.distributed.checkpoint.reading import CheckpointInfo, latest_checkpoint, read_info, read_state_dict
+from tutorec.distributed.checkpoint.saving import save_checkpoint
+
+__all__ = [
+    "CheckpointInfo",
+    "full_state_dict",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "read_info",
+    "read_state_dict",
+    "save_checkpoint",
+]

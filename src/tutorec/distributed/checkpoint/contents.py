@@ -1,0 +1,273 @@
+"""What a checkpoint of a model is made of: its tensors and its optimizers', by the names of the unsharded model.
+
+An optimizer that runs inside backward belongs to the model, because its parameters carry it: it is found there. One
+that steps outside is given by the caller. Both are read where they live, nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from tutorec.distributed import comm
+from tutorec.distributed.checkpoint.entries import Entry, Form, Part
+from tutorec.distributed.embedding_base import ShardedEmbeddingModule
+from tutorec.distributed.model_parallel import DistributedModelParallel
+from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.shard_geometry import ShardPiece
+from tutorec.distributed.tables import PlacedTable
+from tutorec.errors import CheckpointError
+from tutorec.optim.fused import FusedOptimizer
+from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer
+
+# Where states stand in the nested state dict: then comes the parameter, then the state.
+STATE = ("optimizer", "state")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which parameter of the unsharded model a parameter here is, or is a piece of.
+
+    Args:
+        name: In the unsharded model.
+        table: The table it is a piece of; None of a dense parameter.
+        piece: Which piece.
+    """
+
+    name: str
+    table: PlacedTable | None = None
+    piece: ShardPiece | None = None
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """A parameter together with what updates it.
+
+    Args:
+        place: Which parameter of the unsharded model it is.
+        parameter: It.
+        optimizer: Whose ``state[parameter]`` is its state: a torch optimizer, or a keyed one.
+        group: The parameter group that holds it.
+    """
+
+    place: Place
+    parameter: torch.Tensor
+    optimizer: Optimizer
+    group: dict[str, Any]
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the state is the kernel's own: it is there from the start and is written in place."""
+        return isinstance(self.optimizer, FusedOptimizer)
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """Name -> tensor or number; empty before a torch optimizer's first step."""
+        return self.optimizer.state.get(self.parameter, {})
+
+
+@dataclass
+class Contents:
+    """The tensors of a model here, and what updates them.
+
+    Args:
+        model: Weights and buffers, by name.
+        optimized: Parameters that have an optimizer, in the order of the model.
+        group: The ranks that have the model together, or None.
+        plan: Of a `DistributedModelParallel`.
+    """
+
+    model: dict[str, Entry] = field(default_factory=dict)
+    optimized: list[Optimized] = field(default_factory=list)
+    group: dist.ProcessGroup | None = None
+    plan: ShardingPlan | None = None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model without what is wrapped around it, so that names are those of the unsharded one."""
+    while isinstance(model, DistributedModelParallel | DistributedDataParallel):
+        model = model.module
+    return model
+
+
+def group_of(model: nn.Module) -> dist.ProcessGroup | None:
+    """The ranks that have a model together: those of its sharded tables; else all, where a group has been started."""
+    for part in unwrapped(model).modules():
+        if isinstance(part, ShardedEmbeddingModule):
+            part.env.group_for("a checkpoint")
+            return part.env.process_group
+    return comm.default_group()
+
+
+def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Contents:
+    """Find the tensors of a model and of its optimizers.
+
+    Args:
+        model: A `DistributedModelParallel`, a sharded module, or any other; DistributedDataParallel is looked through.
+        optimizer: What steps outside of backward. May hold parameters that are updated in backward, too.
+
+    Raises:
+        CheckpointError: A parameter has two optimizers, or the optimizer holds one that is not the model's.
+        TypeError: ``model`` is no module, or ``optimizer`` no keyed optimizer.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a checkpoint is of a torch.nn.Module, got a {type(model).__name__}")
+    if optimizer is not None and not isinstance(optimizer, KeyedOptimizer):
+        raise TypeError(
+            f"optimizer is a {type(optimizer).__name__}, whose parameters are numbered and have no names: give it as "
+            "KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), lambda params: ...)"
+        )
+    plan = model.plan if isinstance(model, DistributedModelParallel) else None
+    bare = unwrapped(model)
+    found = Contents(group=group_of(model), plan=plan)
+    places: dict[int, Place] = {}
+    parameters: dict[int, torch.Tensor] = {}
+    for path, part in bare.named_modules(remove_duplicate=False):
+        if isinstance(part, ShardedEmbeddingModule):
+            for name, entry in _table_entries(path, part, places, parameters):
+                found.model[name] = entry
+    for name, tensor in _dense_state(bare):
+        found.model[name] = Entry(("model", name), Form.WHOLE, (Part(tensor),))
+    for name, parameter in bare.named_parameters():
+        places.setdefault(id(parameter), Place(name))
+        parameters.setdefault(id(parameter), parameter)
+    found.optimized = _optimized(places, parameters, optimizer)
+    return found
+
+
+def optimizer_entries(contents: Contents) -> dict[str, dict[str, Entry]]:
+    """Parameter -> name of a state -> its tensor, of this rank's parameters."""
+    found: dict[str, dict[str, Entry]] = {}
+    for one in contents.optimized:
+        states = found.setdefault(one.place.name, {})
+        for key, value in one.state.items():
+            if isinstance(value, torch.Tensor):
+                entry = state_entry(one, key, value)
+                known = states.get(key)
+                states[key] = entry if known is None else _joined(known, entry)
+    return found
+
+
+def _joined(first: Entry, second: Entry) -> Entry:
+    """Two pieces of a table on one rank."""
+    return Entry(first.path, first.form, first.parts + second.parts, first.table)
+
+
+def state_entry(one: Optimized, key: str, value: torch.Tensor) -> Entry:
+    """A state of a parameter as a tensor of the checkpoint.
+
+    Raises:
+        CheckpointError: It cannot be cut as its table is.
+    """
+    path = (*STATE, one.place.name, key)
+    return Entry(path, state_form(one, value), (Part(value.detach(), one.place.piece),), one.place.table)
+
+
+def state_form(one: Optimized, value: torch.Tensor) -> Form:
+    """How a state of a parameter is stored: by its shape beside the parameter's.
+
+    Raises:
+        CheckpointError: It belongs to a piece of a table and is neither one number, nor one for each row or weight.
+    """
+    if one.place.piece is None or value.dim() == 0:
+        return Form.WHOLE
+    if value.shape == one.parameter.shape:
+        return Form.TABLE
+    if value.shape[0] == one.parameter.shape[0] and value.numel() == value.shape[0]:
+        return Form.ROWS
+    raise CheckpointError(
+        f"a state of {one.place.name!r} is {list(value.shape)} for a piece of {list(one.parameter.shape)}: it has "
+        "neither a number for each weight nor one for each row, and cannot be cut as the table is"
+    )
+
+
+def _table_entries(
+    path: str,
+    part: ShardedEmbeddingModule[Any, Any, Any, Any, Any],
+    places: dict[int, Place],
+    parameters: dict[int, torch.Tensor],
+) -> Iterator[tuple[str, Entry]]:
+    """The tables of a sharded module; notes which parameter is which piece."""
+    for held in part.held_tables():
+        name = f"{path}.{held.name}" if path else held.name
+        parts = []
+        for rows, piece in zip(held.rows, held.pieces, strict=True):
+            places.setdefault(id(rows), Place(name, held.table, piece))
+            parameters.setdefault(id(rows), rows)
+            parts.append(Part(rows.detach(), piece))
+        yield name, Entry(("model", name), Form.TABLE, tuple(parts), held.table)
+
+
+def _dense_state(module: nn.Module, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The state of what is not sharded, live."""
+    if isinstance(module, ShardedEmbeddingModule):
+        return
+    prefix = f"{path}." if path else ""
+    own: dict[str, Any] = {}
+    module._save_to_state_dict(own, prefix, False)
+    for name, value in own.items():
+        if not isinstance(value, torch.Tensor):
+            raise CheckpointError(
+                f"{name!r} of the model's state is a {type(value).__name__}, and a checkpoint holds tensors: "
+                "pass what is small as extra="
+            )
+        yield name, value
+    for child, part in module.named_children():
+        yield from _dense_state(part, prefix + child)
+
+
+def _optimized(
+    places: Mapping[int, Place], parameters: Mapping[int, torch.Tensor], optimizer: KeyedOptimizer | None
+) -> list[Optimized]:
+    """Each parameter with its optimizer: the caller's, or what it carries."""
+    outside = {id(parameter): (name, leaf, parameter) for name, leaf, parameter in _leaves(optimizer)}
+    found = []
+    for number, place in places.items():
+        parameter = parameters[number]
+        inside: list[Optimizer] = list(getattr(parameter, "_in_backward_optimizers", None) or [])
+        if number in outside:
+            _, leaf, _ = outside.pop(number)
+            inside = inside if any(leaf is each for each in inside) else [*inside, leaf]
+        if len(inside) > 1:
+            kinds = ", ".join(type(each).__name__ for each in inside)
+            raise CheckpointError(f"parameter {place.name!r} has {len(inside)} optimizers ({kinds}): leave it one")
+        if inside:
+            found.append(Optimized(place, parameter, inside[0], _group_with(inside[0], parameter)))
+    for name, leaf, parameter in outside.values():
+        # Not the model's: a wrapper's own count of steps, for example.
+        found.append(Optimized(Place(name), parameter, leaf, _group_with(leaf, parameter)))
+    return found
+
+
+def _leaves(optimizer: KeyedOptimizer | None, prefix: str = "") -> Iterator[tuple[str, Optimizer, torch.Tensor]]:
+    """(name, the optimizer that keeps its state, parameter) of everything that a keyed optimizer holds."""
+    if optimizer is None:
+        return
+    if isinstance(optimizer, CombinedOptimizer):
+        for key, part in optimizer.optimizers:
+            yield from _leaves(part, CombinedOptimizer.prepend_opt_key(key, prefix))
+        return
+    inner = getattr(optimizer, "_optimizer", None)
+    seen: set[int] = set()
+    if isinstance(inner, KeyedOptimizer):
+        for name, leaf, parameter in _leaves(inner, prefix):
+            seen.add(id(parameter))
+            yield name, leaf, parameter
+    keeper = inner if isinstance(inner, Optimizer) and not isinstance(inner, KeyedOptimizer) else optimizer
+    for name, parameter in optimizer.params.items():
+        if id(parameter) not in seen:
+            yield CombinedOptimizer.prepend_opt_key(name, prefix), keeper, parameter
+
+
+def _group_with(optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
+    for group in optimizer.param_groups:
+        if any(each is parameter for each in cast(list[torch.Tensor], group["params"])):
+            return group
+    return {}

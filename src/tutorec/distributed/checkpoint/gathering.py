@@ -1,0 +1,72 @@
+"""A sharded model's state as plain tensors of an unsharded one, on one rank."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tutorec.distributed import comm
+from tutorec.distributed.checkpoint.contents import contents_of
+from tutorec.distributed.checkpoint.entries import BLOCK_BYTES, Entry, Form
+from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.shard_geometry import ShardPiece
+
+_STAGE = "full state dict"
+
+
+@torch.no_grad()
+def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every tensor of a model, whole and on the CPU, on rank 0; ``{}`` on the other ranks.
+
+    What an unsharded model's ``load_state_dict`` takes. A collective. Pieces travel in blocks of at most 16 MiB, so
+    that the other ranks need little memory beside the model; rank 0 needs room for all of it.
+
+    Example:
+        >>> sorted(full_state_dict(torch.nn.Linear(2, 1)))
+        ['bias', 'weight']
+    """
+    contents = contents_of(model)
+    group = contents.group if contents.group is not None and contents.group.size() > 1 else None
+    first = group is None or group.rank() == 0
+    found: dict[str, torch.Tensor] = {}
+    for name, entry in contents.model.items():
+        if entry.form is Form.WHOLE or entry.table is None:
+            whole = entry.parts[0].tensor.detach().cpu().clone() if first else None
+        else:
+            whole = _gathered(entry, group)
+        if whole is not None:
+            found[name] = whole
+    return found
+
+
+def _gathered(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor | None:
+    """A whole table on rank 0."""
+    table, rank = entry.table, 0 if group is None else group.rank()
+    assert table is not None, f"{entry.name} is no table"
+    whole = torch.empty(table.rows, table.columns, dtype=table.dtype) if rank == 0 else None
+    pieces = table.pieces[:1] if table.sharding_type is ShardingType.DATA_PARALLEL else table.pieces
+    own = {part.piece: part.tensor for part in entry.parts}
+    for piece in pieces:
+        step = max(1, BLOCK_BYTES // (4 * piece.columns))
+        for start in range(0, piece.rows, step):
+            rows = min(step, piece.rows - start)
+            block = own[piece][start : start + rows] if piece in own else None
+            arrived = block if piece.rank == 0 or group is None else _sent(block, piece, rows, group)
+            if whole is not None and arrived is not None:
+                columns = slice(piece.column_offset, piece.column_offset + piece.columns)
+                whole[piece.row_offset + start : piece.row_offset + start + rows, columns] = arrived.view(rows, -1)
+    return whole
+
+
+def _sent(block: torch.Tensor | None, piece: ShardPiece, rows: int, group: dist.ProcessGroup) -> torch.Tensor | None:
+    """A block on its way from its rank to rank 0; None elsewhere."""
+    numbers, ranks = rows * piece.columns, group.size()
+    send = block.reshape(-1) if block is not None else torch.empty(0)
+    out, into = [0] * ranks, [0] * ranks
+    if group.rank() == piece.rank:
+        out[0] = numbers
+    if group.rank() == 0:
+        into[piece.rank] = numbers
+    arrived = comm.all_to_all(send.contiguous(), out, into, group, _STAGE).wait()
+    return arrived if group.rank() == 0 else None

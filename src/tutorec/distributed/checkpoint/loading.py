@@ -1,0 +1,238 @@
+"""Load a checkpoint into a model of any plan, over any number of ranks."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from tutorec.distributed.agreement import check_agreement
+from tutorec.distributed.checkpoint.contents import STATE, Contents, Optimized, contents_of, group_of, state_entry
+from tutorec.distributed.checkpoint.entries import Entry, Form, Wanted, wanted_rectangles, wanted_rows
+from tutorec.distributed.checkpoint.folder import Manifest, check_file, read_manifest, whole_folder
+from tutorec.distributed.checkpoint.ranks import Together
+from tutorec.distributed.checkpoint.reading import CheckpointInfo, info_of
+from tutorec.distributed.checkpoint.states import StoredState, match_states, new_state
+from tutorec.distributed.checkpoint.storage import plan_reading, read_blocks, read_metadata
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.shard_geometry import ShardPiece
+from tutorec.errors import CheckpointError
+from tutorec.optim.keyed import KeyedOptimizer
+
+
+@dataclass
+class _Order:
+    """What is to be done once everything has been checked.
+
+    Args:
+        wanted: Name of a stored tensor -> what of it goes where.
+        states: (whose, name, new tensor or number) for optimizers that have no state yet, or another.
+        options: (group, option, value) to set.
+    """
+
+    wanted: dict[str, list[Wanted]] = field(default_factory=dict)
+    states: list[tuple[Optimized, dict[str, Any]]] = field(default_factory=list)
+    options: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: KeyedOptimizer | None = None,
+    *,
+    optimizer_state: bool = True,
+) -> CheckpointInfo:
+    """Fill a model and its optimizers from a checkpoint, whatever plan and however many ranks saved it.
+
+    A collective: every rank calls it. All files are checked before anything is written, so that a damaged checkpoint
+    leaves the model as it was. Each rank reads the blocks that its tables overlap, one at a time.
+
+    Args:
+        path: Of the checkpoint.
+        model: A `DistributedModelParallel`, a sharded module, or any other, with the same tables and layers.
+        optimizer: What steps outside of backward; without it its state in the checkpoint is passed over.
+        optimizer_state: Load the state of optimizers; False takes the weights alone.
+
+    Returns:
+        What the checkpoint says of itself, with step and data position.
+
+    Raises:
+        AgreementError: Ranks load different checkpoints.
+        CheckpointError: It is damaged, of another version, or of another model or optimizer.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from tutorec.distributed.checkpoint import save_checkpoint
+        >>> folder, layer = tempfile.mkdtemp() + "/first", torch.nn.Linear(2, 1)
+        >>> save_checkpoint(folder, layer, position={"epoch": 1})
+        >>> other = torch.nn.Linear(2, 1)
+        >>> load_checkpoint(folder, other).position, torch.equal(layer.weight, other.weight)
+        ({'epoch': 1}, True)
+    """
+    target = Path(os.path.abspath(path))
+    ranks = Together(group_of(model) if isinstance(model, nn.Module) else None, f"loading the checkpoint {target}")
+    problem: Exception | None = None
+    manifest, contents, folder = None, Contents(), whole_folder(target)
+    try:
+        contents = contents_of(model, optimizer)
+        manifest = read_manifest(folder)
+        # Each file is read by one rank for all.
+        for name in list(manifest.files)[ranks.rank :: ranks.world_size]:
+            check_file(folder, name, manifest.files[name])
+    except (OSError, ValueError, TypeError) as error:
+        problem = error
+    ranks.settle(problem)
+    assert manifest is not None, "settle raises where there is none"
+    if contents.group is not None:
+        facts = {"path": str(target), "manifest": manifest.to_text()}
+        check_agreement("loading a checkpoint", facts, ShardingEnv.from_process_group(contents.group))
+    order, metadata = _Order(), None
+    try:
+        metadata = read_metadata(folder)
+        order = _order(contents, manifest, metadata, optimizer_state)
+        plan_reading(metadata, order.wanted)
+    except (OSError, ValueError) as error:
+        problem = error
+    ranks.settle(problem)
+    assert metadata is not None, "settle raises where there is none"
+    try:
+        _carry_out(order)
+        read_blocks(folder, metadata, order.wanted)
+    except (OSError, ValueError, RuntimeError) as error:
+        problem = CheckpointError(f"{error}; the model is filled in part: load again, or another checkpoint")
+    ranks.settle(problem)
+    if optimizer is not None and optimizer_state and hasattr(optimizer, "post_load_state_dict"):
+        cast(Any, optimizer).post_load_state_dict()
+    return info_of(manifest, metadata)
+
+
+def _order(contents: Contents, manifest: Manifest, metadata: Metadata, optimizer_state: bool) -> _Order:
+    """Everything that is to be done; nothing is done."""
+    stored = metadata.state_dict_metadata
+    order = _Order()
+    _check_names(contents.model, [path[1] for path in metadata.planner_data.values() if path[0] == "model"])
+    for entry in contents.model.values():
+        _want(order, entry, cast(TensorStorageMetadata, stored[entry.name]))
+    if optimizer_state:
+        for one in contents.optimized:
+            _order_state(order, one, manifest, metadata)
+    return order
+
+
+def _check_names(own: Mapping[str, Entry], stored: list[str]) -> None:
+    missing, surplus = sorted(own.keys() - set(stored)), sorted(set(stored) - own.keys())
+    if missing or surplus:
+        raise CheckpointError(
+            f"the checkpoint is of another model: {missing[:6]} are in the model only, {surplus[:6]} are in the "
+            f"checkpoint only ({len(missing)} and {len(surplus)} in all)"
+        )
+
+
+def _want(order: _Order, entry: Entry, stored: TensorStorageMetadata) -> None:
+    if entry.shape != tuple(stored.size):
+        raise CheckpointError(f"{entry.name!r} is {list(entry.shape)} here and {list(stored.size)} in the checkpoint")
+    order.wanted.setdefault(entry.name, []).extend(wanted_rectangles(entry))
+
+
+def _want_rows(order: _Order, one: Optimized, tensor: torch.Tensor, name: str, state: StoredState) -> None:
+    """A state with one number for each row, of whatever slices of columns."""
+    rows, columns = one.parameter.shape
+    piece, table = one.place.piece, one.place.table
+    if table is not None:
+        rows, columns = table.rows, table.columns
+    widths = state.widths or (columns,)
+    if (
+        sum(widths) != columns
+        or math.prod(state.shape) != len(widths) * rows
+        or state.shape[:1] != (len(widths) * rows,)
+    ):
+        raise CheckpointError(
+            f"{name!r} has one number for each of {rows} rows here, and is {list(state.shape)} in the checkpoint, for "
+            f"slices of {list(widths)} columns"
+        )
+    piece = piece or ShardPiece(0, 0, 0, rows, columns)
+    order.wanted.setdefault(name, []).extend(wanted_rows(tensor, piece, rows, state.shape, widths))
+
+
+def _order_state(order: _Order, one: Optimized, manifest: Manifest, metadata: Metadata) -> None:
+    """The state and the options of one parameter's optimizer."""
+    name = one.place.name
+    facts = manifest.optimizers.get(name)
+    if facts is None:
+        raise CheckpointError(
+            f"the checkpoint has no optimizer for {name!r}: it was saved without one; "
+            "load_checkpoint(..., optimizer_state=False) takes the weights alone"
+        )
+    found = _stored_states(one, manifest, metadata)
+    matched = match_states(one, found)
+    own = one.state
+    fresh = {key: new_state(one, key, state) for key, state in matched.items() if key not in own}
+    if not one.is_fused:
+        gone = {key: None for key, value in own.items() if key not in matched and isinstance(value, torch.Tensor)}
+        gone = {key: None for key in gone if matched == {} or key != "step"}
+        order.states.append((one, {**gone, **fresh, **facts["numbers"]}))
+    for key, state in matched.items():
+        tensor = fresh.get(key, own.get(key))
+        assert isinstance(tensor, torch.Tensor), f"state {key!r} of {name!r} is no tensor"
+        entry = state_entry(one, state.key, tensor)
+        if entry.form is Form.ROWS or _is_by_row(one, tensor, state):
+            _want_rows(order, one, tensor.detach(), entry.name, state)
+        else:
+            _want(order, entry, cast(TensorStorageMetadata, metadata.state_dict_metadata[entry.name]))
+    _order_options(order, one, facts["options"])
+
+
+def _is_by_row(one: Optimized, tensor: torch.Tensor, state: StoredState) -> bool:
+    """Whether a state is by rows though its shape does not say so: of an unsharded table, or of a single column."""
+    by_row = tensor.dim() > 0 and one.parameter.dim() == 2 and tensor.numel() == one.parameter.shape[0]
+    return by_row and (bool(state.widths) or tuple(tensor.shape) != state.shape)
+
+
+def _stored_states(one: Optimized, manifest: Manifest, metadata: Metadata) -> dict[str, StoredState]:
+    """What the checkpoint has of a parameter's state."""
+    found: dict[str, StoredState] = {}
+    for full, path in cast(Mapping[str, tuple[str, ...]], metadata.planner_data).items():
+        if path[:-1] == (*STATE, one.place.name):
+            stored = cast(TensorStorageMetadata, metadata.state_dict_metadata[full])
+            widths = tuple(manifest.slices.get(full, ()))
+            found[path[-1]] = StoredState(path[-1], tuple(stored.size), stored.properties.dtype, widths)
+    return found
+
+
+def _order_options(order: _Order, one: Optimized, options: Mapping[str, Any]) -> None:
+    for key, value in options.items():
+        if key not in one.group and key != "initial_lr":
+            continue
+        wish = next((w for group, name, w in order.options if group is one.group and name == key), value)
+        if wish != value:
+            raise CheckpointError(
+                f"{key} is {value!r} for {one.place.name!r} in the checkpoint and {wish!r} for another table that is "
+                "updated together with it here: give each table its own optimizer, or "
+                "load_checkpoint(..., optimizer_state=False)"
+            )
+        order.options.append((one.group, key, value))
+
+
+def _carry_out(order: _Order) -> None:
+    """Set numbers, make states that are new, drop those that the checkpoint does not have."""
+    for one, changes in order.states:
+        if changes and one.parameter not in one.optimizer.state:
+            one.optimizer.state[one.parameter] = {}
+        for key, value in changes.items():
+            state = one.optimizer.state[one.parameter]
+            if value is None:
+                state.pop(key)
+            else:
+                state[key] = value
+    for group, key, value in order.options:
+        if isinstance(group.get(key), torch.Tensor):
+            group[key].fill_(value)
+        else:
+            group[key] = tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,114 @@
+"""Which stored state of a parameter becomes which state of its optimizer here.
+
+The names of states tell who keeps them. A fused kernel's are TorchRec's (``item.momentum1``), a torch optimizer's are
+torch's (``sum``, ``exp_avg``). The numbers are the same, so that a table that was trained by one can go on with the
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tutorec.distributed.checkpoint.contents import Optimized
+from tutorec.errors import CheckpointError
+
+# What torch's Adagrad and Adam keep, by the names of fused kernels: the first state is always momentum1.
+_TORCH_TO_FUSED = {"sum": "momentum1", "exp_avg": "momentum1", "exp_avg_sq": "exp_avg_sq", "step": "step"}
+_STEP = "step"
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """A state as it is stored.
+
+    Args:
+        key: Its name.
+        shape: Of the whole.
+        dtype: Of its numbers.
+        widths: Columns of each slice, of a state with one number for each row; else nothing.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    widths: tuple[int, ...] = ()
+
+
+def match_states(one: Optimized, stored: Mapping[str, StoredState]) -> dict[str, StoredState]:
+    """Name of a state here -> the stored one that it takes, by equal names or by equal meaning.
+
+    Args:
+        one: A parameter and its optimizer.
+        stored: What the checkpoint has of this parameter.
+
+    Raises:
+        CheckpointError: States of a fused kernel are missing, or the checkpoint has some that it does not keep.
+    """
+    own = {key for key, value in one.state.items() if isinstance(value, torch.Tensor)}
+    if not one.is_fused and (not own or own == stored.keys()):
+        return _named_as_torch(one, stored) if _is_fused_style(stored) else dict(stored)
+    if own == stored.keys():
+        return dict(stored)
+    by_meaning = {_meaning(key): state for key, state in stored.items()}
+    found = {key: by_meaning[_meaning(key)] for key in own if _meaning(key) in by_meaning}
+    # A count of steps is no loss where the other optimizer keeps none.
+    missing = sorted(key for key in own - found.keys() if _meaning(key) != _STEP)
+    surplus = sorted(state.key for meaning, state in by_meaning.items() if meaning not in map(_meaning, own))
+    surplus = [key for key in surplus if _meaning(key) != _STEP]
+    if missing or surplus:
+        raise CheckpointError(
+            f"the optimizer of {one.place.name!r} keeps {sorted(own)}, and the checkpoint has {sorted(stored)}: it was "
+            "saved with another optimizer; load_checkpoint(..., optimizer_state=False) takes the weights alone"
+        )
+    return found
+
+
+def new_state(one: Optimized, key: str, stored: StoredState) -> torch.Tensor:
+    """A state of the right size for a torch optimizer that has none yet: zeros.
+
+    Args:
+        one: The parameter and its optimizer.
+        key: Its name here.
+        stored: What it is to take.
+
+    Raises:
+        CheckpointError: The optimizer wants a number for each weight, and one for each row is stored.
+    """
+    piece, table = one.place.piece, one.place.table
+    device = torch.device("cpu") if not stored.shape else one.parameter.device
+    if piece is None or table is None or not stored.shape:
+        shape = stored.shape
+        if stored.widths:
+            shape = (one.parameter.shape[0], *stored.shape[1:])
+    elif stored.widths:
+        shape = (piece.rows, *stored.shape[1:])
+    else:
+        shape = tuple(one.parameter.shape)
+    if key == "exp_avg_sq" and stored.widths:
+        raise CheckpointError(
+            f"{stored.key!r} of {one.place.name!r} has one number for each row (partial row-wise Adam), and "
+            f"{type(one.optimizer).__name__} keeps one for each weight; "
+            "load_checkpoint(..., optimizer_state=False) takes the weights alone"
+        )
+    return torch.zeros(shape, dtype=stored.dtype, device=device)
+
+
+def _is_fused_style(stored: Mapping[str, Any]) -> bool:
+    return any("." in key for key in stored)
+
+
+def _named_as_torch(one: Optimized, stored: Mapping[str, StoredState]) -> dict[str, StoredState]:
+    """The states of a fused kernel under torch's names."""
+    meanings = {_meaning(key): state for key, state in stored.items()}
+    first = "exp_avg" if "exp_avg_sq" in meanings else "sum"
+    return {first if meaning == "momentum1" else meaning: state for meaning, state in meanings.items()}
+
+
+def _meaning(key: str) -> str:
+    """``item.momentum1`` and ``sum`` mean the same."""
+    last = key.rpartition(".")[2]
+    return last if "." in key else _TORCH_TO_FUSED.get(key, key)
