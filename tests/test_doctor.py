@@ -35,7 +35,10 @@ def test_wrong_pair_is_broken_and_runs_on_torch(wheels, capsys: pytest.CaptureFi
     assert report.kernels["cpu"] == {
         "dense": "torch.dense",
         "sgd": "torch.sgd",
+        "adagrad": "torch.adagrad",
         "rowwise_adagrad": "torch.rowwise_adagrad",
+        "adam": "torch.adam",
+        "partial_rowwise_adam": "torch.partial_rowwise_adam",
     }
     lines = capsys.readouterr().out.splitlines()
     assert "fbgemm-gpu-cpu 1.7.0 belongs to torch 2.12, not to torch 2.13.0" in lines[0]

@@ -16,7 +16,7 @@ import numpy as np
 from sphinx.application import Sphinx
 from tables import GeneratedTable
 
-from tutorec._kernels.tbe import OptimizerSpec
+from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.cost import fixed_cost, piece_perf
 from tutorec.distributed.planner.storage import piece_storage

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from typing import get_args
 
 from tutorec._kernels.backend import BackendChoice, backend, choose
 from tutorec._validation import validation_enabled
@@ -160,10 +161,11 @@ def _kernels(device_types: list[str]) -> dict[str, dict[str, str]]:
     """The kernels that really stand behind each request, read off operators built on one small table."""
     import torch
 
-    from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableSpec, build_table_batch
+    from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
+    from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
 
     group = GroupSpec((TableSpec("probe", rows=1, columns=4),), feature_tables=(0,))
-    rules = {"dense": None, "sgd": OptimizerSpec("sgd"), "rowwise_adagrad": OptimizerSpec("rowwise_adagrad")}
+    rules = {"dense": None, **{kind: OptimizerSpec(kind) for kind in get_args(OptimizerKind)}}
     return {
         device: {
             name: build_table_batch(group, optimizer=rule, device=torch.device(device)).kernel

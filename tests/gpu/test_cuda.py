@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tutorec._kernels.backend import use_backend
-from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableSpec, build_table_batch
+from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise

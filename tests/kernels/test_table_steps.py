@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import cast, get_args
 
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from tutorec._kernels import table_steps
+from tutorec._kernels import reference, table_steps
 from tutorec._kernels.backend import use_backend
+from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
 from tutorec._kernels.table_steps import gradient_of_table, step_rows, step_tables, touched_rows
-from tutorec._kernels.tbe import GroupSpec, OptimizerKind, OptimizerSpec, TableBatch, TableSpec, build_table_batch
+from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec, build_table_batch
 from tutorec._kernels.weighted_step import PooledBatch
 
 CPU = torch.device("cpu")
@@ -39,13 +40,13 @@ def batch(features: int, samples: int, weighted: bool) -> tuple[Tensor, Tensor, 
 
 
 def states(op: TableBatch) -> list[Tensor]:
-    return [state for of_table in op.optimizer_state() for state in of_table.values()]
+    return [state for of_table in op.table_states() for state in of_table]
 
 
 @pytest.mark.parametrize("samples", [0, 5, 200])
 @pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn", "weighted", "weighted mean"])
 @pytest.mark.parametrize("columns", [(8, 8), (4, 8), (6, 3)], ids=["one width", "two widths", "no multiple of 4"])
-@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("kind", get_args(OptimizerKind))
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_the_step_equals_the_backward_of_a_fused_lookup(
     monkeypatch: pytest.MonkeyPatch,
@@ -69,7 +70,8 @@ def test_the_step_equals_the_backward_of_a_fused_lookup(
         own = bag_weights(kept, offsets, weights, values.numel())
         mean = kernel_pooling(kept, weighted) == "mean"
         seen = PooledBatch(values, offsets, own, mean, fused.spec.feature_tables)
-        step_tables([t.detach() for t in stepped.table_weights()], states(stepped), seen, grad, rule, 0.1)
+        rows = [t.detach() for t in stepped.table_weights()]
+        step_tables(rows, stepped.table_states(), seen, grad, stepped.next_steps())
     for one, other in zip(fused.table_weights(), stepped.table_weights(), strict=True):
         assert_close(one.detach(), other.detach(), rtol=1e-5, atol=1e-6)
     for one, other in zip(states(fused), states(stepped), strict=True):
@@ -96,7 +98,7 @@ def test_the_gradient_of_a_table_is_what_autograd_finds(mean: bool, weighted: bo
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("kind", get_args(OptimizerKind))
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_the_same_step_gives_the_same_bits(backend: str, kind: OptimizerKind, threads: int):
     rule, found, before = OptimizerSpec(kind, 0.1), [], torch.get_num_threads()
@@ -108,7 +110,8 @@ def test_the_same_step_gives_the_same_bits(backend: str, kind: OptimizerKind, th
                 values, offsets, _ = batch(3, 3000, weighted=False)  # of few rows: all repeat
                 grad = torch.linspace(-1, 1, 3000 * 32).view(3000, 32).sin()
                 seen = PooledBatch(values, offsets, None, False, op.spec.feature_tables)
-                step_tables([t.detach() for t in op.table_weights()], states(op), seen, grad, rule, 0.1)
+                rows = [t.detach() for t in op.table_weights()]
+                step_tables(rows, op.table_states(), seen, grad, op.next_steps())
                 found.append([table.detach().clone() for table in op.table_weights()] + states(op))
     finally:
         torch.set_num_threads(before)
@@ -116,16 +119,16 @@ def test_the_same_step_gives_the_same_bits(backend: str, kind: OptimizerKind, th
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("kind", get_args(OptimizerKind))
 def test_rows_with_gradients_of_their_own_move_once(kind: OptimizerKind):
-    table, state = torch.ones(5, 3), torch.full((5,), 0.25)
+    rule = OptimizerSpec(kind, eps=1e-3)
+    table = torch.ones(5, 3)
+    kept = [torch.full((5,) if state.rowwise else (5, 3), 0.25) for state in rule.states]
     ids, grad = torch.tensor([4, 1]), torch.tensor([[1.0, 2.0, 3.0], [0.5, 0.0, -0.5]])
-    step_rows(table, None if kind == "sgd" else state, ids, grad, OptimizerSpec(kind, eps=1e-3), rate=0.5)
-    rate = torch.full((2, 1), 0.5)
-    if kind == "rowwise_adagrad":
-        after = 0.25 + grad.square().mean(dim=1)
-        assert_close(state[ids], after)
-        rate = 0.5 / (after.sqrt() + 1e-3).unsqueeze(1)
-    assert_close(table[ids], 1 - rate * grad)
+    expected, after = reference.update(rule, table, kept, ids, grad, rate=0.5, number=2)
+    step_rows(table, kept, ids, grad, UpdateStep(rule, 0.5, 2))
+    assert_close(table, expected)
+    assert_close(kept, after)
     others = torch.tensor([0, 2, 3])
-    assert (table[others] == 1).all() and (state[others] == 0.25).all()
+    assert (table[others] == 1).all()
+    assert all((state[others] == 0.25).all() for state in kept)

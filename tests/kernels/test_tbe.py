@@ -15,7 +15,8 @@ from torch.testing import assert_close
 
 from tutorec._kernels import reference, tbe_fbgemm
 from tutorec._kernels.backend import BackendError, use_backend
-from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableBatch, TableSpec, build_table_batch
+from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec, build_table_batch
 
 CPU = torch.device("cpu")
 RATE = 0.25
@@ -373,8 +374,14 @@ def test_bad_specs_are_refused_with_names_and_numbers():
         TableSpec("item", 5, 0)
     with pytest.raises(ValueError, match=r"'item' has dtype torch.float16"):
         TableSpec("item", 5, 4, torch.float16)
-    with pytest.raises(ValueError, match=r"'adam' has no fused kernel"):
-        OptimizerSpec("adam")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'lamb' has no fused kernel"):
+        OptimizerSpec("lamb")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"beta2=1.0 must be at least 0 and less than 1"):
+        OptimizerSpec("adam", beta2=1.0)
+    with pytest.raises(ValueError, match=r"beta1=0.5 with adagrad: only adam and partial_rowwise_adam have it"):
+        OptimizerSpec("adagrad", beta1=0.5)
+    with pytest.raises(ValueError, match=r"max_gradient=-1.0"):
+        OptimizerSpec("sgd", max_gradient=-1.0)
     with pytest.raises(ValueError, match=r"learning_rate=-0.1"):
         OptimizerSpec("sgd", -0.1)
     with pytest.raises(ValueError, match=r"weight_decay=0.5"):

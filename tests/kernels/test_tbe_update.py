@@ -1,16 +1,17 @@
 """The torch update in slices, and the cuts of feature-major batches."""
 
+from typing import get_args
+
 import pytest
 import torch
 from torch.testing import assert_close
 
-from tutorec._kernels import tbe_update
-from tutorec._kernels.reference import rowwise_adagrad_update, sgd_update
-from tutorec._kernels.tbe import OptimizerKind, OptimizerSpec
+from tutorec._kernels import reference, tbe_update
+from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
 
 
-@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("kind", get_args(OptimizerKind))
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("slice_rows", [1, 2, 3, 7, 100])
 def test_update_in_slices_equals_the_plain_formula(
@@ -18,18 +19,17 @@ def test_update_in_slices_equals_the_plain_formula(
 ):
     torch.manual_seed(0)
     monkeypatch.setattr(tbe_update, "_SLICE_BYTES", slice_rows * 4 * 5)
-    matrix, momentum, grad = torch.randn(12, 5), torch.rand(12), torch.randn(6, 5)
+    rule = OptimizerSpec(kind, weight_decay=0.1) if "adam" in kind else OptimizerSpec(kind)
+    matrix, grad = torch.randn(12, 5), torch.randn(6, 5)
+    states = [torch.rand((12,) if state.rowwise else (12, 5)) for state in rule.states]
     ids, bags = torch.randint(0, 12, (30,)), torch.randint(0, 6, (30,))
     weights = torch.randn(30) if weighted else None
     row_grads = grad[bags] if weights is None else grad[bags] * weights.unsqueeze(1)
-    if kind == "sgd":
-        expected, state = sgd_update(matrix, ids, row_grads, 0.5), momentum.clone()
-    else:
-        expected, state = rowwise_adagrad_update(matrix, momentum, ids, row_grads, 0.5)
+    expected, after = reference.update(rule, matrix, states, ids, row_grads, rate=0.5, number=3)
     groups = tbe_update.sort_rows(ids, bags, weights, rows=12)
-    tbe_update.apply_update(matrix, momentum, grad, groups, OptimizerSpec(kind), 0.5)
+    tbe_update.apply_update(matrix, states, grad, groups, UpdateStep(rule, 0.5, 3))
     assert_close(matrix, expected)
-    assert_close(momentum, state)
+    assert_close(states, after)
 
 
 def test_packed_and_plain_sort_give_the_same_groups():

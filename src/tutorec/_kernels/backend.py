@@ -34,6 +34,7 @@ _LIBRARIES = ("fbgemm_gpu_tbe_training_backward.so", "fbgemm_gpu_py.so")
 # The operators, with the number of arguments that tutorec passes: another number means another fbgemm.
 _OPERATORS = {
     "split_embedding_codegen_lookup_rowwise_adagrad_function_cpu": 25,
+    "split_embedding_codegen_lookup_adagrad_function_cpu": 22,
     "split_embedding_codegen_lookup_sgd_function_cpu": 18,
     "dense_embedding_codegen_lookup_function": 20,
     "asynchronous_complete_cumsum": 1,

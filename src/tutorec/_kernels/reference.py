@@ -11,7 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tutorec._kernels.optimizer_spec import OptimizerSpec
+
 __all__ = [
+    "adagrad_update",
+    "adam_update",
     "bucketize",
     "embedding_bag_forward",
     "embedding_bag_gradient",
@@ -19,6 +23,7 @@ __all__ = [
     "lengths_to_offsets",
     "rowwise_adagrad_update",
     "sgd_update",
+    "update",
 ]
 
 
@@ -185,3 +190,119 @@ def rowwise_adagrad_update(
     grad = embedding_bag_gradient(weight, ids, row_grads)
     momentum = momentum + grad.square().mean(1)
     return weight - learning_rate * grad / (momentum.sqrt() + eps).unsqueeze(1), momentum
+
+
+def adagrad_update(
+    weight: Tensor, momentum: Tensor, ids: Tensor, row_grads: Tensor, learning_rate: float, eps: float = 1e-8
+) -> tuple[Tensor, Tensor]:
+    r"""New weights and state after one step of Adagrad: one number of state for each weight.
+
+    $$m \leftarrow m + g^2, \qquad w \leftarrow w - \eta\, g / (\sqrt{m} + \epsilon)$$
+
+    Args:
+        weight: The table [R, D]; not changed.
+        momentum: Its state [R, D]; not changed.
+        ids: Rows in the batch [N].
+        row_grads: Gradient of each looked-up row [N, D]; those of repeated ids are summed first.
+        learning_rate: The rate.
+        eps: Added to the root.
+
+    Returns:
+        (weight, momentum); rows that are not in ``ids`` are bit for bit the old ones.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.reference import adagrad_update
+        >>> weight, momentum = adagrad_update(
+        ...     torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([0]), torch.tensor([[3.0, -4.0]]), 0.5)
+        >>> weight.tolist(), momentum.tolist()
+        ([[-0.5, 0.5]], [[9.0, 16.0]])
+    """
+    grad = embedding_bag_gradient(weight, ids, row_grads)
+    momentum = momentum + grad.square()
+    return weight - learning_rate * grad / (momentum.sqrt() + eps), momentum
+
+
+def adam_update(
+    rule: OptimizerSpec,
+    weight: Tensor,
+    states: tuple[Tensor, Tensor],
+    ids: Tensor,
+    row_grads: Tensor,
+    learning_rate: float,
+    number: float,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    r"""New weights and state after step t of Adam on the rows of a batch.
+
+    $$m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2$$
+    $$w \leftarrow w - \eta \left(
+      \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon} + \lambda w \right)$$
+
+    Where v has one number for a row, the mean of $g^2$ over the row stands for $g^2$: partial row-wise Adam.
+
+    Args:
+        rule: The betas, epsilon, and the decay lambda.
+        weight: The table [R, D]; not changed.
+        states: m [R, D] and v, [R, D] or [R]; not changed.
+        ids: Rows in the batch [N].
+        row_grads: Gradient of each looked-up row [N, D]; those of repeated ids are summed first.
+        learning_rate: The rate.
+        number: t, from 1.
+
+    Returns:
+        (weight, (m, v)); rows that are not in ``ids`` are bit for bit the old ones.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.reference import adam_update
+        >>> fresh = torch.zeros(1, 2), torch.zeros(1, 2)
+        >>> rule, grads = OptimizerSpec("adam", eps=0.0), torch.tensor([[3.0, -4.0]])
+        >>> weight, _ = adam_update(rule, torch.zeros(1, 2), fresh, torch.tensor([0]), grads, 0.5, number=1)
+        >>> weight.tolist()  # the first step is the rate, whatever the gradient
+        [[-0.5, 0.5]]
+    """
+    (mean, spread), touched = states, torch.zeros(weight.shape[0], 1, dtype=torch.bool).index_fill(0, ids, True)
+    grad = embedding_bag_gradient(weight, ids, row_grads)
+    squares, seen = (grad.square(), touched) if spread.dim() == 2 else (grad.square().mean(1), touched.squeeze(1))
+    mean = torch.where(touched, rule.beta1 * mean + (1 - rule.beta1) * grad, mean)
+    spread = torch.where(seen, rule.beta2 * spread + (1 - rule.beta2) * squares, spread)
+    root = (spread / (1 - rule.beta2**number)).sqrt() + rule.eps
+    way = mean / (1 - rule.beta1**number) / root.view(weight.shape[0], -1) + rule.weight_decay * weight
+    return torch.where(touched, weight - learning_rate * way, weight), (mean, spread)
+
+
+def update(
+    rule: OptimizerSpec,
+    weight: Tensor,
+    states: Sequence[Tensor],
+    ids: Tensor,
+    row_grads: Tensor,
+    rate: float,
+    number: float,
+) -> tuple[Tensor, list[Tensor]]:
+    """New weights and state after one step of any rule.
+
+    Args:
+        rule: Which one.
+        weight: The table [R, D]; not changed.
+        states: As ``rule.states`` says; not changed.
+        ids: Rows in the batch [N].
+        row_grads: Gradient of each looked-up row [N, D]; those of repeated ids are summed first.
+        rate: Its learning rate.
+        number: Of the step, from 1.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.reference import update
+        >>> rule, grads = OptimizerSpec("sgd"), torch.ones(1, 1)
+        >>> update(rule, torch.ones(2, 1), (), torch.tensor([1]), grads, rate=0.25, number=1)[0].flatten().tolist()
+        [1.0, 0.75]
+    """
+    if rule.kind == "sgd":
+        return sgd_update(weight, ids, row_grads, rate), []
+    if rule.kind in ("adam", "partial_rowwise_adam"):
+        weight, kept = adam_update(rule, weight, (states[0], states[1]), ids, row_grads, rate, number)
+        return weight, list(kept)
+    of_kind = rowwise_adagrad_update if rule.kind == "rowwise_adagrad" else adagrad_update
+    weight, momentum = of_kind(weight, states[0], ids, row_grads, rate, rule.eps)
+    return weight, [momentum]

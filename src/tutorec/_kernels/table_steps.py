@@ -12,15 +12,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.separate import SeparateTables, find_tables
-from tutorec._kernels.tbe import OptimizerSpec
 from tutorec._kernels.tbe_update import RowGroups, add_rows, apply_update, sort_rows, sum_rows
-from tutorec._kernels.weighted_step import PooledBatch, step_rowwise_adagrad
+from tutorec._kernels.weighted_step import FEW_IDS, PooledBatch, step_rowwise_adagrad
 
 __all__ = ["TouchedRows", "gradient_of_table", "step_rows", "step_tables", "touched_rows"]
 
-# Ids for each table up to which fbgemm's row-wise Adagrad is faster than the state in torch and the rows by its SGD.
-_FEW_IDS = 600
+_FEW_IDS = FEW_IDS
 
 
 @dataclass(frozen=True)
@@ -105,88 +104,87 @@ def gradient_of_table(touched: TouchedRows, rows: int) -> Tensor:
 @torch.no_grad()
 def step_tables(
     tables: Sequence[Tensor],
-    states: Sequence[Tensor],
+    states: Sequence[Sequence[Tensor]],
     batch: PooledBatch,
     grad: Tensor,
-    rule: OptimizerSpec,
-    rate: float,
+    steps: Sequence[UpdateStep],
 ) -> None:
     """Move every row of a batch once, by the sum of its gradients, as the backward of a fused lookup does.
 
     Args:
         tables: [R, D] in float32, changed in place.
-        states: Of row-wise Adagrad: each table's [R], changed in place; none of sgd.
+        states: What the rule keeps of each table, [R] or [R, D] each, changed in place; nothing for sgd.
         batch: What was looked up; features of one table are neighbours.
         grad: Of the pooled rows [B, sum of D over features].
-        rule: The optimizer.
-        rate: Its learning rate now.
+        steps: Of each table the optimizer, the same for all, its rate, and which step it is.
 
     Example:
         >>> import torch
+        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
         >>> table = torch.zeros(3, 4)
         >>> batch = PooledBatch(torch.tensor([1, 1]), torch.tensor([0, 1, 2]), None, False, (0,))
-        >>> step_tables([table], [], batch, torch.ones(2, 4), OptimizerSpec("sgd"), rate=0.5)
+        >>> step_tables([table], [()], batch, torch.ones(2, 4), [UpdateStep(OptimizerSpec("sgd"), rate=0.5)])
         >>> table[:, 0].tolist()
         [0.0, -1.0, 0.0]
     """
     if not batch.values.numel():
         return
     found = find_tables(tables, batch.feature_tables)
-    if found is not None and _in_one_call(found, tables, states, batch, grad, rule, rate):
+    if found is not None and _in_one_call(found, tables, states, batch, grad, steps[0]):
         return
     for touched in touched_rows(batch, grad, [table.shape[1] for table in tables]):
-        table = tables[touched.table]
-        if rule.kind == "sgd" and table.is_cpu:
-            add_rows(table, touched.ids, touched.bags, touched.weights, touched.grad, -rate)
+        table, step = tables[touched.table], steps[touched.table]
+        if step.rule.kind == "sgd" and table.is_cpu:
+            add_rows(table, touched.ids, touched.bags, touched.weights, touched.grad, -step.rate)
         else:
             groups = sort_rows(touched.ids, touched.bags, touched.weights, table.shape[0])
-            state = states[touched.table] if states else grad.new_empty(0)
-            apply_update(table, state, touched.grad, groups, rule, rate)
+            apply_update(table, states[touched.table], touched.grad, groups, step)
 
 
 @torch.no_grad()
-def step_rows(table: Tensor, state: Tensor | None, ids: Tensor, grad: Tensor, rule: OptimizerSpec, rate: float) -> None:
+def step_rows(table: Tensor, states: Sequence[Tensor], ids: Tensor, grad: Tensor, step: UpdateStep) -> None:
     """Move different rows of one table, each by a gradient of its own.
 
     Args:
         table: [R, D], changed in place.
-        state: [R] of row-wise Adagrad, changed in place; None of sgd.
+        states: What the rule keeps, [R] or [R, D] each, changed in place; nothing for sgd.
         ids: Different rows [U].
         grad: [U, D].
-        rule: The optimizer.
-        rate: Its learning rate now.
+        step: The optimizer, its rate, and which step it is.
 
     Example:
         >>> import torch
+        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
         >>> table = torch.zeros(3, 1)
-        >>> step_rows(table, None, torch.tensor([2]), torch.ones(1, 1), OptimizerSpec("sgd"), rate=0.5)
+        >>> step_rows(table, (), torch.tensor([2]), torch.ones(1, 1), UpdateStep(OptimizerSpec("sgd"), rate=0.5))
         >>> table.flatten().tolist()
         [0.0, 0.0, -0.5]
     """
     each = torch.arange(ids.numel() + 1, device=ids.device)
-    momentum = grad.new_empty(0) if state is None else state
-    apply_update(table, momentum, grad, RowGroups(ids, each, each[:-1], None), rule, rate)
+    apply_update(table, states, grad, RowGroups(ids, each, each[:-1], None), step)
 
 
 def _in_one_call(
     found: SeparateTables,
     tables: Sequence[Tensor],
-    states: Sequence[Tensor],
+    states: Sequence[Sequence[Tensor]],
     batch: PooledBatch,
     grad: Tensor,
-    rule: OptimizerSpec,
-    rate: float,
+    step: UpdateStep,
 ) -> bool:
     """By fbgemm, where that is the fastest way; whether it was done."""
     arguments = batch.values, batch.offsets, batch.weights, batch.mean
-    if rule.kind == "sgd":
-        found.step_sgd(grad, arguments, rate)
+    if step.rule.kind == "sgd":
+        found.step_sgd(grad, arguments, step.rate)
         return True
+    if step.rule.kind != "rowwise_adagrad":
+        return False
+    squares = [state for (state,) in states]
     many = batch.values.numel() > _FEW_IDS * len(tables)
-    if many and step_rowwise_adagrad(found, tables, states, batch, grad, rate, rule.eps):
+    if many and step_rowwise_adagrad(found, tables, squares, batch, grad, step.rate, step.rule.eps):
         return True
     if not found.geometry.grouped:
         return False
-    of_features = [states[table] for table in batch.feature_tables]
-    found.step_rowwise_adagrad(grad, arguments, of_features, rate, rule.eps)
+    of_features = [squares[table] for table in batch.feature_tables]
+    found.step_rowwise_adagrad(grad, arguments, of_features, step.rate, step.rule.eps)
     return True

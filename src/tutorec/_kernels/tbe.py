@@ -9,9 +9,8 @@ What stands behind the signature, now and later, and why it fits:
 
 | what | how it fits |
 |---|---|
-| fused (sgd, rowwise_adagrad) | ``optimizer=OptimizerSpec(...)``: backward updates the rows, no ``.grad`` |
+| fused | ``optimizer=OptimizerSpec(...)``: backward updates the rows, no ``.grad``; by torch, or by fbgemm |
 | dense | ``optimizer=None``: ``table_weights()`` are Parameters, backward fills their ``.grad`` |
-| more optimizers (Adam, ...) | a new ``OptimizerSpec.kind``; in torch where fbgemm has none on CPU |
 | learning-rate change | ``op.learning_rate = x``: a Python float handed to each forward, so it is exact |
 | optimizer state by name | ``optimizer_state()``: one dict a table under TorchRec's names, live tensors |
 | weights in and out | ``table_weights()`` live views [R, D], ``load_table_weights()`` copies in |
@@ -30,32 +29,30 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.backend import backend
+from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec, UpdateStep, check_rate
 from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_pooling
 
 __all__ = [
     "Cut",
     "FirstRows",
     "GroupSpec",
-    "OptimizerKind",
-    "OptimizerSpec",
     "PoolingKind",
     "TableBatch",
     "TableSpec",
     "as_one_buffer",
     "build_table_batch",
+    "runs_in_fbgemm",
 ]
 
-OptimizerKind = Literal["sgd", "rowwise_adagrad"]
 # Rows [R, D] of each table; or what writes the rows of table number i where they lie, so that they exist once.
 FirstRows = Sequence[Tensor] | Callable[[int, Tensor], None]
 Cut = tuple[int, int, int, int]  # of a table in a buffer: first element, rows, elements from row to row, columns
-_OPTIMIZERS: tuple[OptimizerKind, ...] = ("sgd", "rowwise_adagrad")
 
 
 @dataclass(frozen=True)
@@ -84,42 +81,6 @@ class TableSpec:
             )
         if self.dtype != torch.float32:
             raise ValueError(f"table {self.name!r} has dtype {self.dtype}: trained tables are torch.float32")
-
-
-@dataclass(frozen=True)
-class OptimizerSpec:
-    """The optimizer that a fused operator applies in its backward.
-
-    Args:
-        kind: ``"sgd"`` or ``"rowwise_adagrad"`` (one state value a row: the sum of its mean squared gradients).
-        learning_rate: The rate of the first step; ``TableBatch.learning_rate`` changes it.
-        eps: Added to the root in row-wise Adagrad.
-        weight_decay: Must be 0: fbgemm's CPU kernels take the argument and ignore it.
-
-    Raises:
-        ValueError: An unknown kind, or a number that is negative, not finite, or would have no effect.
-
-    Example:
-        >>> from tutorec._kernels.tbe import OptimizerSpec
-        >>> OptimizerSpec("rowwise_adagrad", learning_rate=0.1).eps
-        1e-08
-    """
-
-    kind: OptimizerKind
-    learning_rate: float = 0.01
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.kind not in _OPTIMIZERS:
-            raise ValueError(f"optimizer {self.kind!r} has no fused kernel: use one of {', '.join(_OPTIMIZERS)}")
-        _check_rate("learning_rate", self.learning_rate)
-        _check_rate("eps", self.eps)
-        if self.weight_decay != 0.0:
-            raise ValueError(
-                f"weight_decay={self.weight_decay} with {self.kind}: the fused CPU kernels ignore weight decay, "
-                "so only weight_decay=0.0 is accepted; decay dense parameters through their own optimizer"
-            )
 
 
 @dataclass(frozen=True)
@@ -183,7 +144,7 @@ class TableBatch(nn.Module, ABC):
 
     _table_places: list[tuple[int, int, int]]  # per table: first element, first row, elements from row to row
     _tables: list[Tensor]
-    _states: list[Tensor]
+    _states: list[tuple[Tensor, ...]]  # per table, as ``optimizer.states`` names them
 
     def __init__(self, spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> None:
         super().__init__()
@@ -193,7 +154,10 @@ class TableBatch(nn.Module, ABC):
         elements, rows = self._place()
         # A fused op's buffer requires grad only so that autograd records the lookup; it never gets a .grad.
         self._flat: Tensor = torch.zeros(elements, device=device)
-        self._momentum: Tensor = torch.zeros(rows if self._has_momentum else 0, device=device)
+        kept = () if optimizer is None else optimizer.states
+        self._kept: list[Tensor] = [torch.zeros(rows if state.rowwise else elements, device=device) for state in kept]
+        # Steps of each table, always on the CPU: the factors that depend on them are computed there.
+        self._counts = torch.zeros(len(spec.tables) if optimizer is not None and optimizer.counts_steps else 0)
         self._bind()
 
     # --- what a subclass defines
@@ -247,8 +211,27 @@ class TableBatch(nn.Module, ABC):
             own.copy_(new)
 
     def optimizer_state(self) -> list[dict[str, Tensor]]:
-        """Live optimizer state of each table under TorchRec's names: ``momentum1`` [R] for rowwise_adagrad."""
-        return [{"momentum1": state} for state in self._states] if self._has_momentum else [{} for _ in self._tables]
+        """Live state of each table, named as ``OptimizerSpec.states``; and ``step``, a scalar, where steps count."""
+        names = [] if self.optimizer is None else [state.name for state in self.optimizer.states]
+        found = [dict(zip(names, states, strict=True)) for states in self._states]
+        for state, count in zip(found, self._counts, strict=False):
+            state["step"] = count
+        return found
+
+    def table_states(self) -> list[tuple[Tensor, ...]]:
+        """The same without names and ``step``: of each table [R] or [R, D] tensors, as ``OptimizerSpec.states``."""
+        return list(self._states)
+
+    @torch.no_grad()
+    def next_steps(self) -> list[UpdateStep]:
+        """What the update of a batch that is looked up now is to be, for each table; the batch is counted."""
+        rule, rate = self.optimizer, self._learning_rate
+        if rule is None:
+            return []
+        if not rule.counts_steps:
+            return [UpdateStep(rule, rate)] * len(self._tables)
+        self._counts += 1
+        return [UpdateStep(rule, rate, count) for count in self._counts.tolist()]
 
     @torch.no_grad()
     def load_optimizer_state(self, states: Sequence[dict[str, Tensor]]) -> None:
@@ -272,7 +255,7 @@ class TableBatch(nn.Module, ABC):
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        _check_rate("learning_rate", value)
+        check_rate("learning_rate", value)
         self._learning_rate = float(value)
 
     # --- how the buffers stay one piece of memory
@@ -282,18 +265,16 @@ class TableBatch(nn.Module, ABC):
         """What the kernels are asked for: sqrtn and the mean of weighted rows reach them as a sum."""
         return kernel_pooling(self.spec.pooling, self.spec.weighted)
 
-    @property
-    def _has_momentum(self) -> bool:
-        return self.optimizer is not None and self.optimizer.kind == "rowwise_adagrad"
-
     def _bind(self) -> None:
         """Make every view point into the buffers; needed after they moved, were copied or unpickled."""
         self._flat = self._flat.detach().requires_grad_(self.optimizer is not None)
         flat = self._flat.detach()
-        views, self._states = [], []
-        for table, (start, row, stride) in zip(self.spec.tables, self._table_places, strict=True):
-            views.append(flat[start : start + table.rows * stride].view(table.rows, stride)[:, : table.columns])
-            self._states.append(self._momentum[row : row + table.rows])
+        tables, kinds = range(len(self.spec.tables)), () if self.optimizer is None else self.optimizer.states
+        views = [self._view(flat, table, False) for table in tables]
+        self._states = [
+            tuple(self._view(kept, table, kind.rowwise) for kept, kind in zip(self._kept, kinds, strict=True))
+            for table in tables
+        ]
         if self.optimizer is None:
             for index, view in enumerate(views):
                 name = f"weight_{index}"
@@ -306,12 +287,20 @@ class TableBatch(nn.Module, ABC):
         self._tables = views
         self._bind_kernel()
 
+    def _view(self, buffer: Tensor, table: int, rowwise: bool) -> Tensor:
+        """What belongs to one table: [R] of a buffer with one number a row, else [R, D]."""
+        rows, columns = self.spec.tables[table].rows, self.spec.tables[table].columns
+        start, row, stride = self._table_places[table]
+        if rowwise:
+            return buffer[row : row + rows]
+        return buffer[start : start + rows * stride].view(rows, stride)[:, :columns]
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableBatch:
         """Move the buffers (``.to``, ``.share_memory``); the views follow them."""
         flat = fn(self._flat.detach())
         if flat.dtype != torch.float32:
             raise ValueError(f"tables {_names(self.spec.tables)} cannot become {flat.dtype}: they train in float32")
-        self._flat, self._momentum = flat, fn(self._momentum)
+        self._flat, self._kept = flat, [fn(kept) for kept in self._kept]
         gradients = [None if own.grad is None else fn(own.grad) for own in self.parameters(recurse=False)]
         self._bind()
         for own, gradient in zip(self.parameters(recurse=False), gradients, strict=True):
@@ -351,7 +340,8 @@ def build_table_batch(
 
     Example:
         >>> import torch
-        >>> from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableSpec, build_table_batch
+        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
+        >>> from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
         >>> group = GroupSpec((TableSpec("item", rows=3, columns=4),), feature_tables=(0,))
         >>> op = build_table_batch(group, optimizer=OptimizerSpec("sgd", learning_rate=0.5),
         ...                        device=torch.device("cpu"), weights=[torch.ones(3, 4)])
@@ -375,14 +365,30 @@ def build_table_batch(
     return built
 
 
+def runs_in_fbgemm(optimizer: OptimizerSpec | None, columns: Iterable[int], device_type: str) -> bool:
+    """Whether fbgemm's operators stand behind a group of tables, which store widths as multiples of 4.
+
+    Args:
+        optimizer: Applied in the backward; None for dense gradients.
+        columns: D of each table.
+        device_type: Where they live, ``"cpu"`` or another.
+
+    Example:
+        >>> runs_in_fbgemm(OptimizerSpec("adam"), [64], "cpu")
+        False
+    """
+    if device_type != "cpu" or (optimizer is not None and optimizer.kind not in FBGEMM_KINDS):
+        return False
+    # Padding is exact for all but row-wise Adagrad, which would average the squares over the padded width.
+    if optimizer is not None and optimizer.kind == "rowwise_adagrad" and any(width % 4 for width in columns):
+        return False
+    return backend().name == "fbgemm"
+
+
 def _implementation(spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> type[TableBatch]:
     """The class that runs a group: fbgemm's on the CPU where fbgemm was chosen and has the kernel, else torch's."""
     # Imported here: both modules subclass TableBatch, and a process needs one of them.
-    # fbgemm needs widths that are multiples of 4. Padding is exact for sgd and dense gradients; row-wise Adagrad would
-    # average the squares over the padded width, so such groups run in torch.
-    padded = any(table.columns % 4 for table in spec.tables)
-    exact = not (padded and optimizer is not None and optimizer.kind == "rowwise_adagrad")
-    if device.type == "cpu" and exact and backend().name == "fbgemm":
+    if runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):
         from tutorec._kernels import tbe_fbgemm
 
         if optimizer is None:
@@ -451,11 +457,6 @@ class _WeightsGradient(torch.autograd.Function):
             pieces.append((rows * own[torch.repeat_interleave(lengths[feature])]).sum(1))
             column += spec.tables[table].columns
         return grad, torch.cat(pieces), None, None, None
-
-
-def _check_rate(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name}={value} is not a finite number of at least 0")
 
 
 def _check_count(spec: GroupSpec, given: Sequence[object], what: str) -> None:

@@ -19,14 +19,13 @@ from torch.autograd.function import once_differentiable
 from tutorec._kernels.separate import SeparateTables, find_tables
 from tutorec._kernels.tbe import GroupSpec, TableBatch, as_one_buffer
 from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
-from tutorec._kernels.weighted_step import PooledBatch, step_rowwise_adagrad
+from tutorec._kernels.weighted_step import FEW_IDS, PooledBatch, step_rowwise_adagrad
 
 __all__ = ["DenseTableBatchedEmbeddingBagsCodegen", "SplitTableBatchedEmbeddingBagsCodegen"]
 
 _SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
 _FP32_OUTPUT = 0
-# Most ids a table for which fbgemm's row-wise Adagrad is faster than the state in torch and the rows by fbgemm's SGD.
-_FEW_IDS = 600
+_FEW_IDS = FEW_IDS
 
 
 def _stride(columns: int) -> int:
@@ -137,20 +136,21 @@ class SplitTableBatchedEmbeddingBagsCodegen(_FbgemmTableBatch):
         if self.spec.pooling == "none":
             self._rows_of_tables = [self._flat.detach().view(-1, self._table_places[0][2])]
             self._feature_tables: tuple[int, ...] = (0,)
-            self._states_of_tables = [self._momentum]
+            self._states_of_tables = self._kept
         else:
             self._rows_of_tables = [table.detach() for table in self._tables]
             self._feature_tables = tuple(self.spec.feature_tables[feature] for feature in self._order)
-            self._states_of_tables = self._states
+            self._states_of_tables = [state for states in self._states for state in states]
 
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
+        limit = self.optimizer.max_gradient
         many = values.numel() > _FEW_IDS * len(self.spec.tables)
         if many and self.optimizer.kind == "rowwise_adagrad" and torch.is_grad_enabled():
             # Rows move only with the buffer, so that what is found holds until it is bound anew.
             found = self._found = self._found or find_tables(self._rows_of_tables, self._feature_tables)
             if found is not None:
-                step = _RowwiseAdagradStep(self, found, self._learning_rate, self.optimizer.eps)
+                step = _RowwiseAdagradStep(self, found, self._learning_rate, self.optimizer.eps, limit)
                 return cast(Tensor, _LargeBatch.apply(self._flat, step, values, offsets, weights))
         head = (
             *(
@@ -163,12 +163,18 @@ class SplitTableBatchedEmbeddingBagsCodegen(_FbgemmTableBatch):
                 self._pooling_code,
             ),
             *(weights, None),  # None: every feature is trained
-            *(False, 0.0, False),  # no gradient clipping, no stochastic rounding
+            *(limit is not None, limit or 0.0, False),  # whether gradients are cut, where, no stochastic rounding
         )
         ops, rate = torch.ops.fbgemm, self._learning_rate
         if self.optimizer.kind == "sgd":
             return ops.split_embedding_codegen_lookup_sgd_function_cpu(*head, rate, _FP32_OUTPUT)
-        state = (self._momentum, self._placements, self._row_offsets)
+        if self.optimizer.kind == "adagrad":
+            # Its state lies as the rows do.
+            state = (self._kept[0], self._placements, self._weights_offsets)
+            return ops.split_embedding_codegen_lookup_adagrad_function_cpu(
+                *head, *state, self.optimizer.eps, rate, _FP32_OUTPUT
+            )
+        state = (self._kept[0], self._placements, self._row_offsets)
         # All arguments are passed: one of the operator's default values has the wrong type. After the rate:
         # weight decay and its mode (both ignored on the CPU), maximum norm, output type.
         return ops.split_embedding_codegen_lookup_rowwise_adagrad_function_cpu(
@@ -184,6 +190,7 @@ class _RowwiseAdagradStep:
     found: SeparateTables
     rate: float
     eps: float
+    limit: float | None
 
     def apply(self, batch: PooledBatch, grad: Tensor) -> None:
         tables, states = self.op._rows_of_tables, self.op._states_of_tables
@@ -214,7 +221,8 @@ class _LargeBatch(torch.autograd.Function):
         ids, offsets, weights = ctx.saved_tensors
         step: _RowwiseAdagradStep = ctx.step
         batch = PooledBatch(ids, offsets, weights, step.op._pooling == "mean", step.op._feature_tables)
-        step.apply(batch, grads[0].contiguous())
+        limit = step.limit
+        step.apply(batch, (grads[0] if limit is None else grads[0].clamp(-limit, limit)).contiguous())
         return None, None, None, None, None
 
 

@@ -6,6 +6,7 @@ of that matrix by adding where its table begins.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tutorec._kernels.tbe import Cut, OptimizerSpec, TableBatch, as_one_buffer
+from tutorec._kernels.optimizer_spec import UpdateStep
+from tutorec._kernels.tbe import Cut, TableBatch, as_one_buffer
 from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
-from tutorec._kernels.tbe_update import apply_update, sort_rows
+from tutorec._kernels.tbe_update import RowGroups, apply_update, pick_rows, sort_rows
 
 __all__ = ["TorchTableBatchedEmbeddingBags"]
 
@@ -30,7 +32,7 @@ class WidthBlock:
         cuts: Where each table lies in ``matrix``.
         columns: D.
         matrix: All rows [rows, D], a view of the buffer.
-        momentum: State of these rows [rows], or empty.
+        states: Of these rows, [rows] or [rows, D] each, views of the buffers of state.
         base: First row of each feature's table in ``matrix`` [features]; None where all are 0.
     """
 
@@ -39,7 +41,7 @@ class WidthBlock:
     cuts: list[Cut]
     columns: int
     matrix: Tensor
-    momentum: Tensor
+    states: list[Tensor]
     base: Tensor | None
 
 
@@ -77,24 +79,31 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
             base = [places[spec.feature_tables[feature]][1] - row for feature in features]
             matrix = flat[start : start + rows * columns].view(rows, columns)
             where = torch.tensor(base, device=flat.device) if any(base) else None
-            momentum = self._momentum[row : row + rows]
-            self._blocks.append(WidthBlock(tables, features, cuts, columns, matrix, momentum, where))
+            states = [
+                kept[row : row + rows] if state.rowwise else kept[start : start + rows * columns].view(rows, columns)
+                for kept, state in zip(self._kept, self.optimizer.states if self.optimizer else (), strict=True)
+            ]
+            self._blocks.append(WidthBlock(tables, features, cuts, columns, matrix, states, where))
         order = [feature for block in self._blocks for feature in block.features]
         self._slices = column_slices(order, spec.feature_columns, spec.feature_columns)
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         total = len(self.spec.feature_tables)
+        # Without gradients there is no backward, and the batch is none to be counted.
+        steps = self.next_steps() if torch.is_grad_enabled() else []
         outputs = []
         for block in self._blocks:
             batch = values, offsets, weights
             if len(block.features) < total:
                 batch = select_features(values, offsets, weights, block.features, total)
-            outputs.append(self._lookup_block(block, *batch))
+            outputs.append(self._lookup_block(block, steps, *batch))
         if len(outputs) == 1:
             return outputs[0]
         return pick_columns(torch.cat(outputs, dim=1), self._slices)
 
-    def _lookup_block(self, block: WidthBlock, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    def _lookup_block(
+        self, block: WidthBlock, steps: Sequence[UpdateStep], ids: Tensor, offsets: Tensor, weights: Tensor | None
+    ) -> Tensor:
         """Look up the features of one width: [B, features * D], or [N, D] without pooling."""
         features = len(block.features)
         batch = (offsets.numel() - 1) // features
@@ -110,8 +119,9 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
             matrix = self._matrix_of_parameters(block)
             rows = _pool(matrix, ids, offsets, weights, mode)
         else:
-            step = _Step(block, self.optimizer, self._learning_rate, mode)
-            rows = cast(Tensor, _FusedLookup.apply(self._flat, step, ids, offsets, weights))
+            own = [steps[table] for table in block.tables] if steps else []
+            update = _BlockUpdate(block, own, mode, self.optimizer.max_gradient)
+            rows = cast(Tensor, _FusedLookup.apply(self._flat, update, ids, offsets, weights))
         if mode == "none":
             return rows
         return rows.view(features, batch, block.columns).transpose(0, 1).reshape(batch, features * block.columns)
@@ -122,41 +132,59 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
 
 
 @dataclass(frozen=True)
-class _Step:
-    """What the backward of one forward needs: the rows, the rule and the rate in force at the forward."""
+class _BlockUpdate:
+    """What the backward of one forward needs: the rows, and for each table what was in force at the forward."""
 
     block: WidthBlock
-    optimizer: OptimizerSpec
-    learning_rate: float
+    steps: Sequence[UpdateStep]
     pooling: str
+    max_gradient: float | None
+
+    def apply(self, grad: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
+        """Sum the gradients of equal rows, and move each row once."""
+        if self.max_gradient is not None:
+            grad = grad.clamp(-self.max_gradient, self.max_gradient)
+        bags = None
+        if self.pooling != "none":
+            lengths = offsets.diff()
+            bags = torch.repeat_interleave(lengths, output_size=ids.numel())
+            if self.pooling == "mean":
+                grad = grad / lengths.clamp(min=1).unsqueeze(1)
+        block = self.block
+        groups = sort_rows(ids, bags, weights, block.matrix.shape[0])
+        for of_tables, step in self._parts(groups):
+            apply_update(block.matrix, block.states, grad.contiguous(), of_tables, step)
+
+    def _parts(self, groups: RowGroups) -> Iterator[tuple[RowGroups, UpdateStep]]:
+        """The rows whose tables make the same step: all of them, unless some were loaded with another count."""
+        if len(set(self.steps)) == 1:
+            yield groups, self.steps[0]
+            return
+        for (start, rows, stride, _), step in zip(self.block.cuts, self.steps, strict=True):
+            first = start // stride
+            own = (groups.rows >= first) & (groups.rows < first + rows)
+            yield pick_rows(groups, own.nonzero().view(-1)), step
 
 
 class _FusedLookup(torch.autograd.Function):
-    """Pool rows; the backward sums the gradients of equal rows and updates each row once."""
+    """Pool rows; the backward updates each of them once."""
 
     @staticmethod
-    def forward(ctx: Any, hook: Tensor, step: _Step, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, hook: Tensor, update: _BlockUpdate, ids: Tensor, offsets: Tensor, weights: Tensor | None
+    ) -> Tensor:
         # ``hook`` is the buffer: it requires grad, so that autograd records this call, and gets none. The rows are
         # not saved for the backward, which changes them: two forwards may wait for their backwards.
-        ctx.step = step
+        ctx.update = update
         ctx.save_for_backward(ids, offsets, weights)
-        return _pool(step.block.matrix, ids, offsets, weights, step.pooling)
+        return _pool(update.block.matrix, ids, offsets, weights, update.pooling)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         (grad,) = grads
         ids, offsets, weights = ctx.saved_tensors
-        step: _Step = ctx.step
         if ids.numel():
-            bags = None
-            if step.pooling != "none":
-                lengths = offsets.diff()
-                bags = torch.repeat_interleave(lengths, output_size=ids.numel())
-                if step.pooling == "mean":
-                    grad = grad / lengths.clamp(min=1).unsqueeze(1)
-            block, rule = step.block, step.optimizer
-            groups = sort_rows(ids, bags, weights, block.matrix.shape[0])
-            apply_update(block.matrix, block.momentum, grad.contiguous(), groups, rule, step.learning_rate)
+            ctx.update.apply(grad, ids, offsets, weights)
         return None, None, None, None, None
 
 

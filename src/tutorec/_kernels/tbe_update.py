@@ -6,7 +6,7 @@ gradients of each row directly, a slice of the rows at a time so that the sums s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tutorec._kernels.tbe import OptimizerSpec
+from tutorec._kernels.optimizer_spec import UpdateStep
+from tutorec._kernels.row_rules import move_rows
 
 __all__ = ["RowGroups", "add_rows", "apply_update", "pick_rows", "sort_ids", "sort_rows", "sum_rows"]
 
@@ -140,28 +141,18 @@ def add_rows(
 
 
 @torch.no_grad()
-def apply_update(
-    matrix: Tensor, momentum: Tensor, grad: Tensor, groups: RowGroups, rule: OptimizerSpec, learning_rate: float
-) -> None:
+def apply_update(matrix: Tensor, states: Sequence[Tensor], grad: Tensor, groups: RowGroups, step: UpdateStep) -> None:
     """Move every touched row once by its summed gradient.
 
     Args:
         matrix: Rows [R, D], changed in place.
-        momentum: State [R] of row-wise Adagrad, changed in place; empty for sgd.
+        states: What the rule keeps, [R] or [R, D] each, changed in place; nothing for sgd.
         grad: Gradient of each bag [bags, D].
         groups: The batch sorted by row.
-        rule: The optimizer.
-        learning_rate: The rate.
+        step: The optimizer, its rate, and which step it is.
     """
     for part in _slices(groups, grad):
-        sums = sum_rows(grad, part)
-        if rule.kind == "rowwise_adagrad":
-            momentum.index_add_(0, part.rows, sums.square().mean(1))
-            state = momentum.index_select(0, part.rows)
-            sums *= (-learning_rate / (state.sqrt() + rule.eps)).unsqueeze(1)
-        else:
-            sums *= -learning_rate
-        matrix.index_add_(0, part.rows, sums)
+        move_rows(matrix, states, part.rows, sum_rows(grad, part), step)
 
 
 def pick_rows(groups: RowGroups, which: Tensor) -> RowGroups:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableSpec, build_table_batch
+from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
 from tutorec.bench.harness import Sample, interleave, time_call
 from tutorec.distributed import comm
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tutorec._kernels.tbe import OptimizerKind, OptimizerSpec
+from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 
 # Names as in EmbOptimType, fbgemm's enum of the same values, and OptimizerSpec. All updates here are exact: ids that
@@ -15,22 +15,34 @@ from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 _KINDS: dict[str, OptimizerKind] = {
     "sgd": "sgd",
     "exact_sgd": "sgd",
+    "adagrad": "adagrad",
+    "exact_adagrad": "adagrad",
     "rowwise_adagrad": "rowwise_adagrad",
     "row_wise_adagrad": "rowwise_adagrad",
     "exact_row_wise_adagrad": "rowwise_adagrad",
+    "adam": "adam",
+    "partial_rowwise_adam": "partial_rowwise_adam",
+    "partial_row_wise_adam": "partial_rowwise_adam",
 }
+_NUMBERS = ("learning_rate", "eps", "beta1", "beta2", "weight_decay", "max_gradient")
+_KEYS = ("optimizer", "learning_rate", "lr", *_NUMBERS[1:], "gradient_clipping")
+_ADAM_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
+_ADAM_NEUTRAL = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False}
+_ADAGRAD_NEUTRAL = {"lr_decay": 0, "initial_accumulator_value": 0, "maximize": False, "differentiable": False}
 # Optimizers in backward that have a fused form: their defaults, and arguments that leave it as it is.
 _IN_BACKWARD: dict[type[torch.optim.Optimizer], tuple[dict[str, Any], dict[str, Any]]] = {
     torch.optim.SGD: (
         {"optimizer": "exact_sgd", "lr": 1e-3},
-        {"momentum": 0, "dampening": 0, "nesterov": False, "maximize": False},
+        {"momentum": 0, "dampening": 0, "nesterov": False, "maximize": False, "differentiable": False},
     ),
-    RowWiseAdagrad: (
-        {"optimizer": "exact_row_wise_adagrad", "lr": 1e-2, "eps": 1e-10},
-        {"lr_decay": 0, "initial_accumulator_value": 0, "maximize": False},
-    ),
+    torch.optim.Adagrad: ({"optimizer": "exact_adagrad", "lr": 1e-2, "eps": 1e-10}, _ADAGRAD_NEUTRAL),
+    # torch's Adam adds its decay to the gradient, a fused Adam takes it off the row, as AdamW does.
+    torch.optim.Adam: ({"optimizer": "adam", **_ADAM_DEFAULTS}, {"weight_decay": 0, **_ADAM_NEUTRAL}),
+    torch.optim.AdamW: ({"optimizer": "adam", **_ADAM_DEFAULTS, "weight_decay": 1e-2}, _ADAM_NEUTRAL),
+    RowWiseAdagrad: ({"optimizer": "exact_row_wise_adagrad", "lr": 1e-2, "eps": 1e-10}, _ADAGRAD_NEUTRAL),
 }
-_KEYS = ("optimizer", "learning_rate", "lr", "eps", "weight_decay")
+# How torch goes about it, not what it computes.
+_MANNER = ("foreach", "fused")
 
 
 def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
@@ -38,14 +50,16 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
 
     Args:
         fused_params: ``optimizer`` (`EmbOptimType`, fbgemm's member, or its value as text), ``learning_rate`` or
-            ``lr``, ``eps``, ``weight_decay``.
+            ``lr``, ``eps``, of the Adams ``beta1``, ``beta2`` and ``weight_decay``, and ``gradient_clipping=True`` with
+            ``max_gradient``, 1.0 by default, which cuts each number of the gradient of the pooled rows.
 
     Raises:
-        ValueError: An unknown key, an optimizer that does not run, a negative learning rate.
+        TypeError: A number that is none.
+        ValueError: An unknown key, an optimizer that does not run, a number that is negative or has no effect.
 
     Example:
-        >>> optimizer_spec({"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02, "eps": 0.002})
-        OptimizerSpec(kind='rowwise_adagrad', learning_rate=0.02, eps=0.002, weight_decay=0.0)
+        >>> optimizer_spec({"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02, "eps": 0.002}).kind
+        'rowwise_adagrad'
     """
     given = dict(fused_params or {})
     unknown = sorted(str(key) for key in given if key not in _KEYS)
@@ -59,6 +73,15 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
             )
         given["learning_rate"] = given.pop("lr")
     kind = _kind(given.pop("optimizer", "exact_sgd"))
+    if given.pop("gradient_clipping", False):
+        given.setdefault("max_gradient", 1.0)
+    elif "max_gradient" in given:
+        raise ValueError(
+            f"fused_params: max_gradient={given['max_gradient']} has no effect without gradient_clipping=True"
+        )
+    for name, number in given.items():
+        if not isinstance(number, int | float):
+            raise TypeError(f"fused_params: {name}={number!r} is a {type(number).__name__} and no number")
     return OptimizerSpec(kind, **{name: float(number) for name, number in given.items()})
 
 
@@ -80,17 +103,26 @@ def optimizer_spec_of_parameter(name: str, parameter: torch.Tensor) -> Optimizer
         raise ValueError(f"table {name!r} has {len(classes)} optimizers in backward, {names}: apply one")
     (optimizer,), (arguments,) = classes, getattr(parameter, "_optimizer_kwargs", ({},))
     if optimizer not in _IN_BACKWARD:
+        known = ", ".join(each.__name__ for each in _IN_BACKWARD)
         raise ValueError(
-            f"table {name!r}: {optimizer.__name__} in backward has no fused form for sharded tables; "
-            "use torch.optim.SGD or tutorec.optim.RowWiseAdagrad"
+            f"table {name!r}: {optimizer.__name__} in backward has no fused form for sharded tables; use one of {known}"
         )
-    defaults, without_effect = _IN_BACKWARD[optimizer]
-    given = {
-        key: value
-        for key, value in arguments.items()
-        if not (key in without_effect and value == without_effect[key]) and key not in ("foreach", "fused")
-    }
-    return optimizer_spec({**defaults, **given})
+    defaults, neutral = _IN_BACKWARD[optimizer]
+    given = {**defaults, **{key: value for key, value in arguments.items() if key not in _MANNER}}
+    for key, value in neutral.items():
+        # Of Adam the fused form has another decay: see _IN_BACKWARD.
+        if given.pop(key, value) != value:
+            remedy = "use AdamW, whose decay it has" if key == "weight_decay" else "leave it out"
+            raise ValueError(
+                f"table {name!r}: {optimizer.__name__}({key}={arguments[key]!r}) in backward has no fused form for "
+                f"sharded tables; {remedy}"
+            )
+    if "betas" in given:
+        given["beta1"], given["beta2"] = given.pop("betas")
+    try:
+        return optimizer_spec(given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"table {name!r}: {optimizer.__name__} in backward: {error}") from None
 
 
 def _kind(optimizer: Any) -> OptimizerKind:
@@ -100,6 +132,7 @@ def _kind(optimizer: Any) -> OptimizerKind:
     if kind is None:
         raise ValueError(
             f"fused_params names the optimizer {value!r}, which does not run fused here: use one of "
-            "'exact_sgd', 'exact_row_wise_adagrad' (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)"
+            "'exact_sgd', 'exact_adagrad', 'exact_row_wise_adagrad', 'adam', 'partial_row_wise_adam' "
+            "(EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD, ...)"
         )
     return kind

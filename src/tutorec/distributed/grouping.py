@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
-from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableSpec
+from tutorec._kernels.tbe import GroupSpec, TableSpec
 from tutorec.distributed.plan import EmbeddingComputeKernel
 from tutorec.distributed.tables import PlacedTable, TableShard
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from tutorec._kernels.tbe import OptimizerKind, OptimizerSpec
+from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.tbe_update import RowGroups, add_rows, apply_update, sort_rows, sum_rows
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad, rate_of_step
 
@@ -74,8 +74,8 @@ def update_rows(optimizer: Optimizer, table: Tensor, touched: RowGradients) -> N
     state = optimizer.state[table]
     state["step"] += 1
     rate = rate_of_step(group, state["step"].item())
-    spec = OptimizerSpec(plain.kind, rate, plain.eps)
-    apply_update(table.detach(), state["sum"].view(-1), touched.grad, touched.groups, spec, rate)
+    step = UpdateStep(OptimizerSpec(plain.kind, rate, plain.eps), rate)
+    apply_update(table.detach(), (state["sum"].view(-1),), touched.grad, touched.groups, step)
 
 
 class Rule(NamedTuple):

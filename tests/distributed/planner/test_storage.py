@@ -10,7 +10,8 @@ import torch
 from distributed.cases import CUT_IN_TWO, KINDS, MIXES, group, kind_of, tables, word
 from torch import nn
 
-from tutorec._kernels.tbe import OptimizerSpec, TableBatch
+from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.tbe import TableBatch
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
@@ -57,7 +58,8 @@ def allocate(
     sharder: Any = (EmbeddingBagCollectionSharder if pooled else EmbeddingCollectionSharder)({"optimizer": optimizer})
     sharded = sharder.shard(module, plan, env)
     operators = [part for lookup in sharded._lookups for part in lookup.modules() if isinstance(part, TableBatch)]
-    held = sum(4 * (operator._flat.numel() + operator._momentum.numel()) for operator in operators)
+    buffers = [part for operator in operators for part in (operator._flat, *operator._kept, operator._counts)]
+    held = sum(part.untyped_storage().nbytes() for part in buffers)
     pieces = {
         name: [(p.rank, p.rows, p.columns) for p in pieces_of(entry)]
         or [(p.rank, p.rows, p.columns) for p in data_parallel_pieces(*shapes(module)[name], world_size)]
@@ -89,6 +91,9 @@ ALL = [
         ("fused", "exact_sgd"),
         ("fused", "exact_row_wise_adagrad"),
         ("dense", "exact_row_wise_adagrad"),
+        ("fused", "exact_adagrad"),
+        ("fused", "adam"),
+        ("fused", "partial_row_wise_adam"),
     )
 ]
 
@@ -105,7 +110,7 @@ def test_estimated_bytes_of_rows_that_are_not_pooled_are_the_allocated_ones(rank
 
 
 @pytest.mark.world4
-@pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad"])
+@pytest.mark.parametrize("optimizer", ["exact_sgd", "exact_row_wise_adagrad", "partial_row_wise_adam"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_estimated_rows_and_state_are_the_allocated_bytes_on_four_ranks(ranks, kind, optimizer):
     check_allocated(ranks, 4, 2, kind, "fused", optimizer, pooled=True)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.table_steps import TouchedRows, gradient_of_table, step_rows, step_tables, touched_rows
 from tutorec._kernels.tbe import TableBatch
 from tutorec._kernels.weighted_step import PooledBatch
@@ -46,56 +47,51 @@ class CopiedGroup:
         """``[R, D]`` of each table, live."""
         return [rows.detach() for rows in self.operator.table_weights()]
 
-    def states(self) -> list[torch.Tensor]:
-        """``[R]`` of each table, live; none where the optimizer keeps nothing."""
-        return [state for of_table in self.operator.optimizer_state() for state in of_table.values()]
-
-    def take_bags(self, batch: PooledBatch, grad: torch.Tensor, rate: float) -> dict[int, torch.Tensor]:
+    def take_bags(self, batch: PooledBatch, grad: torch.Tensor, steps: Sequence[UpdateStep]) -> dict[int, torch.Tensor]:
         """Move rows by the batch of all ranks; of a dense group give the gradients instead.
 
         Args:
             batch: Its tables are numbered as in the group.
             grad: Of the pooled rows ``[B, sum of D]``.
-            rate: Learning rate.
+            steps: Of each table, as numbered in the group; none of a dense group.
 
         Returns:
             Table, as numbered in the lookup -> ``[R, D]``.
         """
-        rule, rows = self.operator.optimizer, self.rows()
-        if rule is not None:
-            step_tables(rows, self.states(), batch, grad, rule, rate)
+        rows = self.rows()
+        if steps:
+            step_tables(rows, self.operator.table_states(), batch, grad, steps)
             return {}
         found = {self.tables[table]: torch.zeros_like(rows[table]) for table in set(batch.feature_tables)}
         for touched in touched_rows(batch, grad, [own.shape[1] for own in rows]):
             found[self.tables[touched.table]] = gradient_of_table(touched, rows[touched.table].shape[0])
         return found
 
-    def take_rows(self, found: Mapping[int, TableRows], rate: float) -> dict[int, torch.Tensor]:
+    def take_rows(self, found: Mapping[int, TableRows], steps: Sequence[UpdateStep]) -> dict[int, torch.Tensor]:
         """The same with rows that were looked up one by one: table, as numbered in the lookup -> ``[R, D]``."""
-        rule, rows, states = self.operator.optimizer, self.rows(), self.states()
+        rows, states = self.rows(), self.operator.table_states()
         gradients: dict[int, torch.Tensor] = {}
         for table in set(found).intersection(self.tables):
             ids, grad, place = found[table].ids, found[table].grad, table - self.tables.start
-            if rule is None:
+            if not steps:
                 gradients[table] = gradient_of_table(TouchedRows(place, ids, None, None, grad), rows[place].shape[0])
                 continue
             each = torch.arange(ids.numel() + 1, dtype=ids.dtype, device=ids.device)
             batch = PooledBatch(ids, each, None, False, (0,))
-            step_tables([rows[place]], states[place : place + 1], batch, grad, rule, rate)
+            step_tables([rows[place]], [states[place]], batch, grad, [steps[place]])
         return gradients
 
-    def take_sums(self, sums: Mapping[int, torch.Tensor], rate: float) -> dict[int, torch.Tensor]:
+    def take_sums(self, sums: Mapping[int, torch.Tensor], steps: Sequence[UpdateStep]) -> dict[int, torch.Tensor]:
         """The same with gradients of whole tables: table, as numbered in the lookup -> ``[R, D]``."""
-        rule, rows, states = self.operator.optimizer, self.rows(), self.states()
+        rows, states = self.rows(), self.operator.table_states()
         own = {table: gradient for table, gradient in sums.items() if table in self.tables}
-        if rule is None:
+        if not steps:
             return own
         for table, gradient in own.items():
             place = table - self.tables.start
             # A row without gradient keeps its place and its state.
             ids = gradient.any(dim=1).nonzero().view(-1)
-            state = states[place] if states else None
-            step_rows(rows[place], state, ids, gradient.index_select(0, ids), rule, rate)
+            step_rows(rows[place], states[place], ids, gradient.index_select(0, ids), steps[place])
         return {}
 
 
@@ -152,9 +148,9 @@ class ReplicatedLookup(EmbeddingLookup):
         assert group is not None, "in a world of 1 there are no copies"
         return group
 
-    def rates(self) -> list[float]:
-        """The learning rate of each group, now."""
-        return [group.operator.learning_rate for group in self._groups]
+    def next_steps(self) -> list[list[UpdateStep]]:
+        """Of each group and table what the update of a batch looked up now is to be; the batch is counted."""
+        return [group.operator.next_steps() for group in self._groups]
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """The rows of tables that get a gradient, table after table."""

@@ -20,6 +20,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from tutorec._kernels.jagged import lengths_to_offsets
+from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.pooling import bag_weights, kernel_pooling
 from tutorec._kernels.table_steps import gradient_of_table, touched_rows
 from tutorec._kernels.weighted_step import PooledBatch
@@ -73,12 +74,12 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         """``[B, D]``, without a graph."""
         return self._lookup(features)
 
-    def _step(self, bags: _Bags, rates: Sequence[float]) -> list[torch.Tensor]:
+    def _step(self, bags: _Bags, steps: Sequence[Sequence[UpdateStep]]) -> list[torch.Tensor]:
         """Exchange gradients and move fused copies; every rank calls it together.
 
         Args:
             bags: Mine.
-            rates: Learning rate of each group.
+            steps: Of each group and table, as they were in force at the forward.
 
         Returns:
             The mean gradient ``[R, D]`` of each dense table.
@@ -98,12 +99,12 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
             counts = [sum(of_ranks[feature] for of_ranks in agreed.ids) for feature in features]
             columns = [self._columns[feature] for feature in features]
             all_bags = _Bags(features, counts, columns, every.lengths, every.values, every.weights, every.grad)
-            for own, rate in zip(self._groups, rates, strict=True):
-                found |= own.take_bags(*all_bags.of_group(own), rate)
+            for own, of_tables in zip(self._groups, steps, strict=True):
+                found |= own.take_bags(*all_bags.of_group(own), of_tables)
         if summed is not None:
             sums = dict(zip(in_sum, summed.wait(), strict=True))
-            for own, rate in zip(self._groups, rates, strict=True):
-                found |= own.take_sums(sums, rate)
+            for own, of_tables in zip(self._groups, steps, strict=True):
+                found |= own.take_sums(sums, of_tables)
         return [found[table] for table in sorted(found)]
 
     def _gradients(self, bags: _Bags, tables: Sequence[int]) -> list[torch.Tensor]:
@@ -172,8 +173,8 @@ class _PooledLookup(torch.autograd.Function):
         *dense: nn.Parameter,
     ) -> torch.Tensor:
         pooled = lookup._pool(features)
-        # The rate in force now is the one that backward applies.
-        ctx.lookup, ctx.rates = lookup, lookup.rates()
+        # What is in force now is what backward applies.
+        ctx.lookup, ctx.steps = lookup, lookup.next_steps()
         ctx.counts, ctx.samples = features.length_per_key(), features.stride()
         ctx.save_for_backward(features.lengths(), features.values(), features.weights_or_none())
         return pooled
@@ -190,7 +191,7 @@ class _PooledLookup(torch.autograd.Function):
         # Once divided here, it is the mean over ranks that is added up.
         grad = grads[0] / lookup._env.world_size
         bags = _Bags(range(len(columns)), ctx.counts, columns, lengths, values, weights, grad)
-        return None, None, None, *lookup._step(bags, ctx.rates)
+        return None, None, None, *lookup._step(bags, ctx.steps)
 
 
 __all__ = ["ReplicatedPooledEmbeddingsLookup"]

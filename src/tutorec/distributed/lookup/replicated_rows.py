@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.table_steps import TouchedRows, gradient_of_table
 from tutorec.distributed.collectives.kjt import ArrivedIds
 from tutorec.distributed.collectives.sparse_gradients import RowGradients
@@ -57,7 +58,7 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
         return self._lookup(ids)
 
     def _step(
-        self, values: torch.Tensor, counts: Sequence[int], grad: torch.Tensor, rates: Sequence[float]
+        self, values: torch.Tensor, counts: Sequence[int], grad: torch.Tensor, steps: Sequence[Sequence[UpdateStep]]
     ) -> list[torch.Tensor]:
         """Exchange gradients and move fused copies; every rank calls it together.
 
@@ -65,7 +66,7 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
             values: My ids.
             counts: Of each feature.
             grad: Of their rows, flat.
-            rates: Learning rate of each group.
+            steps: Of each group and table, as they were in force at the forward.
 
         Returns:
             The mean gradient ``[R, D]`` of each dense table.
@@ -81,12 +82,12 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
         found: dict[int, torch.Tensor] = {}
         if arriving is not None:
             rows = dict(zip(bagged, arriving.wait(), strict=True))
-            for own, rate in zip(self._groups, rates, strict=True):
-                found |= own.take_rows(rows, rate)
+            for own, of_tables in zip(self._groups, steps, strict=True):
+                found |= own.take_rows(rows, of_tables)
         if summed is not None:
             sums = dict(zip(in_sum, summed.wait(), strict=True))
-            for own, rate in zip(self._groups, rates, strict=True):
-                found |= own.take_sums(sums, rate)
+            for own, of_tables in zip(self._groups, steps, strict=True):
+                found |= own.take_sums(sums, of_tables)
         return [found[table] for table in sorted(found)]
 
     def _gradients(
@@ -118,8 +119,8 @@ class _RowLookup(torch.autograd.Function):
         *dense: nn.Parameter,
     ) -> torch.Tensor:
         rows = lookup._find(ids)
-        # The rate in force now is the one that backward applies.
-        ctx.lookup, ctx.rates, ctx.counts = lookup, lookup.rates(), ids.counts[0]
+        # What is in force now is what backward applies.
+        ctx.lookup, ctx.steps, ctx.counts = lookup, lookup.next_steps(), ids.counts[0]
         ctx.save_for_backward(ids.values)
         return rows
 
@@ -130,7 +131,7 @@ class _RowLookup(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         (values,) = ctx.saved_tensors
         lookup: ReplicatedEmbeddingsLookup = ctx.lookup
-        return None, None, None, *lookup._step(values, ctx.counts, grads[0], ctx.rates)
+        return None, None, None, *lookup._step(values, ctx.counts, grads[0], ctx.steps)
 
 
 __all__ = ["ReplicatedEmbeddingsLookup"]

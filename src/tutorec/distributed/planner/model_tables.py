@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutorec._kernels.tbe import OptimizerSpec
+from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.input_checks import able, whole

@@ -1,8 +1,8 @@
 """How many bytes a piece of a table takes on the rank that holds it.
 
-Rows are stored as wide as the kernel stores them, and row-wise Adagrad keeps 4 bytes for each row of each piece: what
-is counted here is what a sharded module allocates, to the byte. Buffers come on top: the ids that arrive, the rows that
-are given, gradients where a kernel leaves some.
+Rows are stored as wide as the kernel stores them, and so is what the optimizer keeps of them; row-wise Adagrad, for
+one, keeps 4 bytes for each row of each piece. What is counted here is what a sharded module allocates, to the byte.
+Buffers come on top: the ids that arrive, the rows that are given, gradients where a kernel leaves some.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from math import ceil
 
 import numpy as np
 
-from tutorec._kernels.backend import backend
+from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.tbe import runs_in_fbgemm
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.cost import WORK, Size, distinct_sizes
 from tutorec.distributed.planner.kernels import KernelModel, kernel_model
@@ -118,14 +119,14 @@ def _stored(
         PlannerError: Together they are more than any rank has, and more than 64 bits count over all ranks.
     """
     work = WORK[sharding_type](facts, size, topology)
-    keeps_state = kernel.updates and facts.optimizer is not None and facts.optimizer.kind == "rowwise_adagrad"
-    rows, columns = _as_stored(size, keeps_state, topology)
+    optimizer = facts.optimizer if kernel.updates else None
+    rows, columns = _as_stored(size, optimizer, topology)
     summed = 2 * _FLOAT * int(work.table)  # my gradient of the table, and that of all ranks
     own = 0 if kernel.updates else _FLOAT * size[0] * size[1]
     id_bytes = _ID + (_FLOAT if facts.weighted else 0)
     parts = (
         rows * columns * facts.element_bytes,
-        _FLOAT * rows if keeps_state else 0,
+        _state_bytes(optimizer, rows, columns),
         summed + own,
         ceil(work.updates * id_bytes + _ID * work.lists),
         ceil(_FLOAT * max(work.outputs, work.gradients) * size[1]),
@@ -140,14 +141,20 @@ def _stored(
     return parts
 
 
-def _as_stored(size: Size, keeps_state: bool, topology: Topology) -> Size:
+def _state_bytes(optimizer: OptimizerSpec | None, rows: int, columns: int) -> int:
+    """What an optimizer keeps of a piece, as it is stored; a number of steps is one number."""
+    if optimizer is None:
+        return 0
+    numbers = sum(rows if state.rowwise else rows * columns for state in optimizer.states)
+    return _FLOAT * (numbers + int(optimizer.counts_steps))
+
+
+def _as_stored(size: Size, optimizer: OptimizerSpec | None, topology: Topology) -> Size:
     """Rows and columns of a piece as they are stored.
 
-    fbgemm's operators, which run on the CPU, want widths that are multiples of 4 and at least one row; row-wise Adagrad
-    on other widths runs in torch, which stores a table as it is (`_kernels.tbe.build_table_batch`).
+    fbgemm's operators want widths that are multiples of 4 and at least one row; torch stores a table as it is.
     """
     rows, columns = size
-    padded = -(-columns // 4) * 4
-    if topology.compute_device != "cpu" or backend().name != "fbgemm" or (keeps_state and padded != columns):
+    if not runs_in_fbgemm(optimizer, [columns], topology.compute_device):
         return size
-    return max(rows, 1), padded
+    return max(rows, 1), -(-columns // 4) * 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tutorec._kernels.tbe import OptimizerSpec
+from tutorec._kernels.optimizer_spec import OptimizerSpec
 
 
 @dataclass(frozen=True)

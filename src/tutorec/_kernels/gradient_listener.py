@@ -1,0 +1,101 @@
+"""Gradients of rows, told to whoever listens at the moment in which backward uses them up.
+
+An operator with a listener puts a node behind its lookup that passes gradients on as they are and reports them first:
+its backward runs before the lookup's, hence before any row moves. Without a listener there is no node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from tutorec._kernels.table_steps import TouchedRows, touched_rows
+from tutorec._kernels.tbe_update import sort_rows, sum_rows
+from tutorec._kernels.weighted_step import PooledBatch
+
+# (index of the table, rows [U] rising, summed gradient of each [U, D]); may be called more than once in a backward.
+GradientListener = Callable[[int, Tensor, Tensor], None]
+
+
+class HasListener(Protocol):
+    """What may be listened to."""
+
+    gradient_listener: GradientListener | None
+
+
+def report_rows(listener: GradientListener, touched: TouchedRows, rows: int) -> None:
+    """Tell the gradient of one table with R rows.
+
+    Example:
+        >>> import torch
+        >>> touched = TouchedRows(0, torch.tensor([5, 2, 5]), None, None, torch.tensor([[1.0], [2.0], [4.0]]))
+        >>> report_rows(lambda table, rows, sums: print(table, rows.tolist(), sums.tolist()), touched, rows=9)
+        0 [2, 5] [[2.0], [5.0]]
+    """
+    groups = sort_rows(touched.ids, touched.bags, touched.weights, rows)
+    listener(touched.table, groups.rows, sum_rows(touched.grad, groups))
+
+
+def report_batch(
+    listener: GradientListener, batch: PooledBatch, grad: Tensor, columns: Sequence[int], rows: Sequence[int]
+) -> None:
+    """Tell the gradient of every table that a batch reads.
+
+    Args:
+        listener: Is told.
+        batch: What was looked up.
+        grad: Of the pooled rows [B, sum of D over features].
+        columns: D of each table.
+        rows: R of each table.
+    """
+    for touched in touched_rows(batch, grad, columns):
+        report_rows(listener, touched, rows[touched.table])
+
+
+def listened(
+    found: Tensor, op: HasListener, batch: PooledBatch, columns: Sequence[int], rows: Sequence[int]
+) -> Tensor:
+    """What was looked up, with the node that reports behind it.
+
+    Args:
+        found: Pooled rows [B, sum of D over features], or with ``batch.offsets`` of every id a bag of its own, the
+            rows [N, D].
+        op: Whose ``gradient_listener`` at the time of backward is told.
+        batch: What was looked up.
+        columns: D of each table.
+        rows: R of each table.
+    """
+    return cast(Tensor, _Listened.apply(found, op, batch, columns, rows))
+
+
+class _Listened(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, found: Tensor, op: HasListener, batch: PooledBatch, columns: Sequence[int], rows: Sequence[int]
+    ) -> Tensor:
+        ctx.op, ctx.batch, ctx.columns, ctx.rows = op, batch, columns, rows
+        return found.view_as(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        listener: GradientListener | None = ctx.op.gradient_listener
+        if listener is not None:
+            with torch.no_grad():
+                _report(listener, ctx.batch, grads[0], ctx.columns, ctx.rows)
+        return grads[0], None, None, None, None
+
+
+def _report(
+    listener: GradientListener, batch: PooledBatch, grad: Tensor, columns: Sequence[int], rows: Sequence[int]
+) -> None:
+    features = len(batch.feature_tables)
+    if (batch.offsets.numel() - 1) == grad.shape[0] * features and batch.values.numel() != grad.shape[0]:
+        report_batch(listener, batch, grad, columns, rows)
+        return
+    report_batch(listener, batch, grad, columns, rows)
+
+
+__all__ = ["GradientListener", "listened", "report_batch", "report_rows"]

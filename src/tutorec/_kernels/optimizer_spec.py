@@ -1,0 +1,134 @@
+"""The optimizers that run inside backward: which there are, what they take, and what they remember.
+
+Per touched row r with g, the sum of its gradients; numbers with a row index r alone are one for the whole row:
+
+| kind | what happens | memory |
+|---|---|---|
+| sgd | w -= lr * g | none |
+| adagrad | m += g^2, w -= lr * g / (sqrt(m) + eps) | momentum1 [R, D] |
+| rowwise_adagrad | m_r += mean(g^2), w -= lr * g / (sqrt(m_r) + eps) | momentum1 [R] |
+| adam | see ``row_rules`` | momentum1 [R, D], exp_avg_sq [R, D], step |
+| partial_rowwise_adam | the same with the mean of g^2 over the row | momentum1 [R, D], exp_avg_sq [R], step |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+__all__ = ["FBGEMM_KINDS", "OptimizerKind", "OptimizerSpec", "StateSpec", "UpdateStep", "check_rate"]
+
+OptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"]
+# Those that fbgemm has a CPU kernel for; the others run in torch under both backends.
+FBGEMM_KINDS: tuple[OptimizerKind, ...] = ("sgd", "adagrad", "rowwise_adagrad")
+_ADAMS: tuple[OptimizerKind, ...] = ("adam", "partial_rowwise_adam")
+
+
+class StateSpec(NamedTuple):
+    """A number that an optimizer keeps: its name, and whether it is one for each row [R] or for each element [R, D]."""
+
+    name: str
+    rowwise: bool
+
+
+# Names as TorchRec's state dicts have them: the first is momentum1 whatever it is, a second keeps fbgemm's name.
+_STATES: dict[OptimizerKind, tuple[StateSpec, ...]] = {
+    "sgd": (),
+    "adagrad": (StateSpec("momentum1", False),),
+    "rowwise_adagrad": (StateSpec("momentum1", True),),
+    "adam": (StateSpec("momentum1", False), StateSpec("exp_avg_sq", False)),
+    "partial_rowwise_adam": (StateSpec("momentum1", False), StateSpec("exp_avg_sq", True)),
+}
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """The optimizer that a fused operator applies in its backward.
+
+    Args:
+        kind: One of ``OptimizerKind``.
+        learning_rate: The rate of the first step; ``TableBatch.learning_rate`` changes it.
+        eps: Added to the root.
+        weight_decay: Of the Adams: how much of a touched row goes at each step, times the rate. Must be 0 for the
+            others: fbgemm's CPU kernels take the argument and ignore it.
+        beta1: How much of the mean gradient is kept; of the Adams.
+        beta2: How much of the mean squared gradient is kept; of the Adams.
+        max_gradient: Each number of the gradient of the pooled rows is cut to within plus and minus this; None leaves
+            it as it is.
+
+    Raises:
+        ValueError: An unknown kind, or a number that is negative, not finite, out of range, or would have no effect.
+
+    Example:
+        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
+        >>> OptimizerSpec("adam", learning_rate=0.1).states
+        (StateSpec(name='momentum1', rowwise=False), StateSpec(name='exp_avg_sq', rowwise=False))
+    """
+
+    kind: OptimizerKind
+    learning_rate: float = 0.01
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    max_gradient: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(OptimizerKind):
+            known = ", ".join(get_args(OptimizerKind))
+            raise ValueError(f"optimizer {self.kind!r} has no fused kernel: use one of {known}")
+        check_rate("learning_rate", self.learning_rate)
+        check_rate("eps", self.eps)
+        check_rate("weight_decay", self.weight_decay)
+        if self.max_gradient is not None:
+            check_rate("max_gradient", self.max_gradient)
+        for name, beta, default in (("beta1", self.beta1, 0.9), ("beta2", self.beta2, 0.999)):
+            if not 0.0 <= beta < 1.0:
+                raise ValueError(f"{name}={beta} must be at least 0 and less than 1")
+            if self.kind not in _ADAMS and beta != default:
+                raise ValueError(f"{name}={beta} with {self.kind}: only {' and '.join(_ADAMS)} have it; leave it out")
+        if self.weight_decay != 0.0 and self.kind not in _ADAMS:
+            raise ValueError(
+                f"weight_decay={self.weight_decay} with {self.kind}: the fused CPU kernels ignore weight decay, "
+                f"so only weight_decay=0.0 is accepted; {' and '.join(_ADAMS)} have it, and dense parameters decay "
+                "through their own optimizer"
+            )
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """What it keeps for each table, apart from the number of steps."""
+        return _STATES[self.kind]
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether a step depends on how many there were before."""
+        return self.kind in _ADAMS
+
+
+class UpdateStep(NamedTuple):
+    """What a forward fixes for the update of one table that its backward makes.
+
+    Args:
+        rule: The optimizer.
+        rate: Its learning rate.
+        number: The number t of this step, from 1; 0 for rules that do not count.
+    """
+
+    rule: OptimizerSpec
+    rate: float
+    number: float = 0.0
+
+
+def check_rate(name: str, value: float) -> None:
+    """Refuse a rate that is negative or not finite.
+
+    Raises:
+        ValueError: It is.
+
+    Example:
+        >>> from tutorec._kernels.optimizer_spec import check_rate
+        >>> check_rate("learning_rate", 0.1)
+    """
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}={value} is not a finite number of at least 0")

@@ -1,0 +1,76 @@
+r"""What each optimizer does to the rows of a batch, once the gradients of each row are summed.
+
+The formulas of SGD and both Adagrads stand in ``optimizer_spec``. Adam, in step t, on the touched rows alone:
+
+$$m \leftarrow \beta_1 m + (1 - \beta_1) g \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2$$
+$$w \leftarrow w - \eta \left(
+  \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon} + \lambda w \right)$$
+
+Partial row-wise Adam keeps one number v for a row, and takes the mean of $g^2$ over its columns. They are fbgemm's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from tutorec._kernels.optimizer_spec import UpdateStep
+
+__all__ = ["move_rows"]
+
+
+def move_rows(matrix: Tensor, states: Sequence[Tensor], rows: Tensor, sums: Tensor, step: UpdateStep) -> None:
+    """Move different rows, each once.
+
+    Args:
+        matrix: Rows [R, D], changed in place.
+        states: As ``step.rule.states`` says, [R] or [R, D] each, changed in place.
+        rows: Which ones [U].
+        sums: Their gradients [U, D]; used up.
+        step: The rule, its rate, and which step it is.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep
+        >>> from tutorec._kernels.row_rules import move_rows
+        >>> matrix, state = torch.zeros(3, 2), torch.zeros(3, 2)
+        >>> step = UpdateStep(OptimizerSpec("adagrad", eps=0.0), rate=0.5)
+        >>> move_rows(matrix, [state], torch.tensor([2]), torch.tensor([[3.0, -4.0]]), step)
+        >>> matrix[2].tolist(), state[2].tolist()
+        ([-0.5, 0.5], [9.0, 16.0])
+    """
+    kind, eps = step.rule.kind, step.rule.eps
+    if kind == "sgd":
+        sums *= -step.rate
+    elif kind == "rowwise_adagrad":
+        (squares,) = states
+        squares.index_add_(0, rows, sums.square().mean(1))
+        sums *= (-step.rate / (squares.index_select(0, rows).sqrt_() + eps)).unsqueeze(1)
+    elif kind == "adagrad":
+        (squares,) = states
+        own = squares.index_select(0, rows).addcmul_(sums, sums)
+        squares.index_copy_(0, rows, own)
+        sums.div_(own.sqrt_().add_(eps)).mul_(-step.rate)
+    else:
+        sums = _adam(matrix, states, rows, sums, step)
+    matrix.index_add_(0, rows, sums)
+
+
+def _adam(matrix: Tensor, states: Sequence[Tensor], rows: Tensor, sums: Tensor, step: UpdateStep) -> Tensor:
+    """Move both means, and return how far each row is to go [U, D]."""
+    rule = step.rule
+    first, second = states
+    squares = sums.square()
+    if second.dim() == 1:
+        squares = squares.mean(1)
+    mean = first.index_select(0, rows).mul_(rule.beta1).add_(sums, alpha=1 - rule.beta1)
+    spread = second.index_select(0, rows).mul_(rule.beta2).add_(squares, alpha=1 - rule.beta2)
+    first.index_copy_(0, rows, mean)
+    second.index_copy_(0, rows, spread)
+    # Both means start at 0; what is missing of their weight in step t is made up for.
+    root = spread.div_(1 - rule.beta2**step.number).sqrt_().add_(rule.eps)
+    way = mean.div_(root if root.dim() == 2 else root.unsqueeze(1)).mul_(-step.rate / (1 - rule.beta1**step.number))
+    if rule.weight_decay:
+        way.sub_(matrix.index_select(0, rows), alpha=step.rate * rule.weight_decay)
+    return way
