@@ -24,8 +24,8 @@ from tutorec._kernels.tbe_update import RowGroups, pick_rows, sort_ids, sum_rows
 __all__ = ["FEW_IDS", "PooledBatch", "step_rowwise_adagrad"]
 
 # Ids for each table up to which fbgemm's own row-wise Adagrad is the faster one. For 67,000 ids of 64 columns this way
-# takes two thirds of its time on an AMD Zen 3, which has no AVX-512, and three times as long on a successor that has; of
-# batches with one id a bag six times. The processor's kind decides and no measurement: every rank that holds a copy of
+# takes two thirds of its time on an AMD Zen 3, which has no AVX-512, and three times as long on a successor that has;
+# six times with one id a bag. The processor's kind decides and no measurement: every rank that holds a copy of
 # a table, and every run, is to round alike.
 FEW_IDS: float = math.inf if torch.backends.cpu.get_cpu_capability() == "AVX512" else 600
 
