@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorec.datasets.utils import Batch, rank_slices, step_slices
+from tutorec.datasets.utils import Batch, RowBatches, rank_slices, step_slices
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
@@ -63,3 +65,64 @@ def test_batch_pin_memory_pins_every_part() -> None:
     assert (
         pinned.dense_features.is_pinned() and pinned.sparse_features.values().is_pinned() and pinned.labels.is_pinned()
     )
+
+
+def _spans(rows: int, batch_size: int, rank: int, world_size: int, **options: Any) -> tuple[list[Any], RowBatches]:
+    """What a rank reads, and its batches, which stand at their end."""
+    read: Any = lambda first, stop: (first, stop)  # noqa: E731
+    batches = RowBatches(read, rows, batch_size, rank, world_size, **options)
+    return list(batches), batches
+
+
+@given(
+    rows=st.integers(8, 60),
+    each=st.integers(1, 5),
+    worlds=st.sampled_from([(1, 2), (2, 1), (2, 4), (4, 1), (2, 2)]),
+    epochs=st.integers(1, 3),
+    drop_last=st.booleans(),
+    data=st.data(),
+)
+def test_a_run_that_goes_on_in_another_world_takes_the_steps_of_one_that_never_stopped(
+    rows: int, each: int, worlds: tuple[int, int], epochs: int, drop_last: bool, data: st.DataObject
+) -> None:
+    first, second = worlds
+    together = 4 * each
+    if drop_last and rows < together:
+        return
+    options = {"epochs": epochs, "drop_last": drop_last}
+    of_first = [
+        RowBatches(lambda a, b: (a, b), rows, together // first, rank, first, **options)  # pyright: ignore
+        for rank in range(first)
+    ]
+    whole = _spans(rows, together // second, 0, second, **options)[0]
+    steps = data.draw(st.integers(0, len(whole)))
+    for batches in of_first:
+        for _ in range(min(steps, len(_spans(rows, together // first, 0, first, **options)[0]))):
+            next(batches)
+    assert len({batches.position for batches in of_first}) == 1
+    start = of_first[0].position
+    for rank in range(second):
+        whole, _ = _spans(rows, together // second, rank, second, **options)
+        found, batches = _spans(rows, together // second, rank, second, start=start, **options)
+        full = [span for span in whole if span[1] - span[0] == together // second]
+        # the rows after the last full step may be dealt out otherwise where ranks are more or fewer
+        assert [span for span in found if span in full] == [s for s in whole[len(whole) - len(found) :] if s in full]
+        assert batches.position == epochs * rows
+
+
+@given(rows=st.integers(4, 60), sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)), steps=st.integers(0, 100))
+def test_no_row_is_lost_or_taken_twice_where_batches_are_of_another_size(
+    rows: int, sizes: tuple[int, int], steps: int
+) -> None:
+    before: list[tuple[int, int]] = []
+    batches = RowBatches(lambda a, b: before.append((a, b)), rows, sizes[0], epochs=2)  # pyright: ignore
+    for _ in range(steps):
+        next(batches, None)
+    after, _ = _spans(rows, sizes[1], 0, 1, epochs=2, start=batches.position)
+    taken = [row for start, stop in before + after for row in range(start, stop)]
+    assert taken == 2 * list(range(rows))
+
+
+def test_a_position_outside_of_the_epochs_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"start=21 is no position in 2 epoch\(s\) of 10 rows: there are 0 to 20"):
+        RowBatches(lambda a, b: (a, b), 10, 4, epochs=2, start=21)  # pyright: ignore

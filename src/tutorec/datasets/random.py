@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, INT_FEATURE_COUNT, CriteoColumns, write_rows
-from tutorec.datasets.utils import Batch, rank_slices
+from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.models.metrics import auc
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -220,7 +220,8 @@ class Shop:
         epochs: int = 1,
         weighted: bool = False,
         drop_last: bool = False,
-    ) -> Iterator[Batch]:
+        start: int = 0,
+    ) -> RowBatches:
         """This rank's batches of B rows each, in order; every rank gets the same number of them.
 
         At step s the W ranks together take the next W * B rows, rank 0 the first B of them: the ranks' batches, one
@@ -234,14 +235,17 @@ class Shop:
             epochs: how often the split is gone through.
             weighted: give every id a weight: its dwell share for ``clicked``, 1 for ``user`` and ``item``.
             drop_last: leave out the rows after the last full step; else they are dealt out evenly.
+            start: go on where an earlier run stood, at its batches' ``position``; its world may have been another one.
 
-        Yields:
-            Batches with dense [B, 4], ids of 'user', 'item', 'clicked', and labels [B].
+        Returns:
+            An iterator of batches with dense [B, 4], ids of 'user', 'item', 'clicked', and labels [B]. It knows its
+            ``position``: see :class:`tutorec.datasets.utils.RowBatches`.
         """
-        slices = rank_slices(self._count(split), batch_size, rank, world_size, drop_last=drop_last)
-        for _ in range(epochs):
-            for start, stop in slices:
-                yield _to_batch(self.rows(start, stop, split), weighted)
+
+        def read(first: int, stop: int) -> Batch:
+            return _to_batch(self.rows(first, stop, split), weighted)
+
+        return RowBatches(read, self._count(split), batch_size, rank, world_size, epochs, drop_last, start)
 
     def probabilities(self, split: Split = "test") -> Tensor:
         """The planted probability of a click [N] for every row of a split."""

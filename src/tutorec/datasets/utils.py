@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -128,6 +129,88 @@ def rank_slices(
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank} is not a rank of world_size={world_size}: ranks are 0..{world_size - 1}")
     return [step[rank] for step in step_slices(rows, batch_size, world_size, drop_last)]
+
+
+class RowBatches(Iterator[Batch]):
+    """One rank's batches over numbered rows, which know where they stand: training goes on from there, in any world.
+
+    Ranks are dealt out the rows as :func:`step_slices` says. Where a run goes on inside an epoch, the rows that are
+    left of it are dealt out in the same way: with the same W * B the steps are those of a run that never stopped. Fewer
+    rows than ranks make no step then, and are left out.
+
+    Args:
+        read: makes a batch of the rows start..stop-1.
+        rows: rows of an epoch.
+        batch_size: B, rows per batch on this rank.
+        rank: this rank.
+        world_size: W.
+        epochs: how often the rows are gone through, those before ``start`` counted.
+        drop_last: leave out the rows after the last full step of an epoch.
+        start: the :attr:`position` of a run to go on from.
+
+    Attributes:
+        position: rows that all ranks together have taken so far, over all epochs; equal on all ranks. It counts what
+            ``next`` has given out, which a pipeline that looks ahead takes before it trains with it.
+
+    Raises:
+        ValueError: no such rank or position, a size below 1, or too few rows for every rank to get one.
+
+    Example:
+        >>> from tutorec.datasets.random import shop
+        >>> batches = shop(rows=100, test_rows=50).batches(16, rank=0, world_size=2)
+        >>> first, second = next(batches), next(batches)
+        >>> batches.position
+        64
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int, int], Batch],
+        rows: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        epochs: int = 1,
+        drop_last: bool = False,
+        start: int = 0,
+    ) -> None:
+        rank_slices(rows, batch_size, rank, world_size, drop_last)  # refuses what cannot be dealt out
+        if not 0 <= start <= epochs * rows:
+            raise ValueError(
+                f"start={start} is no position in {epochs} epoch(s) of {rows} rows: there are 0 to {epochs * rows}"
+            )
+        self._read, self._rows, self._epochs = read, rows, epochs
+        self._batch_size, self._rank, self._world_size, self._drop_last = batch_size, rank, world_size, drop_last
+        self.position: int = start
+        self._steps: Iterator[tuple[int, tuple[int, int]]] = iter(())
+
+    def __next__(self) -> Batch:
+        step = next(self._steps, None)
+        while step is None:
+            if self.position >= self._epochs * self._rows:
+                raise StopIteration
+            self._steps = self._rest_of_epoch()
+            step = next(self._steps, None)
+        self.position, (first, stop) = step
+        return self._read(first, stop)
+
+    def _rest_of_epoch(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """The position after each step of the current epoch, and the rows that this rank takes in it."""
+        epoch, done = divmod(self.position, self._rows)
+        left, step = self._rows - done, self._batch_size * self._world_size
+        if done and left < (step if self._drop_last else self._world_size):
+            self.position = (epoch + 1) * self._rows  # not one step more: on to the next epoch
+            return iter(())
+        steps = step_slices(left, self._batch_size, self._world_size, self._drop_last)
+        # what the last step leaves out is behind us, too
+        ends = [*(step[-1][1] for step in steps[:-1]), left]
+        base = self.position
+        return iter(
+            [
+                (base + end, (done + step[self._rank][0], done + step[self._rank][1]))
+                for end, step in zip(ends, steps, strict=True)
+            ]
+        )
 
 
 def _deal(start: int, stop: int, world_size: int) -> list[tuple[int, int]]:
