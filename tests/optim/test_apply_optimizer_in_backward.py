@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tutorec._kernels.backend import backend, use_backend
-from tutorec._kernels.tbe import OptimizerSpec
+from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.fused_params import optimizer_spec_of_parameter
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection

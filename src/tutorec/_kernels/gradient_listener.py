@@ -7,6 +7,8 @@ its backward runs before the lookup's, hence before any row moves. Without a lis
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol, cast
 
 import torch
@@ -55,28 +57,50 @@ def report_batch(
         report_rows(listener, touched, rows[touched.table])
 
 
-def listened(
-    found: Tensor, op: HasListener, batch: PooledBatch, columns: Sequence[int], rows: Sequence[int]
-) -> Tensor:
-    """What was looked up, with the node that reports behind it.
+@dataclass(frozen=True)
+class LookedUp:
+    """What one call of an operator looked up.
 
-    Args:
-        found: Pooled rows [B, sum of D over features], or with ``batch.offsets`` of every id a bag of its own, the
-            rows [N, D].
-        op: Whose ``gradient_listener`` at the time of backward is told.
-        batch: What was looked up.
+    Attributes:
+        batch: Ids, bags and weights.
+        pooled: Whether bags became one row each; otherwise each id has a row of its own.
         columns: D of each table.
         rows: R of each table.
     """
-    return cast(Tensor, _Listened.apply(found, op, batch, columns, rows))
+
+    batch: PooledBatch
+    pooled: bool
+    columns: Sequence[int]
+    rows: Sequence[int]
+
+    def report(self, listener: GradientListener, grad: Tensor) -> None:
+        """Tell what the gradient of the result means for each table."""
+        if self.pooled:
+            report_batch(listener, self.batch, grad, self.columns, self.rows)
+            return
+        features = self.batch.feature_tables
+        samples = (self.batch.offsets.numel() - 1) // len(features)
+        bounds = self.batch.offsets[::samples].tolist() if samples else [0] * (len(features) + 1)
+        for table, (first, last) in zip(features, pairwise(bounds), strict=True):
+            touched = TouchedRows(table, self.batch.values[first:last], None, None, grad[first:last])
+            report_rows(listener, touched, self.rows[table])
+
+
+def listened(found: Tensor, op: HasListener, looked_up: LookedUp) -> Tensor:
+    """What was looked up, with the node that reports behind it.
+
+    Args:
+        found: Pooled rows [B, sum of D over features], or rows [N, D] where nothing is pooled.
+        op: Whose ``gradient_listener`` at the time of backward is told.
+        looked_up: Where the rows came from.
+    """
+    return cast(Tensor, _Listened.apply(found, op, looked_up))
 
 
 class _Listened(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, found: Tensor, op: HasListener, batch: PooledBatch, columns: Sequence[int], rows: Sequence[int]
-    ) -> Tensor:
-        ctx.op, ctx.batch, ctx.columns, ctx.rows = op, batch, columns, rows
+    def forward(ctx: Any, found: Tensor, op: HasListener, looked_up: LookedUp) -> Tensor:
+        ctx.op, ctx.looked_up = op, looked_up
         return found.view_as(found)
 
     @staticmethod
@@ -84,18 +108,8 @@ class _Listened(torch.autograd.Function):
         listener: GradientListener | None = ctx.op.gradient_listener
         if listener is not None:
             with torch.no_grad():
-                _report(listener, ctx.batch, grads[0], ctx.columns, ctx.rows)
-        return grads[0], None, None, None, None
+                ctx.looked_up.report(listener, grads[0])
+        return grads[0], None, None
 
 
-def _report(
-    listener: GradientListener, batch: PooledBatch, grad: Tensor, columns: Sequence[int], rows: Sequence[int]
-) -> None:
-    features = len(batch.feature_tables)
-    if (batch.offsets.numel() - 1) == grad.shape[0] * features and batch.values.numel() != grad.shape[0]:
-        report_batch(listener, batch, grad, columns, rows)
-        return
-    report_batch(listener, batch, grad, columns, rows)
-
-
-__all__ = ["GradientListener", "listened", "report_batch", "report_rows"]
+__all__ = ["GradientListener", "LookedUp", "listened", "report_batch", "report_rows"]

@@ -35,8 +35,10 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.backend import backend
+from tutorec._kernels.gradient_listener import GradientListener, LookedUp, listened
 from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec, UpdateStep, check_rate
 from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_pooling
+from tutorec._kernels.weighted_step import PooledBatch
 
 __all__ = [
     "Cut",
@@ -150,6 +152,7 @@ class TableBatch(nn.Module, ABC):
         super().__init__()
         self.spec = spec
         self.optimizer = optimizer
+        self.gradient_listener: GradientListener | None = None
         self._learning_rate = 0.0 if optimizer is None else float(optimizer.learning_rate)
         elements, rows = self._place()
         # A fused op's buffer requires grad only so that autograd records the lookup; it never gets a .grad.
@@ -193,9 +196,18 @@ class TableBatch(nn.Module, ABC):
         # bag's length, not the sum of the weights, and fbgemm's backward forgets it.
         weights = bag_weights(self.spec.pooling, offsets, weights, values.numel())
         if weights is None or not (weights.requires_grad and torch.is_grad_enabled()):
-            return self._lookup(values, offsets, weights)
-        pooled = self._lookup(values, offsets, weights.detach())
+            return self._listened(self._lookup(values, offsets, weights), values, offsets, weights)
+        pooled = self._listened(self._lookup(values, offsets, weights.detach()), values, offsets, weights.detach())
         return cast(Tensor, _WeightsGradient.apply(pooled, weights, self, values, offsets))
+
+    def _listened(self, found: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """The result; while there is a ``gradient_listener``, with a node behind it that reports to it in backward."""
+        if self.gradient_listener is None or not torch.is_grad_enabled():
+            return found
+        tables, pooling = self.spec.tables, self.spec.pooling
+        batch = PooledBatch(values, offsets, weights, self._pooling == "mean", self.spec.feature_tables)
+        columns, rows = [table.columns for table in tables], [table.rows for table in tables]
+        return listened(found, self, LookedUp(batch, pooling != "none", columns, rows))
 
     def table_weights(self) -> list[Tensor]:
         """Live weights of each table, [R, D] each, in the order of ``spec.tables``; Parameters of a dense op."""

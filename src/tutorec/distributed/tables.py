@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
-from tutorec._kernels.tbe import OptimizerSpec
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType

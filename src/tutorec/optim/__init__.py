@@ -1,21 +1,32 @@
-"""Optimizers: by parameter name, combined, and fused into backward."""
+"""Optimizers: by parameter name, combined, fused into backward, warmed up and clipped."""
 
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from tutorec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from tutorec.optim.debug_grads import debug_grads
 from tutorec.optim.emb_optim_type import EmbOptimType
-from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizer, FusedOptimizerModule
-from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from tutorec.optim.fused import EmbeddingFusedOptimizer, EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
+from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
+from tutorec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 __all__ = [
     "CombinedOptimizer",
     "EmbOptimType",
     "EmbeddingFusedOptimizer",
+    "EmptyFusedOptimizer",
     "FusedOptimizer",
     "FusedOptimizerModule",
+    "GradientClipping",
+    "GradientClippingOptimizer",
     "KeyedOptimizer",
     "KeyedOptimizerWrapper",
+    "OptimizerWrapper",
     "RowWiseAdagrad",
+    "WarmupOptimizer",
+    "WarmupPolicy",
+    "WarmupStage",
     "apply_optimizer_in_backward",
+    "debug_grads",
     "in_backward_optimizer_filter",
 ]

@@ -10,6 +10,7 @@ import torch
 
 from tutorec._kernels.tbe import TableBatch
 from tutorec.optim.keyed import KeyedOptimizer
+from tutorec.optim.rates import check_rate
 
 
 class FusedOptimizer(KeyedOptimizer):
@@ -21,6 +22,24 @@ class FusedOptimizer(KeyedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: there are no gradients."""
+
+    def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
+        """Nothing: the state is there from the beginning, and no gradient of a table's size is made."""
+
+
+class EmptyFusedOptimizer(FusedOptimizer):
+    """What a rank without tables has: no parameters, and steps that do nothing.
+
+    Example:
+        >>> EmptyFusedOptimizer().state_dict()
+        {'state': {}}
+
+    Source:
+        TorchRec's ``torchrec.optim.fused.EmptyFusedOptimizer``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({}, {}, [])
 
 
 class FusedOptimizerModule(ABC):
@@ -49,7 +68,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
 
     Example:
         >>> import torch
-        >>> from tutorec._kernels.tbe import GroupSpec, OptimizerSpec, TableSpec, build_table_batch
+        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
+        >>> from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
         >>> tables = build_table_batch(
         ...     GroupSpec((TableSpec("item", 3, 4),), feature_tables=(0,)),
         ...     optimizer=OptimizerSpec("sgd", learning_rate=0.02), device=torch.device("cpu"))
@@ -66,11 +86,21 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         params = dict(zip(names, parameters, strict=True))
         super().__init__(params, self._live_state(), [{"params": list(parameters), "lr": tables.learning_rate}])
 
+    @property
+    def operator(self) -> TableBatch:
+        """What makes the updates."""
+        return self._tables
+
     def apply_learning_rate(self) -> None:
-        """Hand the rate of the parameter group to the operator; the sharded module does so at each forward."""
+        """Hand the rate of the parameter group to the operator; the sharded module does so at each forward.
+
+        Raises:
+            ValueError: The rate is negative or not a number.
+        """
         rate = self.param_groups[0]["lr"]
         if rate != self._tables.learning_rate:
-            self._tables.learning_rate = float(rate)
+            names = ", ".join(map(repr, self.params))
+            self._tables.learning_rate = check_rate(rate, f"the fused optimizer of {names}")
 
     def rebind(self) -> None:
         """Find the state again after the operator's memory has moved."""

@@ -27,9 +27,12 @@ from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn import functional as F
 
 from tutorec._kernels.separate import SeparateTables, find_tables
+from tutorec._kernels.tbe_update import sum_rows
 from tutorec._kernels.weighted_step import FEW_IDS, PooledBatch, step_rowwise_adagrad
 from tutorec.optim.row_update import RowGradients, fused_rule, group_of, mark_stepped, update_rows
 
+# What a table has while somebody listens: called with touched rows [U] and their summed gradients [U, D].
+GRADIENT_LISTENER = "_gradient_listener"
 _PLAIN = (Tensor, nn.Parameter)
 _FEW_IDS = FEW_IDS
 
@@ -152,6 +155,7 @@ class _UpdatingLookup(torch.autograd.Function):
             of_weights.append(None if rows is None or grad is None else _weights_gradient(one, rows, grad))
             if grad is not None:
                 parts.setdefault(id(one.table), []).append((one, grad))
+        _report(parts.values())
         _update_tables(parts.values())
         increment_version([one.table for one in ctx.bags])
         return (None, None, *of_weights)
@@ -172,6 +176,8 @@ class _UpdatingBatch(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         _ = ctx.saved_tensors
         batch: PooledBatch = ctx.batch
+        if any(getattr(table, GRADIENT_LISTENER, None) is not None for table in ctx.tables):
+            _report(_features_of_tables(ctx.tables, batch, grads[0]).values())
         if batch.values.numel() and not _step_in_one_call(ctx.tables, batch, grads[0]):
             _step_by_table(ctx.tables, batch, grads[0])
         increment_version(ctx.tables)
@@ -239,6 +245,15 @@ def _update_tables(parts: Iterable[list[tuple[Bags, Tensor]]]) -> None:
         table, touched = features[0][0].table, _row_gradients(features)
         for optimizer in cast(Any, table)._in_backward_optimizers:
             update_rows(optimizer, table, touched)
+
+
+def _report(parts: Iterable[list[tuple[Bags, Tensor]]]) -> None:
+    """Tell each table's gradient to who listens to it, before its rows move."""
+    for features in parts:
+        listener = getattr(features[0][0].table, GRADIENT_LISTENER, None)
+        if listener is not None:
+            touched = _row_gradients(features)
+            listener(touched.groups.rows, sum_rows(touched.grad, touched.groups))
 
 
 def _bag_of_each(one: Bags) -> Tensor | None:

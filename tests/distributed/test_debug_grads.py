@@ -1,0 +1,48 @@
+"""The gradients that backward uses up, seen on every rank: together they are those of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from distributed.cases import batch, coefficients, collection, kind_of, local_weights, seed_of, shard
+from torch import Tensor
+
+from tutorec.optim import debug_grads
+
+KINDS = ["table_wise", "column_wise", "row_wise", "grid_shard", "data_parallel", "mixed"]
+
+
+def watched(rank: int, world_size: int, kind: str, sizes: list[int]) -> tuple[dict[str, Tensor], bool]:
+    """The gradients of one step on this rank, and whether the rows are those of a model that nobody watches."""
+    models = [shard(collection(), kind=kind, learning_rate=0.5) for _ in range(2)]
+    with debug_grads(models[0]) as grads:
+        for model in models:
+            found = model(batch(seed_of(rank, 0), sizes[rank])).values()
+            (found * coefficients(found, rank)).sum().backward()
+    rows = [local_weights(model) for model in models]
+    same = all(torch.equal(rows[0][name], rows[1][name]) for name in rows[0])
+    return {name: gradient.to_dense() for name, gradient in grads.items()}, same
+
+
+def expected(world_size: int, sizes: list[int]) -> dict[str, Tensor]:
+    ebc = collection()
+    for rank in range(world_size):
+        found = ebc(batch(seed_of(rank, 0), sizes[rank])).values()
+        ((found * coefficients(found, rank)).sum() / world_size).backward()
+    return {name: parameter.grad for name, parameter in ebc.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [[4, 3], [40, 0]], ids=["few", "one rank alone"])
+def test_gradients_of_all_ranks_are_those_of_one_process(ranks, kind: str, sizes: list[int]) -> None:
+    found = ranks(2).run(watched, kind, sizes)
+    for index, (name, gradient) in enumerate(expected(2, sizes).items()):
+        assert name == f"embedding_bags.t{index}.weight"
+        parts = [grads[name] for grads, _ in found if name in grads]
+        if kind_of(kind, index) == "data_parallel":
+            assert len(parts) == 2
+            for part in parts:
+                torch.testing.assert_close(part, gradient)
+        else:
+            torch.testing.assert_close(torch.stack(parts).sum(0), gradient)
+    assert all(same for _, same in found)
