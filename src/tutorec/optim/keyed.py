@@ -470,6 +470,11 @@ class OptimizerWrapper(KeyedOptimizer):
         return self._optimizer.state
 
     @property
+    def own_state(self) -> dict[torch.Tensor, Any]:
+        """Parameter -> state that the wrapper keeps itself, besides that of the other; may be written to."""
+        return {}
+
+    @property
     def param_groups(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The groups, shared."""
         return self._optimizer.param_groups

@@ -143,6 +143,11 @@ class WarmupOptimizer(OptimizerWrapper):
         """Parameter -> its state, and ``{"warmup": [steps made, stage]}``."""
         return {**self._optimizer.state, **self._progress}
 
+    @property
+    def own_state(self) -> dict[torch.Tensor, Any]:
+        """``{"warmup": [steps made, stage]}`` of the parameter that stands for the schedule."""
+        return self._progress
+
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """One step with the rate of now, then the rate of the next."""
         loss = super().step(closure)

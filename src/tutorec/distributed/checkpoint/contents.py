@@ -6,7 +6,7 @@ that steps outside is given by the caller. Both are read where they live, nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from tutorec.distributed.shard_geometry import ShardPiece
 from tutorec.distributed.tables import PlacedTable
 from tutorec.errors import CheckpointError
 from tutorec.optim.fused import FusedOptimizer
-from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer
+from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, OptimizerWrapper
 
 # Where states stand in the nested state dict: then comes the parameter, then the state.
 STATE = ("optimizer", "state")
@@ -68,9 +68,14 @@ class Optimized:
         return isinstance(self.optimizer, FusedOptimizer)
 
     @property
+    def states(self) -> MutableMapping[torch.Tensor, Any]:
+        """Where the optimizer keeps the state of its parameters; of a wrapper what it keeps itself."""
+        return self.optimizer.own_state if isinstance(self.optimizer, OptimizerWrapper) else self.optimizer.state
+
+    @property
     def state(self) -> Mapping[str, Any]:
         """Name -> tensor or number; empty before a torch optimizer's first step."""
-        return self.optimizer.state.get(self.parameter, {})
+        return self.states.get(self.parameter, {})
 
 
 @dataclass
@@ -219,8 +224,10 @@ def _dense_state(module: nn.Module, path: str = "") -> Iterator[tuple[str, torch
                 "pass what is small as extra="
             )
         yield name, value
-    for child, part in module.named_children():
-        yield from _dense_state(part, prefix + child)
+    # Not named_children(): of a layer that stands in two places it names one.
+    for child, part in module._modules.items():
+        if part is not None:
+            yield from _dense_state(part, prefix + child)
 
 
 def _optimized(
@@ -246,24 +253,23 @@ def _optimized(
     return found
 
 
-def _leaves(optimizer: KeyedOptimizer | None, prefix: str = "") -> Iterator[tuple[str, Optimizer, torch.Tensor]]:
+def _leaves(optimizer: KeyedOptimizer | None) -> Iterator[tuple[str, Optimizer, torch.Tensor]]:
     """(name, the optimizer that keeps its state, parameter) of everything that a keyed optimizer holds."""
     if optimizer is None:
         return
     if isinstance(optimizer, CombinedOptimizer):
         for key, part in optimizer.optimizers:
-            yield from _leaves(part, CombinedOptimizer.prepend_opt_key(key, prefix))
+            for name, leaf, parameter in _leaves(part):
+                yield CombinedOptimizer.prepend_opt_key(name, key), leaf, parameter
         return
-    inner = getattr(optimizer, "_optimizer", None)
-    seen: set[int] = set()
-    if isinstance(inner, KeyedOptimizer):
-        for name, leaf, parameter in _leaves(inner, prefix):
-            seen.add(id(parameter))
-            yield name, leaf, parameter
+    inner: Any = getattr(optimizer, "_optimizer", None)
+    below = list(_leaves(inner)) if isinstance(inner, KeyedOptimizer) else []
+    yield from below
+    seen = {id(parameter) for _, _, parameter in below}
     keeper = inner if isinstance(inner, Optimizer) and not isinstance(inner, KeyedOptimizer) else optimizer
     for name, parameter in optimizer.params.items():
         if id(parameter) not in seen:
-            yield CombinedOptimizer.prepend_opt_key(name, prefix), keeper, parameter
+            yield name, keeper, parameter
 
 
 def _group_with(optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tutorec.distributed.shard_geometry import ShardPiece
 from tutorec.distributed.tables import PlacedTable
 
 # Saving and loading hold one block at a time beside the model.
-BLOCK_BYTES = 16 * 2**20
+BLOCK_BYTES = 4 * 2**20
 
 
 class Form(Enum):
@@ -117,7 +117,7 @@ def slice_widths(table: PlacedTable) -> tuple[int, ...]:
 
 
 def stored_blocks(entry: Entry, rank: int, world_size: int) -> Iterator[Block]:
-    """The blocks of an entry that this rank writes, none larger than 16 MiB unless one row is.
+    """The blocks of an entry that this rank writes, none larger than 4 MiB unless one row is.
 
     What several ranks have is written once: a dense tensor by rank 0, the copies of a table block by block in turn, a
     number that belongs to a table by the rank of its first piece.

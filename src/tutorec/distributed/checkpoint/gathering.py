@@ -19,7 +19,7 @@ _STAGE = "full state dict"
 def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Every tensor of a model, whole and on the CPU, on rank 0; ``{}`` on the other ranks.
 
-    What an unsharded model's ``load_state_dict`` takes. A collective. Pieces travel in blocks of at most 16 MiB, so
+    What an unsharded model's ``load_state_dict`` takes. A collective. Pieces travel in blocks of at most 4 MiB, so
     that the other ranks need little memory beside the model; rank 0 needs room for all of it.
 
     Example:

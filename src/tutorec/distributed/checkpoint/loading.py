@@ -108,8 +108,8 @@ def load_checkpoint(
     except (OSError, ValueError, RuntimeError) as error:
         problem = CheckpointError(f"{error}; the model is filled in part: load again, or another checkpoint")
     ranks.settle(problem)
-    if optimizer is not None and optimizer_state and hasattr(optimizer, "post_load_state_dict"):
-        cast(Any, optimizer).post_load_state_dict()
+    if optimizer is not None and optimizer_state:
+        optimizer.post_load_state_dict()
     return info_of(manifest, metadata)
 
 
@@ -223,10 +223,10 @@ def _order_options(order: _Order, one: Optimized, options: Mapping[str, Any]) ->
 def _carry_out(order: _Order) -> None:
     """Set numbers, make states that are new, drop those that the checkpoint does not have."""
     for one, changes in order.states:
-        if changes and one.parameter not in one.optimizer.state:
-            one.optimizer.state[one.parameter] = {}
+        if changes and one.parameter not in one.states:
+            one.states[one.parameter] = {}
         for key, value in changes.items():
-            state = one.optimizer.state[one.parameter]
+            state = one.states[one.parameter]
             if value is None:
                 state.pop(key)
             else:

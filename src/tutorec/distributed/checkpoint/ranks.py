@@ -67,11 +67,14 @@ class Together:
 
         Raises:
             CheckpointError: A rank has a problem, or ended.
+            TypeError: This rank's problem is one: the caller's mistake.
         """
         text = None if problem is None else _text(problem)
         troubles = [(rank, found) for rank, found in enumerate(self.gather(text)) if found is not None]
         if not troubles:
             return
+        if isinstance(problem, TypeError):
+            raise problem
         if self.world_size == 1:
             if isinstance(problem, CheckpointError):
                 raise problem

@@ -35,7 +35,7 @@ def save_checkpoint(
 
     A collective: every rank calls it with the same path, on a file system that all of them see. Weights, buffers and
     the state of optimizers that run inside backward are saved with the model; each rank writes its own part, in blocks
-    of at most 16 MiB, so that little memory is needed beside the model.
+    of at most 4 MiB, so that little memory is needed beside the model.
 
     Args:
         path: Of the checkpoint, a folder. One that stands there is replaced.
