@@ -1,4 +1,4 @@
-"""A model whose tables no rank could hold is built, trained and saved, each rank growing by little more than its share."""
+"""A model whose tables no rank could hold is built, trained and saved; a rank grows by little more than its share."""
 
 from __future__ import annotations
 
