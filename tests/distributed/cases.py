@@ -1,17 +1,19 @@
 """Tables, batches and the global-batch reference that the tests of sharded modules share.
 
 The reference is *fused semantics*: the update is made once per step with the mean over ranks of the gradients of all
-ranks' samples; ids that repeat are summed first; rows that no rank has touched, and their state, do not move. Row-wise
-Adagrad keeps one number for each row of each slice of columns.
+ranks' samples; ids that repeat are summed first; rows that no rank has touched, and their state, do not move. What is
+kept for a whole row is kept for each row of each slice of columns.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.testing import assert_close
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from tutorec.distributed.env import ShardingEnv
@@ -32,6 +34,11 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 LEARNING_RATE = 0.05
 EPS = 1e-3
+BETA1, BETA2, DECAY = 0.9, 0.999, 0.1
+ADAMS = ("adam", "partial_row_wise_adam")
+OPTIMIZERS = ("exact_sgd", "exact_adagrad", "exact_row_wise_adagrad", *ADAMS)
+States = dict[str, Tensor]  # name of a state, without its table's -> what is kept
+Piece = tuple[list[int], Tensor, States]  # [first row, first column], rows, their state
 
 
 def tables(pooling: PoolingType = PoolingType.SUM) -> list[EmbeddingBagConfig]:
@@ -104,6 +111,12 @@ def group() -> dist.ProcessGroup:
     return world
 
 
+def optimizer_words(optimizer: str) -> dict[str, Any]:
+    """The ``fused_params`` that the reference stands for."""
+    decay = {"weight_decay": DECAY} if optimizer in ADAMS else {}
+    return {"optimizer": optimizer, "learning_rate": LEARNING_RATE, "eps": EPS, **decay}
+
+
 def shard(
     ebc: EmbeddingBagCollection,
     optimizer: str = "exact_sgd",
@@ -117,7 +130,7 @@ def shard(
         config.name: word(kind, index, env.world_size, env.local_size, kernel)
         for index, config in enumerate(ebc.embedding_bag_configs())
     }
-    params = {"optimizer": optimizer, "learning_rate": LEARNING_RATE, "eps": EPS, **fused_params}
+    params = {**optimizer_words(optimizer), **fused_params}
     plan = construct_module_sharding_plan(ebc, words, local_size=env.local_size)
     return EmbeddingBagCollectionSharder(params).shard(ebc, plan, env)
 
@@ -154,7 +167,8 @@ class Reference:
     optimizer: str
     world_size: int
     kind: str = "table_wise"
-    momentum: dict[str, Tensor] = field(default_factory=dict)  # [slices, R]
+    states: dict[str, States] = field(default_factory=dict)  # [R, D], and [slices, R] of what is kept for a row
+    steps: int = 0
 
     def weights(self) -> dict[str, Tensor]:
         return {name: bag.get_parameter("weight") for name, bag in self.ebc.embedding_bags.items()}
@@ -162,19 +176,72 @@ class Reference:
     def outputs(self, batches: list[KeyedJaggedTensor]) -> list[Tensor]:
         return [self.ebc(each).values() for each in batches]
 
-    def update(self, gradients: dict[str, Tensor]) -> None:
-        """Apply dense gradients of the sum of all ranks' losses. (Untouched rows have none, and no decay.)"""
-        with torch.no_grad():
-            for index, (name, weight) in enumerate(self.weights().items()):
-                gradient = gradients[name] / self.world_size
-                if self.optimizer == "exact_sgd":
-                    weight -= LEARNING_RATE * gradient
-                    continue
-                slices = column_slices(self.kind, index, weight.shape[1])
-                states = self.momentum.setdefault(name, torch.zeros(len(slices), weight.shape[0]))
-                for state, columns in zip(states, slices, strict=True):
-                    state += gradient[:, columns].square().mean(dim=1)
-                    weight[:, columns] -= LEARNING_RATE * gradient[:, columns] / (state.sqrt() + EPS).unsqueeze(1)
+    def rows_of(self, batches: list[KeyedJaggedTensor]) -> dict[str, list[int]]:
+        """The rows of each table that some rank looks up."""
+        ids = [batch.to_dict() for batch in batches]
+        found = {config.name: list(config.feature_names) for config in self.configs()}
+        return {
+            name: sorted({row for of_rank in ids for feature in features for row in of_rank[feature].values().tolist()})
+            for name, features in found.items()
+        }
+
+    def configs(self) -> list[Any]:
+        return list(self.ebc.embedding_bag_configs())
+
+    @torch.no_grad()
+    def update(self, gradients: dict[str, Tensor], rows: dict[str, list[int]] | None = None) -> None:
+        """Apply dense gradients of the sum of all ranks' losses to the rows of the batch; for SGD, to all rows."""
+        assert rows is not None or self.optimizer == "exact_sgd", "which rows are in the batch?"
+        self.steps += 1
+        for index, (name, weight) in enumerate(self.weights().items()):
+            slices = column_slices(self.kind, index, weight.shape[1])
+            if name not in self.states:
+                self.states[name] = new_states(self.optimizer, weight, len(slices))
+            for place, columns in enumerate(slices):
+                kept = {
+                    key: state[:, columns] if state.shape == weight.shape else state[place]
+                    for key, state in self.states[name].items()
+                }
+                gradient = gradients[name][:, columns] / self.world_size
+                moved = rows[name] if rows else list(range(weight.shape[0]))
+                self._move(weight[:, columns], gradient, kept, moved)
+
+    def _move(self, weight: Tensor, gradient: Tensor, states: States, rows: list[int]) -> None:
+        """One step of some rows, in place; a row's state is [D] or a number."""
+        for row in rows:
+            g, state = gradient[row], {name: kept[row] for name, kept in states.items()}
+            if self.optimizer == "exact_sgd":
+                weight[row] -= LEARNING_RATE * g
+                continue
+            squares = g.square() if state[last_of(states)].dim() else g.square().mean()
+            if self.optimizer not in ADAMS:
+                state["momentum1"] += squares
+                weight[row] -= LEARNING_RATE * g / (state["momentum1"].sqrt() + EPS)
+                continue
+            state["momentum1"] += (1 - BETA1) * (g - state["momentum1"])
+            state["exp_avg_sq"] += (1 - BETA2) * (squares - state["exp_avg_sq"])
+            mean = state["momentum1"] / (1 - BETA1**self.steps)
+            root = (state["exp_avg_sq"] / (1 - BETA2**self.steps)).sqrt() + EPS
+            weight[row] -= LEARNING_RATE * (mean / root + DECAY * weight[row])
+
+    def check_piece(self, name: str, piece: Piece, where: str) -> tuple[slice, slice]:
+        """Compare rows and state that a rank holds with the table; which rows and columns they are."""
+        (row, column), rows, states = piece
+        part = slice(row, row + rows.shape[0]), slice(column, column + rows.shape[1])
+        assert_close(rows, self.weights()[name].detach()[part], rtol=1e-5, atol=1e-6, msg=f"weights of {name} {where}")
+        whole = self.states[name]
+        index = list(self.weights()).index(name)
+        starts = [columns.start for columns in column_slices(self.kind, index, self.weights()[name].shape[1])]
+        wanted = {
+            key: kept[part] if kept.shape == self.weights()[name].shape else kept[starts.index(column)][part[0]]
+            for key, kept in whole.items()
+        }
+        if self.optimizer in ADAMS:
+            wanted["step"] = torch.tensor(float(self.steps))
+        assert states.keys() == wanted.keys(), f"state of {name} {where}"
+        for key, state in states.items():
+            assert_close(state, wanted[key], rtol=1e-5, atol=1e-6, msg=f"{key} of {name} {where}")
+        return part
 
     def step(self, batches: list[KeyedJaggedTensor], step: int) -> list[Tensor]:
         """One step on the global batch; returns each rank's outputs."""
@@ -185,23 +252,45 @@ class Reference:
         )
         weights = self.weights()
         gradients = torch.autograd.grad(loss, list(weights.values()))
-        self.update(dict(zip(weights, gradients, strict=True)))
+        self.update(dict(zip(weights, gradients, strict=True)), self.rows_of(batches))
         return [out.detach() for out in outputs]
 
 
-def held(sharded: ShardedEmbeddingBagCollection) -> dict[str, list[tuple[list[int], Tensor, Tensor | None]]]:
-    """Table -> this rank's pieces: ([row, column], rows, state of row-wise Adagrad)."""
+def new_states(optimizer: str, weight: Tensor, slices: int) -> States:
+    """Zeros: [R, D], or [slices, R] of what is kept for a whole row."""
+    whole, rowwise = torch.zeros_like(weight), torch.zeros(slices, weight.shape[0])
+    return {
+        "exact_sgd": dict[str, Tensor],
+        "exact_adagrad": lambda: {"momentum1": whole},
+        "exact_row_wise_adagrad": lambda: {"momentum1": rowwise},
+        "adam": lambda: {"momentum1": whole, "exp_avg_sq": whole.clone()},
+        "partial_row_wise_adam": lambda: {"momentum1": whole, "exp_avg_sq": rowwise},
+    }[optimizer]()
+
+
+def last_of(states: States) -> str:
+    """The state of squares."""
+    return list(states)[-1]
+
+
+def held(sharded: ShardedEmbeddingBagCollection) -> dict[str, list[Piece]]:
+    """Table -> this rank's pieces."""
+    return pieces_held(sharded, "embedding_bags")
+
+
+def pieces_held(sharded: Any, path: str) -> dict[str, list[Piece]]:
+    """Table -> this rank's pieces, of a collection whose tables stand under a path."""
     rank, parameters = sharded._env.rank, dict(sharded.named_parameters())
-    state = sharded.fused_optimizer.state_dict()["state"]
-    found: dict[str, list[tuple[list[int], Tensor, Tensor | None]]] = {}
+    found: dict[str, list[Piece]] = {}
     for table in sharded._tables:
-        mine = [piece for piece in table.pieces if piece.rank == rank]
-        for index, piece in enumerate(mine):
-            name = f"embedding_bags.{table.name}.weight" + (f"_{index}" if index else "")
-            momentum = state.get(name, {}).get(f"{table.name}.momentum1")
+        for index, piece in enumerate(piece for piece in table.pieces if piece.rank == rank):
+            parameter = parameters[f"{path}.{table.name}.weight" + (f"_{index}" if index else "")]
+            states: States = {}
+            for optimizer in getattr(parameter, "_in_backward_optimizers", ()):
+                kept = optimizer.state[parameter].items()
+                states |= {name.removeprefix(f"{table.name}."): state.clone() for name, state in kept}
             place = [piece.row_offset, piece.column_offset]
-            own = (place, parameters[name].detach().clone(), None if momentum is None else momentum.clone())
-            found.setdefault(table.name, []).append(own)
+            found.setdefault(table.name, []).append((place, parameter.detach().clone(), states))
     return found
 
 

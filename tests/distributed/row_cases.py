@@ -9,7 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from distributed.cases import EPS, FEATURES, LEARNING_RATE, ROWS, Reference, coefficients, group, seed_of, word
+from distributed.cases import (
+    FEATURES,
+    ROWS,
+    Piece,
+    Reference,
+    coefficients,
+    group,
+    optimizer_words,
+    pieces_held,
+    seed_of,
+    word,
+)
 from torch import Tensor
 
 from tutorec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
@@ -52,7 +63,7 @@ def shard(
         config.name: word(kind, index, env.world_size, env.local_size, kernel)
         for index, config in enumerate(ec.embedding_configs())
     }
-    params = {"optimizer": optimizer, "learning_rate": LEARNING_RATE, "eps": EPS, **fused_params}
+    params = {**optimizer_words(optimizer), **fused_params}
     plan = construct_module_sharding_plan(ec, words, local_size=env.local_size)
     return EmbeddingCollectionSharder(params, codecs).shard(ec, plan, env)
 
@@ -94,26 +105,19 @@ class RowsReference(Reference):
     def weights(self) -> dict[str, Tensor]:
         return {name: table.get_parameter("weight") for name, table in self.ebc.embeddings.items()}
 
+    def configs(self) -> list[Any]:
+        return list(self.ebc.embedding_configs())
+
     def rows_step(self, batches: list[KeyedJaggedTensor], step: int) -> list[dict[str, Any]]:
         """One step on the global batch; returns each rank's results."""
         found = [self.ebc(each) for each in batches]
         total = torch.stack([loss(rows, seed_of(rank, step)) for rank, rows in enumerate(found)]).sum()
         weights = self.weights()
         gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True, materialize_grads=True)
-        self.update(dict(zip(weights, gradients, strict=True)))
+        self.update(dict(zip(weights, gradients, strict=True)), self.rows_of(batches))
         return [plain(rows) for rows in found]
 
 
-def held(sharded: ShardedEmbeddingCollection) -> dict[str, list[tuple[list[int], Tensor, Tensor | None]]]:
-    """Table -> this rank's pieces: ([row, column], rows, state of row-wise Adagrad)."""
-    rank, parameters = sharded._env.rank, dict(sharded.named_parameters())
-    state = sharded.fused_optimizer.state_dict()["state"]
-    found: dict[str, list[tuple[list[int], Tensor, Tensor | None]]] = {}
-    for table in sharded._tables:
-        for index, piece in enumerate(piece for piece in table.pieces if piece.rank == rank):
-            name = f"embeddings.{table.name}.weight" + (f"_{index}" if index else "")
-            momentum = state.get(name, {}).get(f"{table.name}.momentum1")
-            place = [piece.row_offset, piece.column_offset]
-            own = (place, parameters[name].detach().clone(), None if momentum is None else momentum.clone())
-            found.setdefault(table.name, []).append(own)
-    return found
+def held(sharded: ShardedEmbeddingCollection) -> dict[str, list[Piece]]:
+    """Table -> this rank's pieces."""
+    return pieces_held(sharded, "embeddings")

@@ -52,7 +52,7 @@ def trained(rank: int, world_size: int, kinds: list[str], draw_from: int | None)
                 assert isinstance(loss, Tensor), "two batches have a loss"
                 loss.backward()
         assert world_size == 1 or stages, "a step sends something"
-        rest = [part for pieces in held(sharded).values() for _, *parts in pieces for part in parts if part is not None]
+        rest = [part for own in held(sharded).values() for _, rows, states in own for part in (rows, *states.values())]
         found[kind] = [*(out.detach() for out in outputs), *rest]
     return found
 

@@ -17,6 +17,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+from torch import Tensor
+
 __all__ = ["FBGEMM_KINDS", "OptimizerKind", "OptimizerSpec", "StateSpec", "UpdateStep", "check_rate"]
 
 OptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"]
@@ -104,6 +106,15 @@ class OptimizerSpec:
     def counts_steps(self) -> bool:
         """Whether a step depends on how many there were before."""
         return self.kind in _ADAMS
+
+    @property
+    def moves_without_gradient(self) -> bool:
+        """Whether a row of the batch moves where its gradient is 0, too: on, along its mean."""
+        return self.kind in _ADAMS
+
+    def limited(self, grad: Tensor) -> Tensor:
+        """The gradient of pooled rows, of any shape, with its numbers cut to within plus and minus max_gradient."""
+        return grad if self.max_gradient is None else grad.clamp(-self.max_gradient, self.max_gradient)
 
 
 class UpdateStep(NamedTuple):

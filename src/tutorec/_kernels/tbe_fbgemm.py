@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.separate import SeparateTables, find_tables
 from tutorec._kernels.tbe import GroupSpec, TableBatch, as_one_buffer
 from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
@@ -150,7 +151,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(_FbgemmTableBatch):
             # Rows move only with the buffer, so that what is found holds until it is bound anew.
             found = self._found = self._found or find_tables(self._rows_of_tables, self._feature_tables)
             if found is not None:
-                step = _RowwiseAdagradStep(self, found, self._learning_rate, self.optimizer.eps, limit)
+                step = _RowwiseAdagradStep(self, found, self._learning_rate, self.optimizer)
                 return cast(Tensor, _LargeBatch.apply(self._flat, step, values, offsets, weights))
         head = (
             *(
@@ -189,18 +190,17 @@ class _RowwiseAdagradStep:
     op: SplitTableBatchedEmbeddingBagsCodegen
     found: SeparateTables
     rate: float
-    eps: float
-    limit: float | None
+    rule: OptimizerSpec
 
     def apply(self, batch: PooledBatch, grad: Tensor) -> None:
         tables, states = self.op._rows_of_tables, self.op._states_of_tables
         if not batch.values.numel() or step_rowwise_adagrad(
-            self.found, tables, states, batch, grad, self.rate, self.eps
+            self.found, tables, states, batch, grad, self.rate, self.rule.eps
         ):
             return
         of_features = [states[table] for table in batch.feature_tables]
         arguments = batch.values, batch.offsets, batch.weights, batch.mean
-        self.found.step_rowwise_adagrad(grad, arguments, of_features, self.rate, self.eps)
+        self.found.step_rowwise_adagrad(grad, arguments, of_features, self.rate, self.rule.eps)
 
 
 class _LargeBatch(torch.autograd.Function):
@@ -221,8 +221,7 @@ class _LargeBatch(torch.autograd.Function):
         ids, offsets, weights = ctx.saved_tensors
         step: _RowwiseAdagradStep = ctx.step
         batch = PooledBatch(ids, offsets, weights, step.op._pooling == "mean", step.op._feature_tables)
-        limit = step.limit
-        step.apply(batch, (grads[0] if limit is None else grads[0].clamp(-limit, limit)).contiguous())
+        step.apply(batch, step.rule.limited(grads[0]).contiguous())
         return None, None, None, None, None
 
 

@@ -120,7 +120,7 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
             rows = _pool(matrix, ids, offsets, weights, mode)
         else:
             own = [steps[table] for table in block.tables] if steps else []
-            update = _BlockUpdate(block, own, mode, self.optimizer.max_gradient)
+            update = _BlockUpdate(block, own, mode)
             rows = cast(Tensor, _FusedLookup.apply(self._flat, update, ids, offsets, weights))
         if mode == "none":
             return rows
@@ -138,13 +138,10 @@ class _BlockUpdate:
     block: WidthBlock
     steps: Sequence[UpdateStep]
     pooling: str
-    max_gradient: float | None
 
     def apply(self, grad: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> None:
         """Sum the gradients of equal rows, and move each row once."""
-        if self.max_gradient is not None:
-            grad = grad.clamp(-self.max_gradient, self.max_gradient)
-        bags = None
+        grad, bags = self.steps[0].rule.limited(grad), None
         if self.pooling != "none":
             lengths = offsets.diff()
             bags = torch.repeat_interleave(lengths, output_size=ids.numel())

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.cases import FEATURES, KINDS, MIXES, batch, column_slices, kind_of, samples_of, seed_of
+from distributed.cases import FEATURES, KINDS, MIXES, OPTIMIZERS, batch, kind_of, samples_of, seed_of
 from distributed.pairwise import pairwise_cover
 from distributed.row_cases import KEYS, RowsReference, collection, held, lists, loss, plain, shard
 from torch.testing import assert_close
@@ -21,7 +21,6 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import Ranks
 
 STEPS = 3
-OPTIMIZERS = ("exact_sgd", "exact_row_wise_adagrad")
 BATCHES = ("samples", "lists")
 MATRIX = ((*KINDS, *MIXES), BATCHES, OPTIMIZERS, (1, 2, 4), ("fbgemm", "torch"))
 PAIRWISE = pairwise_cover(MATRIX)
@@ -74,19 +73,8 @@ def test_rows_weights_and_state_equal_unsharded(
                 assert torch.equal(ids, wanted[rank][key][2]), message
     covered = {name: torch.zeros_like(rows) for name, rows in reference.weights().items()}
     for rank, result in enumerate(of_ranks):
-        for name, (row, column), rows, state in (
-            (name, *own) for name, pieces in result["held"].items() for own in pieces
-        ):
-            part = slice(row, row + rows.shape[0]), slice(column, column + rows.shape[1])
-            covered[name][part] += 1
-            weights = reference.weights()[name].detach()[part]
-            assert_close(rows, weights, rtol=1e-5, atol=1e-6, msg=f"weights of {name} on rank {rank}")
-            if optimizer == "exact_sgd":
-                assert state is None
-                continue
-            slices = column_slices(kind, list(covered).index(name), covered[name].shape[1])
-            momentum = reference.momentum[name][[columns.start for columns in slices].index(column)]
-            assert_close(state, momentum[part[0]], rtol=1e-5, atol=1e-6, msg=f"state of {name} on rank {rank}")
+        for name, piece in ((name, piece) for name, pieces in result["held"].items() for piece in pieces):
+            covered[name][reference.check_piece(name, piece, f"on rank {rank}")] += 1
     for index, count in enumerate(covered.values()):
         assert (count == (world_size if kind_of(kind, index) == "data_parallel" else 1)).all()
 
@@ -131,7 +119,7 @@ def test_an_id_that_repeats_is_one_update_and_other_rows_do_not_move(ranks, kind
     same = KeyedJaggedTensor(list(FEATURES), torch.full((12,), 5), lengths=torch.full((4,), 3))
     weights = reference.weights()
     gradients = torch.autograd.grad(2 * loss(reference.ebc(same), 0), list(weights.values()))
-    reference.update(dict(zip(weights, gradients, strict=True)))
+    reference.update(dict(zip(weights, gradients, strict=True)), reference.rows_of([same]))
     for name, (row, column), rows in (piece for of_rank in ranks(2).run(repeated, kind=kind) for piece in of_rank):
         part = slice(row, row + rows.shape[0]), slice(column, column + rows.shape[1])
         assert_close(rows, reference.weights()[name].detach()[part], rtol=1e-5, atol=1e-6)

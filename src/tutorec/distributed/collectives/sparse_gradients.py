@@ -11,7 +11,8 @@ other how many ids they have, and from these numbers all choose alike, table by 
 
 Bytes that rank r sends to each other rank, with F features, B_r samples, N_rf ids of feature f (of 4 bytes, or 8 where
 a table has 2 ** 31 rows), and E elements of all tables that are summed, of which rank r sums E_r (E / W, the first
-E % W ranks one more):
+E % W ranks one more); of a table whose rows move without gradient, as Adam's do, a row has one element more, which
+says whether it is in the batch:
 
     gradient sizes     8 * (1 + F)
     gradient ids       sum over f as bags of  4 * (B_r + N_rf)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tutorec._kernels.gradient_listener import report_batch, report_rows
 from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.table_steps import TouchedRows, gradient_of_table, step_rows, step_tables, touched_rows
 from tutorec._kernels.tbe import TableBatch
@@ -47,12 +48,21 @@ class CopiedGroup:
         """``[R, D]`` of each table, live."""
         return [rows.detach() for rows in self.operator.table_weights()]
 
+    @property
+    def marked(self) -> bool:
+        """Whether gradients of whole tables have one column more, which says which rows are in a batch."""
+        return self.operator.optimizer is not None and self.operator.optimizer.moves_without_gradient
+
+    def limited(self, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient of pooled rows as the optimizer wants it."""
+        return grad if self.operator.optimizer is None else self.operator.optimizer.limited(grad)
+
     def take_bags(self, batch: PooledBatch, grad: torch.Tensor, steps: Sequence[UpdateStep]) -> dict[int, torch.Tensor]:
         """Move rows by the batch of all ranks; of a dense group give the gradients instead.
 
         Args:
             batch: Its tables are numbered as in the group.
-            grad: Of the pooled rows ``[B, sum of D]``.
+            grad: Of the pooled rows ``[B, sum of D]``, limited.
             steps: Of each table, as numbered in the group; none of a dense group.
 
         Returns:
@@ -60,6 +70,9 @@ class CopiedGroup:
         """
         rows = self.rows()
         if steps:
+            if self.operator.gradient_listener is not None:
+                columns, counts = [own.shape[1] for own in rows], [own.shape[0] for own in rows]
+                report_batch(self.operator.gradient_listener, batch, grad, columns, counts)
             step_tables(rows, self.operator.table_states(), batch, grad, steps)
             return {}
         found = {self.tables[table]: torch.zeros_like(rows[table]) for table in set(batch.feature_tables)}
@@ -72,25 +85,31 @@ class CopiedGroup:
         rows, states = self.rows(), self.operator.table_states()
         gradients: dict[int, torch.Tensor] = {}
         for table in set(found).intersection(self.tables):
-            ids, grad, place = found[table].ids, found[table].grad, table - self.tables.start
+            ids, grad, place = found[table].ids, self.limited(found[table].grad), table - self.tables.start
             if not steps:
                 gradients[table] = gradient_of_table(TouchedRows(place, ids, None, None, grad), rows[place].shape[0])
                 continue
+            if self.operator.gradient_listener is not None:
+                touched = TouchedRows(place, ids, None, None, grad)
+                report_rows(self.operator.gradient_listener, touched, rows[place].shape[0])
             each = torch.arange(ids.numel() + 1, dtype=ids.dtype, device=ids.device)
             batch = PooledBatch(ids, each, None, False, (0,))
             step_tables([rows[place]], [states[place]], batch, grad, [steps[place]])
         return gradients
 
     def take_sums(self, sums: Mapping[int, torch.Tensor], steps: Sequence[UpdateStep]) -> dict[int, torch.Tensor]:
-        """The same with gradients of whole tables: table, as numbered in the lookup -> ``[R, D]``."""
+        """The same with gradients of whole tables: table, as numbered in the lookup -> ``[R, D]``, or marked."""
         rows, states = self.rows(), self.operator.table_states()
         own = {table: gradient for table, gradient in sums.items() if table in self.tables}
         if not steps:
             return own
         for table, gradient in own.items():
             place = table - self.tables.start
-            # A row without gradient keeps its place and its state.
-            ids = gradient.any(dim=1).nonzero().view(-1)
+            # A row without gradient keeps its place and its state, unless the rule moves it on and it is marked.
+            ids = (gradient[:, -1] if self.marked else gradient.any(dim=1)).nonzero().view(-1)
+            gradient = gradient[:, : rows[place].shape[1]]
+            if self.operator.gradient_listener is not None:
+                self.operator.gradient_listener(place, ids, gradient.index_select(0, ids))
             step_rows(rows[place], states[place], ids, gradient.index_select(0, ids), steps[place])
         return {}
 
@@ -151,6 +170,23 @@ class ReplicatedLookup(EmbeddingLookup):
     def next_steps(self) -> list[list[UpdateStep]]:
         """Of each group and table what the update of a batch looked up now is to be; the batch is counted."""
         return [group.operator.next_steps() for group in self._groups]
+
+    def table_gradient(self, table: int, touched: TouchedRows | None, device: torch.device) -> torch.Tensor:
+        """What this rank adds to the sum over ranks: the gradient ``[R, D]`` of a table, or ``[R, D + 1]`` with marks.
+
+        Args:
+            table: As numbered in the lookup.
+            touched: What the batch has of it, limited; None for nothing.
+            device: Where it is to be.
+        """
+        size, marked = self._tables[table], next(group.marked for group in self._groups if table in group.tables)
+        if touched is None:
+            return torch.zeros(size.rows, size.columns + marked, device=device)
+        gradient = gradient_of_table(touched, size.rows)
+        if not marked:
+            return gradient
+        marks = gradient.new_zeros(size.rows, 1).index_fill_(0, touched.ids.long(), 1.0)
+        return torch.cat([gradient, marks], dim=1)
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """The rows of tables that get a gradient, table after table."""
