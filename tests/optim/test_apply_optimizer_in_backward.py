@@ -132,11 +132,6 @@ def test_two_steps_equal_dense_steps(
         present = {i for one in drawn for feature in table.feature_names for bag in one.ids[feature] for i in bag}
         for row in set(range(table.num_embeddings)) - present:
             assert torch.equal(moved[row], start[table.name][row])
-        if arguments.get("lr_decay") and not all(
-            any(one.ids[feature][sample] for feature in table.feature_names for sample in range(one.samples))
-            for one in drawn
-        ):
-            continue  # a batch without ids of a table is no step of it here, and one for a dense optimizer
         torch.testing.assert_close(moved, dense[table.name], rtol=1e-3, atol=1e-3)
 
 

@@ -53,6 +53,8 @@ class RowGradients:
 def update_rows(optimizer: Optimizer, table: Tensor, touched: RowGradients) -> None:
     """Step the rows of a batch; the optimizer's own group says how fast, and its own state moves with the rows.
 
+    A batch without ids is a step, too: the optimizer counts it.
+
     Args:
         optimizer: What ``apply_optimizer_in_backward`` left on the table.
         table: [R, D], changed in place.
@@ -61,8 +63,6 @@ def update_rows(optimizer: Optimizer, table: Tensor, touched: RowGradients) -> N
     Raises:
         TypeError: The optimizer does not treat each row by itself.
     """
-    if touched.ids.numel() == 0:
-        return
     group, plain = group_of(optimizer, table), fused_rule(optimizer, table)
     if plain is None:
         _step_compact(optimizer, group, table, touched)

@@ -8,7 +8,7 @@ hands the optimizer the touched rows only. The semantics are those of fused kern
 - Ids that repeat in a batch are summed before one update of their row; so are the features that share a table.
 - Every backward is a step, with the learning rate in force then: two forwards that wait for their backwards give two
   steps, and so does a second backward through a retained graph.
-- A batch without ids of a table is no step of that table.
+- It is a step of every table, also of one that the batch has no ids of: its optimizer counts it, and no row moves.
 
 Works with torch's ``_apply_optimizer_in_backward`` too, which leaves the same marks.
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -178,7 +177,7 @@ class _UpdatingBatch(torch.autograd.Function):
         batch: PooledBatch = ctx.batch
         if any(getattr(table, GRADIENT_LISTENER, None) is not None for table in ctx.tables):
             _report(_features_of_tables(ctx.tables, batch, grads[0]).values())
-        if batch.values.numel() and not _step_in_one_call(ctx.tables, batch, grads[0]):
+        if not (batch.values.numel() and _step_in_one_call(ctx.tables, batch, grads[0])):
             _step_by_table(ctx.tables, batch, grads[0])
         increment_version(ctx.tables)
         return None, None, None, None
@@ -206,11 +205,8 @@ def _step_in_one_call(tables: Sequence[Tensor], batch: PooledBatch, grad: Tensor
             found.step_rowwise_adagrad(grad, arguments, of_features, rule.rate, rule.eps)
         elif not step_rowwise_adagrad(found, tables, sums, batch, grad, rule.rate, rule.eps):
             return False
-        ends = batch.offsets[:: grad.shape[0]].tolist()
-        moved = {
-            table for table, (first, last) in zip(batch.feature_tables, pairwise(ends), strict=True) if last > first
-        }
-        torch._foreach_add_([states[table]["step"] for table in moved], 1)  # pyright: ignore[reportPrivateImportUsage]
+        counts = {id(state["step"]): state["step"] for state in states}  # tied tables have one
+        torch._foreach_add_([*counts.values()], 1)  # pyright: ignore[reportPrivateImportUsage]
     for optimizer in optimizers:
         mark_stepped(optimizer)
     return True
@@ -226,7 +222,9 @@ def _features_of_tables(
 ) -> dict[int, list[tuple[Bags, Tensor]]]:
     """For each table, by its index, the bags and gradients of its features; tied tables are one."""
     samples, column = grad.shape[0], 0
-    windows = batch.offsets.unfold(0, samples + 1, samples)
+    windows = batch.offsets.unfold(0, samples + 1, samples or 1)
+    if not samples:
+        windows = windows.expand(len(batch.feature_tables), 1)
     bounds = [*windows[:, 0].tolist(), batch.values.numel()]
     first_of = {id(table): index for index, table in reversed(list(enumerate(tables)))}
     found: dict[int, list[tuple[Bags, Tensor]]] = {}
