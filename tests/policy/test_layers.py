@@ -45,16 +45,21 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
         (
             tuple(
                 f"distributed.{name}"
-                for name in "sharding_plan shard planner.planners data_parallel model_parallel checkpoint".split()
+                for name in (
+                    "sharding_plan shard data_parallel gradient_norm planner.planners model_parallel checkpoint"
+                ).split()
             ),
         ),
     ),
     ("pipelines", (("distributed.train_pipeline",),)),
-    ("users", (("inference", "models", "datasets", "teach", "bench", "distributed.simulate", "cli", "__main__"),)),
+    (
+        "users",
+        (("inference", "models", "datasets", "teach", "bench", "examples", "distributed.simulate", "cli", "__main__"),),
+    ),
 )
 # They gather names of every layer and hold nothing else; nobody inside the library imports them.
 FACADES = ("distributed.types", "distributed.embedding_types", "distributed.dist_data", "distributed.planner.types")
-FACADES += ("sparse.jagged_tensor", "distributed.fbgemm_qcomm_codec")
+FACADES += ("distributed.comm_ops", "sparse.jagged_tensor", "distributed.fbgemm_qcomm_codec")
 
 SHARDING_TYPES = tuple(f"distributed.sharding.{name}_sharding" for name in "dp tw cw twcw rw twrw grid".split())
 COLLECTIVE_MODULES = ("distributed.collectives", "distributed.comm", "spmd", "_spmd")

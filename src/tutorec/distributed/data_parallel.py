@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tutorec.distributed.collectives.autograd import get_gradient_division
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharded_module import ShardedModule
 
@@ -127,11 +128,20 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
             process_group=env.process_group,
             **self._options,
         )
-        if self._precision is not None:
+        if self._precision is not None or not get_gradient_division():
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-            wrapped.register_comm_hook(None, getattr(default_hooks, _COMPRESSION[self._precision]))
+            hook = getattr(default_hooks, _COMPRESSION[self._precision] if self._precision else "allreduce_hook")
+            wrapped.register_comm_hook(
+                env.process_group, hook if get_gradient_division() else _summing(hook, env.world_size)
+            )
         dmp._dmp_wrapped_module = wrapped
+
+
+def _summing(averages: Callable[..., Any], world_size: int) -> Callable[..., Any]:
+    """A hook of DDP that adds up the ranks' gradients, made of one that averages them."""
+    # A lambda, since DDP wants certain annotations or none.
+    return lambda group, bucket: averages(group, bucket).then(lambda averaged: averaged.value().mul_(world_size))
 
 
 def sharded_parts(module: nn.Module) -> Iterator[tuple[str, ShardedModule[Any, Any, Any, Any]]]:

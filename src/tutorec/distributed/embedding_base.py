@@ -17,6 +17,7 @@ from torch import nn
 from tutorec.awaitable import Awaitable
 from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
+from tutorec.distributed.collectives.autograd import division_fact
 from tutorec.distributed.collectives.kjt import KJTArrival
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fused_params import optimizer_spec
@@ -253,6 +254,7 @@ class ShardedEmbeddingModule(
         except (ValueError, KeyError, TypeError) as error:
             problem = error
         facts = {"tables": ", ".join(names), "qcomm_codecs_registry": str(sorted(source.codecs.items()))}
+        facts |= division_fact()
         facts |= {f"table {t.name!r}: {fact}": value for t in tables for fact, value in t.describe().items()}
         article = "an" if source.kind[0] in "AEIOU" else "a"
         check_agreement(f"sharding {article} {source.kind}", facts, env, problem)
@@ -278,7 +280,7 @@ class ShardedEmbeddingModule(
             arranged = self._arranged(features, ctx)
         except (ValueError, KeyError, TypeError) as error:
             problem = error
-        facts = {"weighted": str(self._is_weighted), "collection": self._title()}
+        facts = {"weighted": str(self._is_weighted), "collection": self._title(), **division_fact()}
         check_agreement("the first batch", facts, self._env, problem)
         assert arranged is not None, "check_agreement raises where this rank has a problem"
         self._input_dists = [sharding.create_input_dist() for sharding in self._shardings]

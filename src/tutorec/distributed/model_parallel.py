@@ -16,8 +16,10 @@ from torch.nn.parameter import is_lazy
 
 from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
+from tutorec.distributed.collectives.autograd import division_fact, get_gradient_division
 from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, sharded_parts
 from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.gradient_norm import NormOverRanks
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
 from tutorec.distributed.sharding_plan import check_plan_fits, default_sharders
@@ -75,7 +77,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         plan = _given_or_made(plan, module, sharders, self._env, self.device)
         self._plan = _agreed_plan(plan, module, shardable, self._env)
         self._wrapper = data_parallel_wrapper if data_parallel_wrapper is not None else DefaultDataParallelWrapper()
-        self._ddp_is_built = False
+        self._ddp_is_built, self._divides = False, get_gradient_division()
         for path in list(shardable):
             # Not held any longer than needed: once it is replaced in the model, the unsharded one can be freed.
             found, sharder = shardable.pop(path)
@@ -92,7 +94,17 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
             self.init_data_parallel()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns; where it is a collection of tables, lazily."""
+        """What the model returns; where it is a collection of tables, lazily.
+
+        Raises:
+            ValueError: `set_gradient_division` was called after the dense parts were wrapped.
+        """
+        if self._ddp_is_built and get_gradient_division() is not self._divides:
+            was, now = ("mean", "sum") if self._divides else ("sum", "mean")
+            raise ValueError(
+                f"this model's dense parts take the {was} of the ranks' gradients since it was built, and "
+                f"set_gradient_division asks for the {now} now: call it before DistributedModelParallel"
+            )
         return self._dmp_wrapped_module(*args, **kwargs)
 
     @property
@@ -111,9 +123,14 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         """What updates this rank's tables during backward; parameter names are those of the unsharded model."""
         return self._optimizer
 
+    def reduce_norm(self) -> NormOverRanks:
+        """For `GradientClippingOptimizer`: the norm of all gradients, those on other ranks too."""
+        return NormOverRanks(self.module, self._env)
+
     def init_data_parallel(self) -> None:
         """Wrap the dense parts, if there are any and they are not wrapped yet."""
         if not self._ddp_is_built:
+            self._divides = get_gradient_division()
             self._wrapper.wrap(self, self._env, self.device)
             self._ddp_is_built = True
 
@@ -225,7 +242,7 @@ def _agreed_plan(
     try:
         check_plan_fits(plan, {path: found for path, (found, _) in shardable.items()})
         sharded = [path for path in shardable if path in plan.plan]
-        facts["collections that the plan shards"] = str(sharded)
+        facts |= {"collections that the plan shards": str(sharded), **division_fact()}
         facts |= {
             f"parameter {name!r}: shape": "not known yet" if is_lazy(parameter) else str(list(parameter.shape))
             for name, parameter in model.named_parameters()

@@ -10,7 +10,8 @@ What has been issued first is collected first, whatever is waited for first: bac
 order, and ranks match exchanges by order. Two ranks that wait for two results in different order still agree.
 
 Gradients are divided by W on the way back: each rank's loss is the mean over its own samples, and the update is to be
-made with the mean over all of them, as DistributedDataParallel does for the dense part.
+made with the mean over all of them, as DistributedDataParallel does for the dense part. Of losses that are sums it is
+the sum: `set_gradient_division` is the one switch, which every backward asks.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from tutorec.awaitable import Awaitable
+
+_divides = True  # of this process
 
 
 class Exchange(ABC):
@@ -157,4 +160,60 @@ def issue(exchange: Exchange, sent: torch.Tensor) -> Awaitable[torch.Tensor]:
     return _Collected(token, flight)
 
 
-__all__ = ["Exchange", "issue"]
+def set_gradient_division(val: bool) -> None:
+    """Choose the mean over ranks (True, as it is from the start) or the sum (False), in this process.
+
+    It holds for every table, fused or dense, cut up or copied, and for the dense layers of a
+    `DistributedModelParallel`. Every rank makes the same choice before it shards; sharding compares them. A
+    `DistributedModelParallel` keeps to what it was built with, and refuses to run under the other.
+
+    Args:
+        val: Whether gradients are divided by the number of ranks.
+
+    Raises:
+        TypeError: It is no bool.
+
+    Example:
+        >>> set_gradient_division(False)
+        >>> gradient_divisor(4)
+        1
+        >>> set_gradient_division(True)
+        >>> gradient_divisor(4)
+        4
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm_ops.set_gradient_division``, which reaches tables only.
+    """
+    if not isinstance(val, bool):
+        raise TypeError(f"set_gradient_division takes True (mean over ranks) or False (sum), got {val!r}")
+    global _divides
+    _divides = val
+
+
+def get_gradient_division() -> bool:
+    """Whether gradients are divided by the number of ranks.
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm_ops.get_gradient_division``.
+    """
+    return _divides
+
+
+def gradient_divisor(world_size: int) -> int:
+    """What a rank divides its gradients by before all ranks' are added: W for the mean, 1 for the sum."""
+    return world_size if _divides else 1
+
+
+def division_fact() -> dict[str, str]:
+    """What ranks compare before they shard."""
+    return {"gradients of ranks (set_gradient_division)": "mean" if _divides else "sum"}
+
+
+__all__ = [
+    "Exchange",
+    "division_fact",
+    "get_gradient_division",
+    "gradient_divisor",
+    "issue",
+    "set_gradient_division",
+]

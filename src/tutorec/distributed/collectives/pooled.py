@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec.awaitable import Awaitable, NoWait
-from tutorec.distributed.collectives.autograd import Exchange, issue
+from tutorec.distributed.collectives.autograd import Exchange, gradient_divisor, issue
 from tutorec.distributed.collectives.rows import (
     GRADIENTS_STAGE,
     ROWS_STAGE,
@@ -196,10 +196,10 @@ class _Matrix(Exchange):
 
     def issue_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
         # Laid out and divided in one pass.
-        flat = gradient.new_empty(sum(self._counts))
+        flat, divisor = gradient.new_empty(sum(self._counts)), gradient_divisor(self._world_size)
         parts = zip(gradient.split(self._columns, dim=1), self._blocks(flat.split(self._counts)), strict=True)
         for columns, block in parts:
-            torch.div(columns, self._world_size, out=block)
+            torch.div(columns, divisor, out=block)
         return Then(self._move.issue_back(flat), lambda arrived: arrived.view(self._sent_shape))
 
     def _join(self, slices: Sequence[torch.Tensor]) -> torch.Tensor:

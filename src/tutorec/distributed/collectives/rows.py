@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed import comm
-from tutorec.distributed.collectives.autograd import Exchange
+from tutorec.distributed.collectives.autograd import Exchange, gradient_divisor
 from tutorec.distributed.qcomm import CommCodec, QuantizedCommCodecs
 
 ROWS_STAGE = "output rows"
@@ -162,7 +162,7 @@ class RowsIntoHostSums(Exchange):
 
 
 class FlatMove(Exchange):
-    """A move of flat rows whose gradient is divided by W on the way back.
+    """A move of flat rows whose gradient is divided on the way back, by W unless the ranks' sum was asked for.
 
     Args:
         move: One of those above.
@@ -177,8 +177,8 @@ class FlatMove(Exchange):
         return self._move.issue(sent)
 
     def issue_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
-        """As the move, of the gradient over W."""
-        return self._move.issue_back(gradient / self._world_size)
+        """As the move, of the gradient divided."""
+        return self._move.issue_back(gradient / gradient_divisor(self._world_size))
 
 
 class _Chained(Awaitable[torch.Tensor]):

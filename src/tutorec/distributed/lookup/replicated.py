@@ -22,8 +22,9 @@ from torch.autograd.function import once_differentiable
 from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.pooling import bag_weights, kernel_pooling
-from tutorec._kernels.table_steps import gradient_of_table, touched_rows
+from tutorec._kernels.table_steps import TouchedRows, touched_rows
 from tutorec._kernels.weighted_step import PooledBatch
+from tutorec.distributed.collectives.autograd import gradient_divisor
 from tutorec.distributed.collectives.sparse_gradients import PooledGradients, features_of
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.grouping import TableGroup
@@ -108,8 +109,8 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         return [found[table] for table in sorted(found)]
 
     def _gradients(self, bags: _Bags, tables: Sequence[int]) -> list[torch.Tensor]:
-        """The gradient ``[R, D]`` of some tables, from my bags alone."""
-        found: dict[int, torch.Tensor] = {}
+        """The gradient of some tables, from my bags alone, as `table_gradient` gives it."""
+        found: dict[int, TouchedRows] = {}
         for group in self._groups:
             if set(group.tables).isdisjoint(tables):
                 continue
@@ -117,12 +118,8 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
             for touched in touched_rows(batch, grad, [self._tables[table].columns for table in group.tables]):
                 table = group.tables[touched.table]
                 if table in tables:
-                    found[table] = gradient_of_table(touched, self._tables[table].rows)
-        missing = bags.grad.new_zeros
-        return [
-            found[table] if table in found else missing(self._tables[table].rows, self._tables[table].columns)
-            for table in tables
-        ]
+                    found[table] = touched
+        return [self.table_gradient(table, found.get(table), bags.grad.device) for table in tables]
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,7 @@ class _Bags:
     grad: torch.Tensor
 
     def of_group(self, group: CopiedGroup) -> tuple[PooledBatch, torch.Tensor]:
-        """What the operator of a group looked up, and its gradient."""
+        """What the operator of a group looked up, and its gradient, limited."""
         first = bisect_left(self.features, group.features.start)
         last = bisect_left(self.features, group.features.stop)
         ids, columns = [*accumulate(self.counts, initial=0)], [*accumulate(self.columns, initial=0)]
@@ -158,7 +155,8 @@ class _Bags:
         weights = bag_weights(spec.pooling, offsets, weights, values.numel())
         mean = kernel_pooling(spec.pooling, spec.weighted) == "mean"
         tables = tuple(group.feature_tables[feature - group.features.start] for feature in self.features[first:last])
-        return PooledBatch(values, offsets, weights, mean, tables), self.grad[:, columns[first] : columns[last]]
+        grad = group.limited(self.grad[:, columns[first] : columns[last]])
+        return PooledBatch(values, offsets, weights, mean, tables), grad
 
 
 class _PooledLookup(torch.autograd.Function):
@@ -189,7 +187,7 @@ class _PooledLookup(torch.autograd.Function):
         columns = lookup._columns
         lengths = lengths.view(len(columns), ctx.samples)
         # Once divided here, it is the mean over ranks that is added up.
-        grad = grads[0] / lookup._env.world_size
+        grad = grads[0] / gradient_divisor(lookup._env.world_size)
         bags = _Bags(range(len(columns)), ctx.counts, columns, lengths, values, weights, grad)
         return None, None, None, *lookup._step(bags, ctx.steps)
 

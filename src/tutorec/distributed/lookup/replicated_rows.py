@@ -11,7 +11,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from tutorec._kernels.optimizer_spec import UpdateStep
-from tutorec._kernels.table_steps import TouchedRows, gradient_of_table
+from tutorec._kernels.table_steps import TouchedRows
+from tutorec.distributed.collectives.autograd import gradient_divisor
 from tutorec.distributed.collectives.kjt import ArrivedIds
 from tutorec.distributed.collectives.sparse_gradients import RowGradients
 from tutorec.distributed.env import ShardingEnv
@@ -76,7 +77,7 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
         agreed = exchange.agree(counts)
         bagged = [table for table, as_bags in enumerate(agreed.as_bags) if as_bags]
         in_sum = [table for table, as_bags in enumerate(agreed.as_bags) if not as_bags]
-        mean = grad / group.size()
+        mean = grad / gradient_divisor(group.size())
         arriving = exchange.gather(agreed, values, mean) if bagged else None
         summed = exchange.add(self._gradients(values, counts, mean, in_sum)) if in_sum else None
         found: dict[int, torch.Tensor] = {}
@@ -93,7 +94,7 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
     def _gradients(
         self, values: torch.Tensor, counts: Sequence[int], grad: torch.Tensor, tables: Sequence[int]
     ) -> list[torch.Tensor]:
-        """The gradient ``[R, D]`` of some tables, from my ids alone."""
+        """The gradient of some tables, from my ids alone, as `table_gradient` gives it."""
         ends = [*accumulate((table.features for table in self._tables), initial=0)]
         ids = [*accumulate(counts, initial=0)]
         of_tables = [ids[last] - ids[first] for first, last in pairwise(ends)]
@@ -101,9 +102,10 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
         parts, rows = values.split_with_sizes(of_tables), grad.split_with_sizes(elements)
         found = []
         for table in tables:
-            own = rows[table].view(-1, self._tables[table].columns)
+            group = next(group for group in self._groups if table in group.tables)
+            own = group.limited(rows[table].view(-1, self._tables[table].columns))
             touched = TouchedRows(table, parts[table], None, None, own)
-            found.append(gradient_of_table(touched, self._tables[table].rows))
+            found.append(self.table_gradient(table, touched, grad.device))
         return found
 
 
