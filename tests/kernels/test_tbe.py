@@ -37,7 +37,15 @@ BACKENDS = [
 both = pytest.mark.parametrize("name", BACKENDS)
 # fbgemm's row-wise Adagrad takes another way from so many ids on; "large batches" takes it from the first one.
 ways = pytest.mark.parametrize("few_ids", [600, -1], ids=["small batches", "large batches"])
-RULES = [None, OptimizerSpec("sgd", RATE), OptimizerSpec("rowwise_adagrad", RATE, eps=1e-6)]
+RULES = [
+    None,
+    OptimizerSpec("sgd", RATE),
+    OptimizerSpec("rowwise_adagrad", RATE, eps=1e-6),
+    OptimizerSpec("adagrad", RATE, eps=1e-3),
+    # An epsilon against which the rounding of gradients that cancel is nothing.
+    OptimizerSpec("adam", RATE, eps=0.1, weight_decay=0.5, beta1=0.8),
+    OptimizerSpec("partial_rowwise_adam", RATE, eps=0.1, weight_decay=0.5, beta2=0.9),
+]
 
 
 @dataclass(frozen=True)
@@ -128,8 +136,9 @@ def test_lookup_equals_reference_forward_and_backward(
 def check_against_reference(name: str, rule: OptimizerSpec | None, drawn: Drawn) -> None:
     op = build(drawn.spec, rule, name, drawn.tables)
     tables = [table.clone() for table in drawn.tables]
-    states = [torch.zeros(table.rows) for table in drawn.spec.tables]
-    for ids, offsets, weights, grad in drawn.batches:
+    kept = rule.states if rule else ()
+    states = [[torch.zeros(t.shape[:1] if one.rowwise else t.shape) for one in kept] for t in tables]
+    for number, (ids, offsets, weights, grad) in enumerate(drawn.batches, start=1):
         own = None if weights is None else weights.clone().requires_grad_()
         plain = None if weights is None else weights.clone().requires_grad_()
         leaves = [table.clone().requires_grad_() for table in tables]
@@ -150,16 +159,20 @@ def check_against_reference(name: str, rule: OptimizerSpec | None, drawn: Drawn)
                 table.grad = None
             continue
         for index, gradient in enumerate(gradients):
-            every = torch.arange(gradient.shape[0])
-            if rule.kind == "sgd":
-                tables[index] = reference.sgd_update(tables[index], every, gradient, RATE)
-            else:
-                tables[index], states[index] = reference.rowwise_adagrad_update(
-                    tables[index], states[index], every, gradient, RATE, rule.eps
-                )
+            rows = torch.tensor(sorted(set(ids_of_table(drawn.spec, index, ids, offsets))), dtype=torch.int64)
+            tables[index], states[index] = reference.update(
+                rule, tables[index], states[index], rows, gradient[rows], RATE, number
+            )
         assert_close(op.table_weights(), tables)
-        if rule.kind == "rowwise_adagrad":
-            assert_close([state["momentum1"] for state in op.optimizer_state()], states)
+        assert_close([list(of_table) for of_table in op.table_states()], states)
+        assert [state.get("step", number) for state in op.optimizer_state()] == [number] * len(tables)
+
+
+def ids_of_table(spec: GroupSpec, table: int, ids: Tensor, offsets: Tensor) -> list[int]:
+    samples = (offsets.numel() - 1) // len(spec.feature_tables)
+    bounds = offsets[::samples].tolist() if samples else [0] * (len(spec.feature_tables) + 1)
+    read = [feature for feature, of_feature in enumerate(spec.feature_tables) if of_feature == table]
+    return [row for feature in read for row in ids[bounds[feature] : bounds[feature + 1]].tolist()]
 
 
 @both
@@ -171,7 +184,7 @@ def test_rows_absent_from_the_batch_do_not_move(name: str, rule: OptimizerSpec):
     after = op.table_weights()[0]
     moved = (before != after).any(1)
     assert moved.tolist() == [False, True, False, True, False, False]
-    assert not any(state[[0, 2, 4, 5]].any() for state in op.optimizer_state()[0].values())
+    assert not any(state[[0, 2, 4, 5]].any() for state in op.table_states()[0])
 
 
 @both
@@ -313,6 +326,10 @@ def test_printed_form_under_fbgemm_is_that_of_the_documents():
     # Padding is exact for sgd; row-wise Adagrad would average the squares over the padded width.
     assert build(one_table(columns=3), OptimizerSpec("sgd"), "fbgemm").kernel == "fbgemm.sgd"
     assert build(one_table(columns=3), OptimizerSpec("rowwise_adagrad"), "fbgemm").kernel == "torch.rowwise_adagrad"
+    assert build(one_table(columns=3), OptimizerSpec("adagrad"), "fbgemm").kernel == "fbgemm.adagrad"
+    # fbgemm has these for CUDA only.
+    assert build(spec, OptimizerSpec("adam"), "fbgemm").kernel == "torch.adam"
+    assert build(spec, OptimizerSpec("partial_rowwise_adam"), "fbgemm").kernel == "torch.partial_rowwise_adam"
 
 
 @pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that fits this torch")
@@ -328,6 +345,7 @@ def test_meta_operator_becomes_real_where_it_is_filled():
         op.to_empty(device=CPU)
         op.load_table_weights([torch.ones(5, 4)])
         assert op(torch.tensor([1, 2]), torch.tensor([0, 2])).tolist() == [[2.0] * 4]
+        assert not any(state.any() for state in op.table_states()[0])
 
 
 @both

@@ -267,7 +267,8 @@ def adam_update(
     mean = torch.where(touched, rule.beta1 * mean + (1 - rule.beta1) * grad, mean)
     spread = torch.where(seen, rule.beta2 * spread + (1 - rule.beta2) * squares, spread)
     root = (spread / (1 - rule.beta2**number)).sqrt() + rule.eps
-    way = mean / (1 - rule.beta1**number) / root.view(weight.shape[0], -1) + rule.weight_decay * weight
+    root = root if root.dim() == 2 else root.unsqueeze(1)
+    way = mean / (1 - rule.beta1**number) / root + rule.weight_decay * weight
     return torch.where(touched, weight - learning_rate * way, weight), (mean, spread)
 
 

@@ -312,7 +312,11 @@ class TableBatch(nn.Module, ABC):
         flat = fn(self._flat.detach())
         if flat.dtype != torch.float32:
             raise ValueError(f"tables {_names(self.spec.tables)} cannot become {flat.dtype}: they train in float32")
-        self._flat, self._kept = flat, [fn(kept) for kept in self._kept]
+        self._flat, before = flat, self._kept
+        self._kept = [fn(kept) for kept in before]
+        for old, new in zip(before, self._kept, strict=True):
+            if old.is_meta and not new.is_meta:  # to_empty gives memory as it comes, and state begins with zeros
+                new.zero_()
         gradients = [None if own.grad is None else fn(own.grad) for own in self.parameters(recurse=False)]
         self._bind()
         for own, gradient in zip(self.parameters(recurse=False), gradients, strict=True):
