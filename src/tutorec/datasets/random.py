@@ -260,6 +260,38 @@ class Shop:
         """AUC of the planted probabilities on the test split: what a perfect model reaches."""
         return auc(self.labels("test"), self.probabilities("test"))
 
+    def best_items(self, k: int, start: int, stop: int, split: Split = "test") -> Tensor:
+        """The k items [stop - start, k] that a click of each row's user is likeliest to be on, best first.
+
+        What a perfect retrieval model answers, which knows the user and the recent clicks and nothing of the item:
+        items by how often they are shown times the planted probability of a click, over all hours and discounts.
+        """
+        rows = self.rows(start, stop, split)
+        hours = 0.5 * np.cos((np.arange(24) - 20) * (2 * math.pi / 24))
+        discounts = 2.0 * (np.arange(11) * 0.05 - 0.25)
+        terms = (hours[:, None] + discounts).reshape(-1)
+        known = (
+            _BIAS
+            + self._taste(rows.user, rows.clicked, rows.clicked_lengths, rows.dwell) @ self.hidden_item.T
+            + self._user_liking[rows.user][:, None]
+            + self._item_liking
+        )
+        # a function of one number: between points of a fine grid it is a straight line
+        grid = np.linspace(known.min(), known.max(), 2000)
+        chance = np.interp(known, grid, (1.0 / (1.0 + np.exp(-(grid[:, None] + terms)))).mean(axis=1))
+        best = np.argsort(-chance * self._item_draw.share, axis=1, kind="stable")[:, :k]
+        return torch.from_numpy(np.ascontiguousarray(best))
+
+    def best_recall(self, k: int) -> float:
+        """The share of the test split's clicks whose item is among the k of :meth:`best_items`."""
+        label = self.labels("test").numpy() != 0
+        found = 0
+        for start in range(0, self.counts["test"], _BLOCK_ROWS):
+            stop = min(start + _BLOCK_ROWS, self.counts["test"])
+            hits = self.best_items(k, start, stop).numpy() == self.rows(start, stop, "test").item[:, None]
+            found += int((hits.any(axis=1) & label[start:stop]).sum())
+        return found / int(label.sum())
+
     def head(self, n: int = 5, split: Split = "train") -> str:
         """The first n rows as a small text table, in the units of the shop."""
         titles = ["click", "user", "item", "clicked", "dwell", *self.dense_names]
@@ -319,9 +351,7 @@ class Shop:
         dwell = _shares(rng.exponential(1.0, len(clicked)) + 0.25, lengths)
         hour = rng.integers(0, 24, b)
         discount = rng.integers(0, 11, b) * 0.05
-        recent = np.zeros((b, self.hidden_item.shape[1]))
-        np.add.at(recent, np.repeat(np.arange(b), lengths), self.hidden_item[clicked] * dwell[:, None])
-        taste = _AFFINITY * self.hidden_user[user] + _RECENT * recent
+        taste = self._taste(user, clicked, lengths, dwell)
         logit = (
             _BIAS
             + np.einsum("bd,bd->b", taste, self.hidden_item[item])
@@ -334,6 +364,18 @@ class Shop:
         dense = np.stack([hour, self._price[item], self._age[user], discount], axis=1).astype(np.float32)
         label = (rng.random(b) < probability).astype(np.int64)
         return ShopRows(user, item, clicked, lengths, dwell.astype(np.float32), dense, probability, label)
+
+    def _taste(
+        self,
+        user: NDArray[np.int64],
+        clicked: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        dwell: NDArray[np.floating],
+    ) -> NDArray[np.float64]:
+        """What each row's user likes [B, factors]: the inner product with an item speaks for a click."""
+        recent = np.zeros((len(user), self.hidden_item.shape[1]))
+        np.add.at(recent, np.repeat(np.arange(len(user)), lengths), self.hidden_item[clicked] * dwell[:, None])
+        return _AFFINITY * self.hidden_user[user] + _RECENT * recent
 
     def _recent_clicks(self, rng: np.random.Generator, user: NDArray[np.int64]) -> NDArray[np.int64]:
         """One recent click [N] for each entry of user [N]: the best liked of a few items that popularity offered."""
@@ -350,6 +392,9 @@ class _PowerLaw:
         self._cdf = np.cumsum(mass) / mass.sum()
         self._cdf[-1] = 1.0
         self._id_of_rank = rng.permutation(n)
+        # how often each id is drawn
+        self.share = np.empty(n)
+        self.share[self._id_of_rank] = mass / mass.sum()
 
     def __call__(self, rng: np.random.Generator, size: int) -> NDArray[np.int64]:
         return self._id_of_rank[np.searchsorted(self._cdf, rng.random(size), side="right")]

@@ -194,6 +194,13 @@ class RowBatches(Iterator[Batch]):
         self.position, (first, stop) = step
         return self._read(first, stop)
 
+    def __length_hint__(self) -> int:
+        """The steps that are left, or about so many: an epoch that was begun in another world may have one less."""
+        epoch, done = divmod(self.position, self._rows)
+        step = self._batch_size * self._world_size
+        whole = len(step_slices(self._rows, self._batch_size, self._world_size, self._drop_last))
+        return max((self._epochs - epoch) * whole - done // step, 0)
+
     def _rest_of_epoch(self) -> Iterator[tuple[int, tuple[int, int]]]:
         """The position after each step of the current epoch, and the rows that this rank takes in it."""
         epoch, done = divmod(self.position, self._rows)

@@ -1,4 +1,4 @@
-"""The naive rival of every click model: count clicks."""
+"""The naive rivals of click models and of retrieval: count clicks."""
 
 from __future__ import annotations
 
@@ -53,6 +53,31 @@ def click_count_baseline(
     odds = {key: torch.logit((count[1] + smoothing * rate) / (count[0] + smoothing)) for key, count in counts.items()}
     mean = torch.logit(torch.tensor(rate, dtype=torch.float64))
     return torch.cat([sum((_bag_means(batch, key, odds[key], mean) for key in keys), torch.zeros(1)) for batch in test])
+
+
+def click_counts(batches: Iterable[Batch], feature: str, rows: int) -> Tensor:
+    """How often each id of a feature was clicked: [rows] in int64.
+
+    Its largest entries are what a shop shows that knows nothing of its users; a retrieval model has to find more.
+
+    Args:
+        batches: to count in.
+        feature: whose ids.
+        rows: ids are 0 .. rows-1.
+
+    Example:
+        >>> from tutorec.datasets.random import shop
+        >>> from tutorec.models.baseline import click_counts
+        >>> small = shop(rows=1000)
+        >>> counts = click_counts(small.batches(100), "item", rows=200)
+        >>> int(counts.sum()) == int(small.labels("train").sum())
+        True
+    """
+    counts = torch.zeros(rows, dtype=torch.int64)
+    for batch in batches:
+        ids, sample, _ = _ids(batch.sparse_features, feature)
+        counts += torch.bincount(ids[batch.labels[sample] != 0], minlength=rows)
+    return counts
 
 
 def _ids(features: KeyedJaggedTensor, key: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -68,11 +68,26 @@ def normalized_entropy(labels: Tensor, probabilities: Tensor) -> float:
             f"normalized_entropy: predictions run from {float(p.min()):.4g} to {float(p.max()):.4g}, "
             "and they must be probabilities in 0..1: apply torch.sigmoid to logits first"
         )
-    rate = float(labels.double().mean())
+    loss = -float(torch.where(labels, p.log(), torch.log1p(-p)).mean())
+    return loss / base_entropy(labels)
+
+
+def base_entropy(labels: Tensor) -> float:
+    """Log loss of always predicting the mean click rate, in nats; what :func:`normalized_entropy` divides by.
+
+    Raises:
+        ValueError: one of the two classes is absent.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.models.metrics import base_entropy
+        >>> round(base_entropy(torch.tensor([1, 0, 0, 1])), 4)  # ln 2
+        0.6931
+    """
+    rate = float((labels != 0).double().mean())
     if rate in (0.0, 1.0):
         raise ValueError(f"normalized_entropy: all {len(labels)} labels are {int(rate)}; both classes are needed")
-    loss = -float(torch.where(labels, p.log(), torch.log1p(-p)).mean())
-    return loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+    return -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
 
 
 def _columns(name: str, labels: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

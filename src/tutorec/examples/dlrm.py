@@ -1,0 +1,97 @@
+"""A click model of the shop, on one rank or many: the planner shards its tables, and the best possible AUC is known.
+
+::
+
+    python -m tutorec.examples.dlrm
+    torchrun --nproc-per-node 2 -m tutorec.examples.dlrm --checkpoints /tmp/dlrm
+
+Stopped and started again with the same folder it goes on where it stood, with any number of ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+
+import torch
+
+from tutorec.datasets.random import DENSE_NAMES, Shop
+from tutorec.datasets.utils import RowBatches
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.model_parallel import DistributedModelParallel
+from tutorec.examples.running import (
+    device_of,
+    go_on,
+    parser,
+    plan_in_words,
+    samples_of_rank,
+    say,
+    say_speed,
+    shop_of,
+    start,
+    train_on,
+)
+from tutorec.models.dlrm import DLRM, DLRMTrain
+from tutorec.models.training import combined_optimizer, evaluate
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+
+NAME = "tutorec.examples.dlrm"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train and judge.
+
+    Args:
+        argv: the options; by default those of the command line.
+
+    Returns:
+        The exit status, 0.
+    """
+    options = parser(NAME, "Train a small DLRM on the shop's clicks.", rows=120_000).parse_args(argv)
+    group = start()
+    rank, world_size, samples = group.rank(), group.size(), samples_of_rank(options, group)
+    store = shop_of(options)
+    model = build(store, options)
+    model = DistributedModelParallel(
+        model,
+        device=device_of(group),
+        sharders=[
+            EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad", "learning_rate": options.table_rate})
+        ],
+    )
+    optimizer = combined_optimizer(model, lambda params: torch.optim.Adam(params, lr=options.rate))
+    say(f"{store}\n{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group)
+
+    begun = go_on(model, optimizer, options, group)
+
+    def judge(when: str) -> None:
+        found = evaluate(model, store.batches(2048, rank, world_size, split="test"))
+        say(f"{when}: {found}; best possible AUC {store.best_auc:.4f}", group)
+
+    def batches_from(position: int) -> tuple[RowBatches, RowBatches]:
+        rows = store.batches(samples, rank, world_size, epochs=options.epochs, start=position)
+        return rows, rows
+
+    judge("before")
+    say_speed(train_on(model, optimizer, batches_from, begun, options, group), group)
+    judge("after")
+    return 0
+
+
+def build(store: Shop, options: Namespace) -> DLRMTrain:
+    """The model; its tables are on the meta device, so that each rank allocates the rows that it is to hold."""
+    torch.manual_seed(options.seed)
+    words = {"embedding_dim": options.columns, "pooling": PoolingType.MEAN}
+    tables = [
+        EmbeddingBagConfig(store.table_rows["user"], name="t_user", feature_names=["user"], **words),
+        EmbeddingBagConfig(store.table_rows["item"], name="t_item", feature_names=["item", "clicked"], **words),
+    ]
+    collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
+    dense_layers, over_layers = [32, options.columns], [32, 1]
+    return DLRMTrain(DLRM(collection, len(DENSE_NAMES), dense_layers, over_layers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

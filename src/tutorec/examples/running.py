@@ -1,0 +1,204 @@
+"""What the example scripts share: their common options, one process group, training that saves and goes on."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tutorec.datasets.random import Shop, shop
+from tutorec.datasets.utils import Batch, RowBatches
+from tutorec.distributed.checkpoint.loading import load_checkpoint
+from tutorec.distributed.checkpoint.reading import latest_checkpoint
+from tutorec.distributed.checkpoint.saving import save_checkpoint
+from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from tutorec.models.training import Trained, train
+from tutorec.optim.keyed import KeyedOptimizer
+from tutorec.spmd import init
+
+_KEPT = 2  # checkpoints: the latest, and one to fall back on
+
+
+def parser(program: str, description: str, rows: int) -> argparse.ArgumentParser:
+    """The options that all scripts have.
+
+    Args:
+        program: what is started, for the usage line.
+        description: what it does.
+        rows: the default number of training rows.
+    """
+    made = argparse.ArgumentParser(
+        prog=f"python -m {program}",
+        description=description,
+        epilog=f"on two ranks: torchrun --nproc-per-node 2 -m {program}",
+    )
+    made.add_argument("--rows", type=int, default=rows, help="training rows of the shop (%(default)s)")
+    made.add_argument("--test-rows", type=int, default=20_000, help="held-out rows (%(default)s)")
+    made.add_argument("--users", type=int, default=500, help="rows of the table of users (%(default)s)")
+    made.add_argument("--items", type=int, default=200, help="rows of the table of items (%(default)s)")
+    made.add_argument("--batch-size", type=int, default=512, help="samples of a step, of all ranks (%(default)s)")
+    made.add_argument("--epochs", type=int, default=2, help="how often the rows are gone through (%(default)s)")
+    made.add_argument("--steps", type=int, help="stop after this step, counted from the first run's beginning")
+    made.add_argument("--columns", type=int, default=16, help="D of the tables (%(default)s)")
+    made.add_argument("--table-rate", type=float, default=0.1, help="learning rate of the tables (%(default)s)")
+    made.add_argument("--rate", type=float, default=0.003, help="learning rate of the dense parts (%(default)s)")
+    made.add_argument("--seed", type=int, default=0, help="of the data and of the first weights (%(default)s)")
+    made.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="save there; go on from what is there")
+    made.add_argument("--save-every", type=int, default=200, metavar="N", help="save after every N steps (%(default)s)")
+    made.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    return made
+
+
+def shop_of(options: argparse.Namespace) -> Shop:
+    """The shop that the options describe."""
+    return shop(
+        users=options.users,
+        items=options.items,
+        rows=options.rows,
+        test_rows=options.test_rows,
+        seed=options.seed,
+    )
+
+
+def samples_of_rank(options: argparse.Namespace, group: dist.ProcessGroup) -> int:
+    """B of each rank, so that a step sees as many samples in every world: a run may go on in another one.
+
+    Raises:
+        ValueError: the ranks cannot share a batch evenly.
+    """
+    size, world_size = options.batch_size, group.size()
+    if size < 1 or size % world_size:
+        near = max(1, -(-size // world_size)) * world_size
+        raise ValueError(f"--batch-size {size}: {world_size} ranks cannot share it evenly; try {near}")
+    return size // world_size
+
+
+def start() -> dist.ProcessGroup:
+    """The group of all ranks: those of torchrun, or this process alone; on a CPU with one thread each.
+
+    Layers as small as these take longer where two threads share them.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    return init()
+
+
+def say(text: str, group: dist.ProcessGroup) -> None:
+    """Print on rank 0."""
+    if group.rank() == 0:
+        print(text, flush=True)
+
+
+def say_speed(done: Trained, group: dist.ProcessGroup) -> None:
+    """Print how long the training took."""
+    speed = done.samples / max(done.seconds, 1e-9)
+    say(f"{done.steps:,} steps, {done.samples:,} samples, {speed:,.0f} samples/s", group)
+
+
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where this rank computes: its GPU where the ranks speak NCCL, else the CPU."""
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def plan_in_words(plan: ShardingPlan) -> str:
+    """Each table's sharding type and ranks."""
+    return ", ".join(
+        f"{name} {entry.sharding_type} on {entry.ranks}"
+        for of_module in plan.plan.values()
+        for name, entry in cast(EmbeddingModuleShardingPlan, of_module).items()
+    )
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Where a run begins.
+
+    Attributes:
+        step: steps that were made before.
+        position: where the data stood then.
+    """
+
+    step: int = 0
+    position: int = 0
+
+
+def go_on(model: nn.Module, optimizer: KeyedOptimizer, options: argparse.Namespace, group: dist.ProcessGroup) -> Begun:
+    """Load the latest checkpoint, where the options name a folder that has one.
+
+    Args:
+        model: to be filled.
+        optimizer: to be filled.
+        options: of the command line.
+        group: all ranks.
+    """
+    latest = None if options.checkpoints is None else latest_checkpoint(options.checkpoints)
+    if latest is None:
+        return Begun()
+    info = load_checkpoint(latest, model, optimizer)
+    say(f"goes on from {latest.name}, saved by {info.world_size} rank(s) after {info.position:,} samples", group)
+    return Begun(int(info.step or 0), int(info.position))
+
+
+def train_on(
+    model: nn.Module,
+    optimizer: KeyedOptimizer,
+    batches_from: Callable[[int], tuple[RowBatches, Iterable[Batch]]],
+    begun: Begun,
+    options: argparse.Namespace,
+    group: dist.ProcessGroup,
+) -> Trained:
+    """Train to the last step; save now and then, and at the end.
+
+    Args:
+        model: to be trained.
+        optimizer: of the whole model.
+        batches_from: makes, from a position on, this rank's rows and the batches that come of them.
+        begun: what :func:`go_on` found.
+        options: of the command line.
+        group: all ranks.
+    """
+    rows, batches = batches_from(begun.position)
+    done = saved = begun.step
+
+    def save(step: int) -> None:
+        nonlocal saved
+        saved = step
+        save_checkpoint(options.checkpoints / f"step-{step}", model, optimizer, step=step, position=rows.position)
+        if group.rank() == 0:
+            _drop_old(options.checkpoints)
+
+    def after_step(step: int) -> None:
+        if options.checkpoints is not None and step % options.save_every == 0:
+            save(step)
+
+    left = None if options.steps is None else max(options.steps - done, 0)
+    found = train(
+        model,
+        batches,
+        optimizer,
+        steps=left,
+        first_step=done,
+        progress=not options.no_progress,
+        after_step=after_step,
+        group=group,
+    )
+    if options.checkpoints is not None and saved != done + found.steps:
+        save(done + found.steps)
+    return found
+
+
+def _drop_old(folder: Path) -> None:
+    """Keep the latest checkpoints only."""
+    by_step = sorted(folder.glob("step-*[0-9]"), key=lambda path: int(path.name.removeprefix("step-")))
+    for path in by_step[:-_KEPT]:
+        shutil.rmtree(path)

@@ -1,0 +1,164 @@
+"""Which items score highest for a query: exact search in blocks, and how often it finds what was clicked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tutorec.datasets.utils import Batch, step_slices
+from tutorec.distributed import comm
+from tutorec.models.two_tower import TwoTower
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+_STAGE = "retrieval"
+_BLOCK = 8192  # candidates that are scored at once
+
+
+@dataclass(frozen=True)
+class CandidateIndex:
+    """Candidates that can be searched.
+
+    Attributes:
+        ids: [N], whatever names a candidate outside: any integers.
+        vectors: [N, D].
+    """
+
+    ids: Tensor
+    vectors: Tensor
+
+    def retrieve(self, queries: Tensor, k: int, block: int = _BLOCK) -> tuple[Tensor, Tensor]:
+        """The k candidates with the largest inner product, for each query: exact, all N are scored.
+
+        Candidates are scored in blocks and the best k so far are kept, so that Q x (block + k) scores are held and not
+        Q x N. Which of several candidates with the very same score are given is not defined.
+
+        Args:
+            queries: [Q, D].
+            k: how many, at most N.
+            block: candidates that are scored at once.
+
+        Returns:
+            Ids [Q, k] and scores [Q, k], best first.
+
+        Raises:
+            ValueError: there are fewer than k candidates, or widths differ.
+
+        Example:
+            >>> import torch
+            >>> from tutorec.models.retrieval import CandidateIndex
+            >>> index = CandidateIndex(torch.tensor([70, 71, 72]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+            >>> index.retrieve(torch.tensor([[2.0, 1.0]]), k=2)
+            (tensor([[72, 70]]), tensor([[3., 2.]]))
+        """
+        if not 1 <= k <= len(self.ids) or block < 1:
+            raise ValueError(f"k={k} of {len(self.ids)} candidates in blocks of {block}: k is 1 to {len(self.ids)}")
+        if queries.shape[1] != self.vectors.shape[1]:
+            raise ValueError(
+                f"queries have {queries.shape[1]} columns and candidates {self.vectors.shape[1]}: both come from one "
+                "model"
+            )
+        scores = queries.new_empty(len(queries), 0)
+        places = torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
+        for first in range(0, len(self.ids), block):
+            found = queries @ self.vectors[first : first + block].t()
+            here = torch.arange(first, first + found.shape[1], device=queries.device).expand(len(queries), -1)
+            scores, places = torch.cat([scores, found], dim=1), torch.cat([places, here], dim=1)
+            scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
+            places = places.gather(1, best)
+        return self.ids[places], scores
+
+
+@torch.no_grad()
+def build_index(
+    model: TwoTower, ids: Tensor, batch_size: int = 4096, group: dist.ProcessGroup | None = None
+) -> CandidateIndex:
+    """Compute the vectors of candidates, each rank a part, and give all of them to every rank: N x D x 4 bytes.
+
+    Every rank calls it with the same ids, at least one for each rank.
+
+    Args:
+        model: its candidates have one feature.
+        ids: [N], of the candidates.
+        batch_size: candidates that a rank looks up at once.
+        group: the ranks; by default all of the default process group, or this process alone where there is none.
+
+    Raises:
+        ValueError: candidates have several features, or are fewer than the ranks.
+    """
+    if len(model.candidate_features) != 1:
+        raise ValueError(
+            f"build_index looks up ids of one feature, and candidates have {model.candidate_features}: call "
+            "model.candidates with batches of all of them, and make a CandidateIndex of the result"
+        )
+    group = group if group is not None else comm.default_group()
+    rank, world_size = (group.rank(), group.size()) if group is not None else (0, 1)
+    steps = step_slices(len(ids), batch_size, world_size)
+    parts = [_vectors(model, ids[step[rank][0] : step[rank][1]]) for step in steps]
+    mine = torch.cat(parts)
+    if group is None or world_size == 1:
+        return CandidateIndex(ids, mine)
+    rows = [torch.cat([torch.arange(*step[of]) for step in steps]) for of in range(world_size)]
+    counts = [len(of_rank) * mine.shape[1] for of_rank in rows]
+    gathered = comm.all_gather(mine.reshape(-1), counts, group, _STAGE).wait().view(-1, mine.shape[1])
+    vectors = torch.empty_like(gathered)
+    vectors[torch.cat(rows).to(vectors.device)] = gathered
+    return CandidateIndex(ids, vectors)
+
+
+@torch.no_grad()
+def recall_at(
+    ks: Sequence[int],
+    batches: Iterable[Batch],
+    retrieve: Callable[[Batch], Tensor],
+    feature: str,
+    group: dist.ProcessGroup | None = None,
+) -> dict[int, float]:
+    """The share of clicks whose item is among the first k that were retrieved, over the samples of all ranks.
+
+    Args:
+        ks: numbers of items to look at.
+        batches: this rank's clicks; see :func:`tutorec.models.two_tower.clicks_of`.
+        retrieve: gives for a batch of B samples the ids [B, at least the largest k], best first.
+        feature: the feature that holds the clicked item.
+        group: the ranks; by default all of the default process group, or this process alone where there is none.
+
+    Returns:
+        k -> recall, the same on every rank.
+
+    Raises:
+        ValueError: there are no clicks, or fewer items were retrieved than asked for.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.datasets.random import shop
+        >>> from tutorec.models.retrieval import recall_at
+        >>> everything = torch.arange(200)
+        >>> recall_at([200], shop(rows=100).batches(50), lambda batch: everything.expand(50, -1), "item")
+        {200: 1.0}
+    """
+    group = group if group is not None else comm.default_group()
+    counts = [0] * (len(ks) + 1)
+    for batch in batches:
+        wanted, found = batch.sparse_features[feature].values(), retrieve(batch)
+        if found.shape[1] < max(ks):
+            raise ValueError(f"recall at {max(ks)} needs as many items, and {found.shape[1]} were retrieved")
+        hits = found == wanted.unsqueeze(1)
+        counts = [
+            *(counts[i] + int(hits[:, :k].any(1).sum()) for i, k in enumerate(ks)),
+            counts[-1] + len(wanted),
+        ]
+    if group is not None and group.size() > 1:
+        counts = [sum(column) for column in zip(*comm.all_gather_ints(counts, group, _STAGE), strict=True)]
+    if counts[-1] == 0:
+        raise ValueError("recall_at: there are no clicks in the batches of any rank")
+    return {k: counts[i] / counts[-1] for i, k in enumerate(ks)}
+
+
+def _vectors(model: TwoTower, ids: Tensor) -> Tensor:
+    """Candidates [N, D] of ids [N]."""
+    lengths = torch.ones(len(ids), dtype=torch.int32, device=ids.device)
+    return model.candidates(KeyedJaggedTensor(model.candidate_features, ids, lengths=lengths)).detach()

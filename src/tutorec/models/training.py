@@ -1,0 +1,274 @@
+"""The loops around a model: train it, judge it. On one rank or many, the tables sharded or not.
+
+A model here takes a batch and answers ``loss, (loss detached, logits, labels)``, as `DLRMTrain` does::
+
+    for batch in batches:                train(model, batches, optimizer)
+        optimizer.zero_grad()
+        loss, _ = model(batch)           ids travel, rows are looked up, rows travel back
+        loss.backward()                  and here the other way; fused tables are updated on the way
+        optimizer.step()                 the dense parts
+
+Every rank calls these functions at the same time, with as many batches as the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from operator import length_hint
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tutorec.datasets.utils import Batch
+from tutorec.distributed import comm
+from tutorec.models.metrics import auc, base_entropy
+from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from tutorec.optim.optimizers import in_backward_optimizer_filter
+
+_STAGE = "metrics"
+_SHOW_EVERY = 10  # steps: the bar's loss is read so rarely because reading waits for the device
+
+
+class Metrics(NamedTuple):
+    """What a click model's predictions are worth, over the samples of all ranks.
+
+    Attributes:
+        auc: how often a click is scored above a non-click.
+        normalized_entropy: log loss over that of always predicting the mean click rate.
+        loss: mean log loss, in nats.
+        samples: over how many samples.
+    """
+
+    auc: float
+    normalized_entropy: float
+    loss: float
+    samples: int
+
+    def __str__(self) -> str:
+        return (
+            f"AUC {self.auc:.4f}, normalized entropy {self.normalized_entropy:.4f}, log loss {self.loss:.4f} "
+            f"over {self.samples:,} samples"
+        )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What :func:`train` did.
+
+    Attributes:
+        losses: [steps] in float64: the loss of each step, over the samples of all ranks.
+        samples: samples that all ranks together have trained with.
+        seconds: how long it took, in wall time.
+    """
+
+    losses: Tensor
+    samples: int
+    seconds: float
+
+    @property
+    def steps(self) -> int:
+        """How many steps were made."""
+        return len(self.losses)
+
+
+def combined_optimizer(model: nn.Module, dense: Callable[[list[Tensor]], torch.optim.Optimizer]) -> CombinedOptimizer:
+    """What updates the whole model, by parameter name: the fused tables' optimizer and one for everything else.
+
+    Args:
+        model: a `DistributedModelParallel`, or a plain module.
+        dense: makes the optimizer of the parameters that backward does not update.
+
+    Returns:
+        Both as one. Where everything is fused, or nothing is, that one alone.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.models.training import combined_optimizer
+        >>> optimizer = combined_optimizer(torch.nn.Linear(2, 1), lambda params: torch.optim.Adam(params, lr=0.01))
+        >>> sorted(optimizer.params)
+        ['bias', 'weight']
+    """
+    parts: list[KeyedOptimizer] = []
+    fused = getattr(model, "fused_optimizer", None)
+    if isinstance(fused, KeyedOptimizer):
+        parts.append(fused)
+    outside = dict(in_backward_optimizer_filter(model.named_parameters()))
+    if outside:
+        parts.append(KeyedOptimizerWrapper(outside, dense))
+    return CombinedOptimizer(parts)
+
+
+def train(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    optimizer: torch.optim.Optimizer,
+    *,
+    steps: int | None = None,
+    first_step: int = 0,
+    progress: bool = True,
+    after_step: Callable[[int], None] | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Trained:
+    """Train until the batches end, or for some steps.
+
+    Args:
+        model: answers a batch with ``loss, (loss detached, logits, labels)``.
+        batches: this rank's.
+        optimizer: steps everything that backward does not update; see :func:`combined_optimizer`.
+        steps: most steps to make; None: as many as there are batches.
+        first_step: steps that were made before, in an earlier run: the numbers go on from there.
+        progress: show a bar on rank 0, on standard error.
+        after_step: called after each step with its number, the first is 1: to save, to evaluate.
+        group: the ranks; by default all of the default process group, or this process alone where there is none.
+
+    Returns:
+        The losses of all steps, and how many samples were seen; the same on every rank.
+
+    Raises:
+        FloatingPointError: the loss of a step was NaN or infinite. It is raised at the end, on every rank: a rank that
+            stopped alone would leave the others waiting.
+        ValueError: a rank was given fewer batches than another.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.datasets.random import shop
+        >>> from tutorec.models.training import train
+        >>> class Dense(torch.nn.Linear):  # the smallest click model
+        ...     def forward(self, batch):
+        ...         logits = super().forward(batch.dense_features).squeeze(1)
+        ...         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        ...         return loss, (loss.detach(), logits.detach(), batch.labels)
+        >>> model = Dense(4, 1)
+        >>> done = train(model, shop().batches(100), torch.optim.SGD(model.parameters(), 0.1), steps=5, progress=False)
+        >>> done.steps, done.samples
+        (5, 500)
+    """
+    group = group if group is not None else comm.default_group()
+    began, losses, sizes = time.perf_counter(), [], []
+    model.train()
+    total = steps if steps is not None else length_hint(batches) or None
+    with _bar(progress and (group is None or group.rank() == 0), total) as show:
+        for step, batch in enumerate(islice(batches, steps), first_step + 1):
+            optimizer.zero_grad()
+            loss, (detached, _, labels) = model(batch)
+            loss.backward()
+            optimizer.step()
+            losses.append(detached)
+            sizes.append(len(labels))
+            show(detached)
+            if after_step is not None:
+                after_step(step)
+    mine = torch.stack(losses).double().cpu() if losses else torch.zeros(0, dtype=torch.float64)
+    weights = torch.tensor(sizes, dtype=torch.float64)
+    total, weight = _summed(mine * weights, group), _summed(weights, group)
+    mean = total / weight
+    _check_finite(mean, first_step)
+    return Trained(mean, int(weight.sum()), time.perf_counter() - began)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], *, progress: bool = False, group: dist.ProcessGroup | None = None
+) -> Metrics:
+    """Judge a click model by the samples of all ranks: no mean of the ranks' own AUCs, which would be another number.
+
+    Nothing is trained; a fused table stays as it is, and so does its optimizer. Every rank gets the logits and labels
+    of all, 8 bytes a sample.
+
+    Args:
+        model: answers a batch with ``loss, (loss detached, logits, labels)``.
+        batches: this rank's.
+        progress: show a bar on rank 0, on standard error.
+        group: the ranks; by default all of the default process group, or this process alone where there is none.
+
+    Returns:
+        The metrics, the same on every rank.
+
+    Raises:
+        ValueError: there are no samples, a logit is NaN, or all labels are of one class.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.datasets.random import shop
+        >>> from tutorec.models.training import evaluate
+        >>> class Cheap(torch.nn.Module):  # the larger the discount, the likelier the click
+        ...     def forward(self, batch):
+        ...         logits = batch.dense_features[:, 3]
+        ...         return logits.mean(), (logits.mean(), logits, batch.labels)
+        >>> 0.5 < evaluate(Cheap(), shop().batches(4096, split="test")).auc < 0.65
+        True
+    """
+    group = group if group is not None else comm.default_group()
+    was_training, found = model.training, []
+    model.eval()
+    try:
+        with _bar(progress and (group is None or group.rank() == 0), length_hint(batches) or None) as show:
+            for batch in batches:
+                loss, (_, logits, labels) = model(batch)
+                found.append(torch.stack([logits.float().reshape(-1), labels.float().reshape(-1)]))
+                show(loss)
+    finally:
+        model.train(was_training)
+    columns = torch.cat(found, 1) if found else torch.zeros(2, 0)
+    logits, labels = _gathered(columns.t().reshape(-1).cpu(), group).view(-1, 2).unbind(1)
+    area = auc(labels, logits)  # refuses what has no AUC, before a number is divided by zero
+    loss = float(F.binary_cross_entropy_with_logits(logits.double(), labels.double()))
+    return Metrics(area, loss / base_entropy(labels), loss, len(labels))
+
+
+def _gathered(mine: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Flat tensors of all ranks, rank 0's first."""
+    if group is None or group.size() == 1:
+        return mine
+    counts = [count for (count,) in comm.all_gather_ints([mine.numel()], group, _STAGE)]
+    return comm.all_gather(mine.contiguous(), counts, group, _STAGE).wait()
+
+
+def _summed(mine: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Sum over ranks of a flat tensor, in rank order; every rank has equally many numbers.
+
+    Raises:
+        ValueError: a rank made another number of steps.
+    """
+    if group is None or group.size() == 1:
+        return mine
+    counts = [count for (count,) in comm.all_gather_ints([mine.numel()], group, _STAGE)]
+    if len(set(counts)) > 1:
+        raise ValueError(f"ranks made different numbers of steps: {counts}; give every rank as many batches")
+    return comm.all_gather(mine, counts, group, _STAGE).wait().view(group.size(), -1).sum(0)
+
+
+def _check_finite(losses: Tensor, first_step: int) -> None:
+    """Losses over all ranks [steps] are the same on every rank, and so is what this raises."""
+    bad = (~losses.isfinite()).nonzero()
+    if len(bad):
+        step = int(bad[0])
+        raise FloatingPointError(
+            f"the loss of step {first_step + step + 1} is {float(losses[step])}, and {len(bad)} of {len(losses)} "
+            "losses are no numbers: lower the learning rate, or look for NaN in the dense columns"
+        )
+
+
+@contextmanager
+def _bar(shown: bool, steps: int | None) -> Iterator[Callable[[Tensor], None]]:
+    """A progress bar with a late loss; what it gives is called after each step, with its loss."""
+    if not shown:
+        yield lambda loss: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=steps, unit="step", dynamic_ncols=True, mininterval=0.5) as bar:
+
+        def show(loss: Tensor) -> None:
+            if bar.n % _SHOW_EVERY == 0:
+                bar.set_postfix(loss=f"{float(loss):.4f}", refresh=False)
+            bar.update()
+
+        yield show

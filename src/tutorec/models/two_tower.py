@@ -1,0 +1,273 @@
+"""Two towers: which of many items will this user click? One vector for the user, one for each item.
+
+::
+
+    user, recent clicks: ids          item: ids
+      | rows of the tables, pooled      | rows of the tables, pooled
+      | MLP                             | MLP
+    query [B, D]                      candidate [B, D]
+      |_________ inner product _________|     a score for every pair
+
+The towers meet in the inner product only, so that candidates can be computed once and searched for every query:
+:mod:`tutorec.models.retrieval`. The collection of tables may be sharded or not.
+
+After Yi et al., 2019, "Sampling-bias-corrected neural modeling for large corpus item recommendations".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tutorec.datasets.utils import Batch
+from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedding_names_by_table
+from tutorec.modules.mlp import MLP
+from tutorec.sparse.keyed import KeyedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+class TwoTower(nn.Module):
+    """Queries and candidates as vectors whose inner product is the score of the pair.
+
+    Args:
+        embedding_bag_collection: the tables; both towers may share some.
+        query_features: features that say who asks.
+        candidate_features: features that say what may be found; the first is its id, one for each sample.
+        layer_sizes: layers of both MLPs; the last is D, the width of the vectors.
+        dense_device: where the MLPs are made.
+
+    Raises:
+        ValueError: a tower has no features, or a feature that no table has.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.models.two_tower import TwoTower
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
+        >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+        >>> tables = [EmbeddingBagConfig(9, 4, name=f"t_{name}", feature_names=[name]) for name in ("user", "item")]
+        >>> towers = TwoTower(EmbeddingBagCollection(tables), ["user"], ["item"], [8])
+        >>> towers.queries(KeyedJaggedTensor(["user"], torch.tensor([7, 1]), lengths=torch.tensor([1, 1]))).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        query_features: Sequence[str],
+        candidate_features: Sequence[str],
+        layer_sizes: list[int],
+        dense_device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.embedding_bag_collection = embedding_bag_collection
+        self.query_features: list[str] = list(query_features)
+        self.candidate_features: list[str] = list(candidate_features)
+        configs = embedding_bag_collection.embedding_bag_configs()
+        columns: dict[str, list[tuple[str, int]]] = {}
+        for config, names in zip(configs, get_embedding_names_by_table(configs), strict=True):
+            for feature, name in zip(config.feature_names, names, strict=True):
+                columns.setdefault(feature, []).append((name, config.embedding_dim))
+        self._features = list(columns)
+        self._query_columns, query_width = _of_tower("query_features", self.query_features, columns)
+        self._candidate_columns, candidate_width = _of_tower("candidate_features", self.candidate_features, columns)
+        self.query_tower: nn.Module = MLP(query_width, layer_sizes, activation_on_last=False, device=dense_device)
+        self.candidate_tower: nn.Module = MLP(
+            candidate_width, layer_sizes, activation_on_last=False, device=dense_device
+        )
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        """Ids of B samples to queries [B, D] and candidates [B, D]."""
+        pooled = self._pooled(features)
+        return self._query(pooled), self._candidate(pooled)
+
+    def queries(self, features: KeyedJaggedTensor) -> Tensor:
+        """Ids of the query's features to queries [B, D]; other features are not needed."""
+        return self._query(self._pooled(features))
+
+    def candidates(self, features: KeyedJaggedTensor) -> Tensor:
+        """Ids of the candidate's features to candidates [B, D]; other features are not needed."""
+        return self._candidate(self._pooled(features))
+
+    def _pooled(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled rows of all tables; a feature that is not there has empty bags, since all ranks look up all tables."""
+        return self.embedding_bag_collection(with_empty_bags(features, self._features))
+
+    def _query(self, pooled: KeyedTensor) -> Tensor:
+        return self.query_tower(torch.cat([pooled[name] for name in self._query_columns], dim=1))
+
+    def _candidate(self, pooled: KeyedTensor) -> Tensor:
+        return self.candidate_tower(torch.cat([pooled[name] for name in self._candidate_columns], dim=1))
+
+
+class TwoTowerTrain(nn.Module):
+    """Two towers and their loss: among its own and other candidates, each query is to find its own.
+
+    The loss is the cross-entropy of a softmax over candidates. All items would be too many, so some stand for them:
+
+    - ``"in_batch"``: the candidates of the other samples. They cost nothing, but what is clicked often is there often,
+      and would be pushed down for it; given the candidates' frequencies, a score is corrected by their logarithm.
+    - ``"random"``: ids drawn evenly, the same ones for all samples of a batch. What is drawn is a function of the
+      batch, so that a run that goes on from a checkpoint draws what it would have drawn.
+
+    A candidate that is the sample's own by chance is left out. Each rank finds others among its own samples.
+
+    Args:
+        two_tower: the model.
+        negatives: which candidates stand for all.
+        frequency: [rows], how often each id is a candidate, in any unit; for ``"in_batch"``. None: no correction.
+        rows: ids to draw from, 0 .. rows-1; for ``"random"``.
+        drawn: how many are drawn; for ``"random"``.
+
+    Raises:
+        ValueError: ``"random"`` without rows, or for candidates of several features: nobody knows the others' ids.
+    """
+
+    _log_frequency: Tensor | None
+
+    def __init__(
+        self,
+        two_tower: TwoTower,
+        negatives: Literal["in_batch", "random"] = "in_batch",
+        frequency: Tensor | None = None,
+        rows: int | None = None,
+        drawn: int = 64,
+    ) -> None:
+        super().__init__()
+        if negatives not in ("in_batch", "random"):
+            raise ValueError(f"negatives={negatives!r}: there are 'in_batch' and 'random'")
+        if negatives == "random" and (rows is None or rows < 1 or drawn < 1):
+            raise ValueError(f"negatives='random' draws {drawn} of rows={rows} ids: both must be at least 1")
+        if negatives == "random" and len(two_tower.candidate_features) > 1:
+            raise ValueError(
+                f"negatives='random' draws ids of one feature, and candidates have {two_tower.candidate_features}: use "
+                "'in_batch', whose candidates are whole"
+            )
+        self.model = two_tower
+        self._negatives, self._rows, self._drawn = negatives, rows or 0, drawn
+        # One click more for every id: none is infinitely rare. No part of the model's state: it comes from the data.
+        log_frequency = None if frequency is None else torch.log(frequency.float() + 1.0)
+        self.register_buffer("_log_frequency", log_frequency, persistent=False)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """B samples to their mean loss, and (that loss detached, scores [B, C], which candidate is its own [B])."""
+        features = batch.sparse_features
+        ids = _one_id_each(features, self.model.candidate_features[0])
+        scores, own = self._in_batch(features, ids) if self._negatives == "in_batch" else self._random(features, ids)
+        # The mean over no samples would be no number, and other ranks wait for this one's gradients.
+        loss = F.cross_entropy(scores, own, reduction="sum") / max(len(ids), 1)
+        return loss, (loss.detach(), scores.detach(), own)
+
+    def _in_batch(self, features: KeyedJaggedTensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores [B, B] with the candidates of all samples."""
+        queries, candidates = self.model(features)
+        scores = queries @ candidates.t()
+        if self._log_frequency is not None:
+            scores = scores - self._log_frequency[ids]
+        own = torch.arange(len(ids), device=ids.device)
+        again = ids.unsqueeze(0) == ids.unsqueeze(1)
+        again.fill_diagonal_(False)
+        return scores.masked_fill(again, -torch.inf), own
+
+    def _random(self, features: KeyedJaggedTensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores [B, 1 + drawn]: the sample's own candidate first."""
+        seed = int((ids * torch.arange(1, len(ids) + 1, device=ids.device)).sum())
+        drawn = torch.randint(0, self._rows, (self._drawn,), generator=torch.Generator().manual_seed(seed))
+        drawn = drawn.to(ids.device)
+        key = self.model.candidate_features[0]
+        # Looked up as further samples of the same batch: one exchange for both.
+        queries, candidates = self.model(_with_more_samples(features, key, drawn.to(ids.dtype)))
+        queries, own, others = queries[: len(ids)], candidates[: len(ids)], candidates[len(ids) :]
+        scores = torch.cat([(queries * own).sum(1, keepdim=True), queries @ others.t()], dim=1)
+        again = F.pad(drawn.unsqueeze(0) == ids.unsqueeze(1), (1, 0))
+        return scores.masked_fill(again, -torch.inf), torch.zeros_like(ids, dtype=torch.long)
+
+
+def clicks_of(batch: Batch) -> Batch:
+    """The samples of a batch that were clicked: what a retrieval model learns from.
+
+    Example:
+        >>> from tutorec.datasets.random import shop
+        >>> from tutorec.models.two_tower import clicks_of
+        >>> batch = next(shop().batches(100))
+        >>> clicks = clicks_of(batch)
+        >>> len(clicks.labels) == int(batch.labels.sum()), clicks.sparse_features.keys()
+        (True, ['user', 'item', 'clicked'])
+    """
+    features, clicked = batch.sparse_features, batch.labels != 0
+    lengths = features.lengths().view(len(features.keys()), -1)
+    of_ids = clicked.repeat(len(lengths)).repeat_interleave(features.lengths().long())
+    weights = features.weights_or_none()
+    picked = KeyedJaggedTensor(
+        features.keys(),
+        features.values()[of_ids],
+        None if weights is None else weights[of_ids],
+        lengths=lengths[:, clicked].reshape(-1),
+    )
+    return Batch(batch.dense_features[clicked], picked, batch.labels[clicked])
+
+
+def with_empty_bags(features: KeyedJaggedTensor, names: Sequence[str]) -> KeyedJaggedTensor:
+    """The same samples with all of these features: those that are missing have empty bags.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.models.two_tower import with_empty_bags
+        >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+        >>> users = KeyedJaggedTensor(["user"], torch.tensor([7, 1]), lengths=torch.tensor([1, 1]))
+        >>> with_empty_bags(users, ["user", "item"]).lengths().tolist()
+        [1, 1, 0, 0]
+    """
+    missing = [name for name in names if name not in features.keys()]
+    if not missing:
+        return features
+    lengths = features.lengths()
+    return KeyedJaggedTensor(
+        [*features.keys(), *missing],
+        features.values(),
+        features.weights_or_none(),
+        lengths=torch.cat([lengths, lengths.new_zeros(len(missing) * features.stride())]),
+    )
+
+
+def _of_tower(what: str, features: Sequence[str], columns: dict[str, list[tuple[str, int]]]) -> tuple[list[str], int]:
+    """Names of a tower's pooled rows, and how many columns they are together."""
+    if not features:
+        raise ValueError(f"TwoTower: {what} is empty; name at least one of {sorted(columns)}")
+    unknown = [feature for feature in features if feature not in columns]
+    if unknown:
+        raise ValueError(f"TwoTower: {what} names {unknown}, and the tables have features {sorted(columns)}")
+    found = [each for feature in features for each in columns[feature]]
+    return [name for name, _ in found], sum(width for _, width in found)
+
+
+def _one_id_each(features: KeyedJaggedTensor, key: str) -> Tensor:
+    """The ids [B] of a feature that has one for each sample.
+
+    Raises:
+        ValueError: a sample has none, or several.
+    """
+    bags = features[key]
+    other = (bags.lengths() != 1).nonzero()
+    if len(other):
+        sample = int(other[0])
+        raise ValueError(
+            f"feature '{key}' names the candidate, one id for each sample, and sample {sample} has "
+            f"{int(bags.lengths()[sample])}"
+        )
+    return bags.values()
+
+
+def _with_more_samples(features: KeyedJaggedTensor, key: str, ids: Tensor) -> KeyedJaggedTensor:
+    """The same samples, and one more for each id: with a bag of ``key`` that holds the id, and empty ones."""
+    values, lengths = [], []
+    for name in features.keys():
+        bags = features[name]
+        more = ids if name == key else ids[:0]
+        values += [bags.values(), more]
+        lengths += [bags.lengths(), bags.lengths().new_full((len(ids),), int(name == key))]
+    return KeyedJaggedTensor(features.keys(), torch.cat(values), lengths=torch.cat(lengths))
