@@ -49,14 +49,15 @@ class RankCase:
 
 
 def _cases() -> list[RankCase]:
-    adagrad = "EXACT_ROWWISE_ADAGRAD"
+    # The exact optimizers that fbgemm has on a CPU.
+    exact = ("EXACT_SGD", "EXACT_ROWWISE_ADAGRAD", "EXACT_ADAGRAD")
     cases = []
     for sharding in ("table_wise", "column_wise", "row_wise"):
         for pooling in ("SUM", "NONE"):
-            cases += [RankCase(sharding, pooling=pooling), RankCase(sharding, adagrad, pooling)]
+            cases += [RankCase(sharding, optimizer, pooling) for optimizer in exact]
         cases += [RankCase(sharding, pooling="MEAN"), RankCase(sharding, weighted=True)]
     for sharding in ("table_row_wise", "grid_shard", "table_column_wise"):
-        cases += [RankCase(sharding), RankCase(sharding, adagrad)]
+        cases += [RankCase(sharding, optimizer) for optimizer in exact]
     # torchrec steps data-parallel tables with a dense optimizer: only SGD leaves other rows where they are. Those of
     # an EmbeddingCollection it pools on a CPU, and raises.
     return [*cases, RankCase("data_parallel")]
@@ -190,7 +191,7 @@ def found(root: str, case: RankCase, rank: int) -> dict[str, Any]:
 
 
 def state(module: Any) -> dict[str, Any]:
-    """What row-wise Adagrad remembers of each row that this rank holds, piece after piece."""
+    """What the optimizer remembers of the rows that this rank holds, piece after piece."""
     kept: dict[str, Any] = {}
     for of_table in module.fused_optimizer.state_dict()["state"].values():
         for name, value in of_table.items():

@@ -64,5 +64,10 @@ def fused_sgd(root: str) -> Any:
 
 
 @case
+def fused_adagrad(root: str) -> Any:
+    return fused_steps(root, "EXACT_ADAGRAD")
+
+
+@case
 def fused_rowwise_adagrad(root: str) -> Any:
     return fused_steps(root, "EXACT_ROWWISE_ADAGRAD")
