@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,6 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.checkpoint.contents import STATE, Contents, Optimized, contents_of, group_of, state_entry
 from tutorec.distributed.checkpoint.entries import Entry, Form, Wanted, wanted_rectangles, wanted_rows
 from tutorec.distributed.checkpoint.folder import Manifest, check_file, read_manifest, whole_folder
@@ -21,7 +21,6 @@ from tutorec.distributed.checkpoint.ranks import Together
 from tutorec.distributed.checkpoint.reading import CheckpointInfo, info_of
 from tutorec.distributed.checkpoint.states import StoredState, match_states, new_state
 from tutorec.distributed.checkpoint.storage import plan_reading, read_blocks, read_metadata
-from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.shard_geometry import ShardPiece
 from tutorec.errors import CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
@@ -90,9 +89,7 @@ def load_checkpoint(
         problem = error
     ranks.settle(problem)
     assert manifest is not None, "settle raises where there is none"
-    if contents.group is not None:
-        facts = {"path": str(target), "manifest": manifest.to_text()}
-        check_agreement("loading a checkpoint", facts, ShardingEnv.from_process_group(contents.group))
+    ranks.agree({"the checkpoint": f"of step {manifest.step}, manifest {zlib.crc32(manifest.to_text().encode()):08x}"})
     order, metadata = _Order(), None
     try:
         metadata = read_metadata(folder)

@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
 
 from tutorec.distributed import comm
+from tutorec.distributed.agreement import check_agreement
+from tutorec.distributed.env import ShardingEnv
 from tutorec.errors import CheckpointError
 
 _STAGE = "checkpoint"
 # A process whose connections are closed may take a moment to be gone.
 _SECONDS_TO_END = 5.0
 V = TypeVar("V")
+
+# (host, process) of each rank of a group, asked for once: a rank may end before the next save begins.
+_processes: weakref.WeakKeyDictionary[dist.ProcessGroup, list[tuple[str, int]]] = weakref.WeakKeyDictionary()
 
 
 class Together:
@@ -41,8 +47,8 @@ class Together:
         self._doing = doing
         self.rank: int = self._group.rank() if self._group is not None else 0
         self.world_size: int = self._group.size() if self._group is not None else 1
-        self._processes: list[tuple[str, int]] = []
-        self._processes = self.gather((socket.gethostname(), os.getpid()))
+        if self._group is not None and self._group not in _processes:
+            _processes[self._group] = self.gather((socket.gethostname(), os.getpid()))
 
     def gather(self, value: V) -> list[V]:
         """A picklable value of every rank, in rank order.
@@ -61,6 +67,18 @@ class Together:
         """
         group = self._group
         return value if group is None else self._named(lambda: comm.broadcast_object(value, 0, group, _STAGE))
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Return when all ranks hold the same facts.
+
+        Raises:
+            AgreementError: They do not.
+            CheckpointError: A rank ended.
+        """
+        group = self._group
+        if group is not None:
+            env = ShardingEnv.from_process_group(group)
+            self._named(lambda: check_agreement(self._doing, facts, env))
 
     def settle(self, problem: Exception | None) -> None:
         """Return when no rank has a problem; else raise on every rank, with the rank that has it.
@@ -91,21 +109,22 @@ class Together:
             ended = self._ended()
             if not ended:
                 raise
+            numbers = ", ".join(str(process) for process in ended.values())
             raise CheckpointError(
-                f"{self._doing} failed: {_ranks(ended)} ended meanwhile "
-                f"(process {', '.join(str(self._processes[rank][1]) for rank in ended)}); what stood there before is "
-                "whole: start the ranks again and load the last checkpoint"
+                f"{self._doing} failed: {_ranks(list(ended))} ended meanwhile (process {numbers}); a checkpoint that "
+                "was complete before still is: start the ranks again and load it"
             ) from error
 
-    def _ended(self) -> list[int]:
-        """Ranks of this host whose process is gone."""
+    def _ended(self) -> dict[int, int]:
+        """Rank -> process of those on this host that are gone."""
+        known = _processes.get(self._group, []) if self._group is not None else []
         here, deadline = socket.gethostname(), time.monotonic() + _SECONDS_TO_END
-        while self._processes and time.monotonic() < deadline:
-            found = [r for r, (host, process) in enumerate(self._processes) if host == here and not _runs(process)]
+        while known and time.monotonic() < deadline:
+            found = {r: process for r, (host, process) in enumerate(known) if host == here and not _runs(process)}
             if found:
                 return found
             time.sleep(0.05)
-        return []
+        return {}
 
 
 def _runs(process: int) -> bool:

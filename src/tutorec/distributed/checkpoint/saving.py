@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.checkpoint.contents import Contents, contents_of, group_of, optimizer_entries
 from tutorec.distributed.checkpoint.entries import Entry
 from tutorec.distributed.checkpoint.folder import Manifest, complete, remove_partial, start_partial
 from tutorec.distributed.checkpoint.ranks import Together
 from tutorec.distributed.checkpoint.storage import Written, write_blocks, write_metadata
-from tutorec.distributed.env import ShardingEnv
 from tutorec.errors import CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 
@@ -72,7 +70,7 @@ def save_checkpoint(
         problem = error
     try:
         ranks.settle(problem)
-        _agree(target, contents, notes)
+        ranks.agree({"path": str(target), **_facts(contents, notes)})
         where = ranks.from_first(partial)
         assert where is not None, "settle raises where rank 0 has made no folder"
         written = _write(where, entries, ranks)
@@ -129,14 +127,10 @@ def _complete(
     return None
 
 
-def _agree(target: Path, contents: Contents, notes: Mapping[str, Any]) -> None:
-    group = contents.group
-    if group is None:
-        return
+def _facts(contents: Contents, notes: Mapping[str, Any]) -> dict[str, str]:
+    """What ranks must agree on."""
     facts = {name: json.dumps(value, sort_keys=True) for name, value in notes.items()}
-    facts |= {"path": str(target)}
-    facts |= {f"{name!r}: shape": str(list(entry.shape)) for name, entry in contents.model.items()}
-    check_agreement("saving a checkpoint", facts, ShardingEnv.from_process_group(group))
+    return facts | {f"{name!r}: shape": str(list(entry.shape)) for name, entry in contents.model.items()}
 
 
 def _check_notes(notes: Mapping[str, Any]) -> None:

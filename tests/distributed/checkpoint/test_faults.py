@@ -1,0 +1,193 @@
+"""Faults in real processes: whatever happens during a save, one whole checkpoint can be loaded afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed.cases import shard
+from distributed.checkpoint_kills import fill, tables, whole_step
+
+from tutorec.distributed.checkpoint import latest_checkpoint, load_checkpoint, read_state_dict, save_checkpoint
+from tutorec.distributed.checkpoint.folder import MANIFEST
+from tutorec.errors import CheckpointError
+
+
+def in_a_process_of_its_own(call: str) -> Any:
+    """What a function of `checkpoint_kills` found; it forks, and wants no threads around it."""
+    code = f"import json; from distributed import checkpoint_kills; print(json.dumps(checkpoint_kills.{call}))"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_fifty_kills_at_drawn_moments_leave_a_whole_checkpoint_and_a_message_that_names_the_killed(tmp_path):
+    found = in_a_process_of_its_own(f"drawn_kills({str(tmp_path)!r}, 50, 20)")
+    assert found["done"] >= 50
+    assert found["under_way"] > 10, "kills hit saves that were under way"
+    assert {killed for killed, _, _ in found["messages"]} == {0, 1}
+    for killed, process, message in found["messages"]:
+        start = (
+            f"saving the checkpoint {tmp_path / 'model'} failed: rank {killed} ended meanwhile (process {process}); "
+        )
+        assert message.startswith(start), message
+
+
+def test_a_kill_at_every_step_of_a_replacement_leaves_the_old_one_or_the_new_one(tmp_path):
+    found = in_a_process_of_its_own(f"kills_at_every_step({str(tmp_path)!r})")
+    steps = found["steps"]
+    assert len(steps) > 6
+    assert found["previous"], "a kill between the two renames left the old one under another name"
+    assert steps[0] == 1, "the first one had not begun"
+    assert steps[-1] == len(steps) + 1, "the last one was not killed"
+    assert found["left"] == ["model"], "what was left over is removed"
+
+
+def save_with_little_room(path: str, full: int, room: int, rank: int) -> str:
+    """One rank's files may have ``room`` bytes, as on a disk that is full then."""
+    model = shard(tables(), "exact_row_wise_adagrad", kind="row_wise")
+    fill(model, 2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        save_checkpoint(path, model, step=2)
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return "saved"
+
+
+@pytest.mark.parametrize("full", [0, 1])
+@pytest.mark.parametrize("room", [0, 3000, 300_000])
+def test_a_full_disk_is_told_on_every_rank_with_the_rank_that_met_it_and_the_old_one_stays(ranks, tmp_path, full, room):
+    path = tmp_path / "model"
+    ranks(2).run(save_once_of_two, str(path))
+    for message in ranks(2).run(save_with_little_room, str(path), full, room):
+        assert message.startswith(f"saving the checkpoint {path} failed on rank {full}: OSError: [Errno 27] File too")
+    assert whole_step(path, 1) == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]
+
+
+def save_once_of_two(path: str) -> None:
+    model = shard(tables(), "exact_row_wise_adagrad", kind="row_wise")
+    fill(model, 1)
+    save_checkpoint(path, model, step=1)
+
+
+def load_into_ones(path: str) -> str:
+    model = shard(tables(40), "exact_row_wise_adagrad", kind="column_wise")
+    fill(model, 7)
+    try:
+        load_checkpoint(path, model)
+    except CheckpointError as error:
+        untouched = {float(n) for p in model.parameters() for n in p.detach().unique()} <= {7.0}
+        untouched &= all(bool((t == 7).all()) for s in model.fused_optimizer.state.values() for t in s.values())
+        return str(error) if untouched else f"the model has changed: {error}"
+    return "loaded"
+
+
+def truncated(path: Path) -> str:
+    file = path / "__1_0.distcp"
+    size = file.stat().st_size
+    os.truncate(file, size - 1)
+    return rf"__1_0.distcp has {size - 1:,} bytes and should have {size:,}: load another checkpoint"
+
+
+def flipped(name: str, path: Path) -> str:
+    file = path / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    file.write_bytes(bytes(content))
+    if name == MANIFEST:
+        return "manifest.json is damaged"
+    return f"{name} is damaged: its CRC-32 is {zlib.crc32(content):08x} and should be "
+
+
+def missing(name: str, path: Path) -> str:
+    (path / name).unlink()
+    return "manifest.json is missing" if name == MANIFEST else f"{name} of the checkpoint cannot be read"
+
+
+def other_version(path: Path) -> str:
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps(manifest | {"version": 2}))
+    return "manifest.json is of format version 2, and this tutorec reads version 1"
+
+
+def other_content(path: Path) -> str:
+    """Valid JSON, but not what was written."""
+    manifest = json.loads((path / MANIFEST).read_text())
+    (path / MANIFEST).write_text(json.dumps(manifest | {"step": 999}))
+    return "manifest.json is damaged: its CRC-32 is "
+
+
+def other_program(path: Path) -> str:
+    (path / MANIFEST).write_text('{"name": "web app"}')
+    return "manifest.json is no manifest of a tutorec checkpoint"
+
+
+def half_written(path: Path) -> str:
+    (path / MANIFEST).unlink()
+    (path / ".metadata").unlink()
+    return r"manifest.json is missing (found: ['__0_0.distcp', '__1_0.distcp'])"
+
+
+def not_there(path: Path) -> str:
+    shutil.rmtree(path)
+    return "manifest.json is missing (found: no folder)"
+
+
+DAMAGES: dict[str, Any] = {
+    "truncated": truncated,
+    **{f"flipped {name}": lambda path, n=name: flipped(n, path) for name in ("__0_0.distcp", ".metadata", MANIFEST)},
+    **{f"missing {name}": lambda path, n=name: missing(n, path) for name in ("__0_0.distcp", ".metadata", MANIFEST)},
+    "other version": other_version,
+    "other content": other_content,
+    "other program": other_program,
+    "half written": half_written,
+    "not there": not_there,
+}
+
+
+@pytest.fixture(scope="module")
+def sound(ranks, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("sound") / "model"
+    ranks(2).run(small_of_two, str(path))
+    return path
+
+
+def small_of_two(path: str) -> None:
+    model = shard(tables(40), "exact_row_wise_adagrad", kind="row_wise")
+    fill(model, 1)
+    save_checkpoint(path, model, step=1)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_damaged_is_refused_by_name_on_every_rank_and_the_model_stays(ranks, sound, tmp_path, damage):
+    path = tmp_path / "model"
+    shutil.copytree(sound, path)
+    assert ranks(2).run(load_into_ones, str(path)) == ["loaded"] * 2
+    expected = DAMAGES[damage](path)
+    messages = ranks(2).run(load_into_ones, str(path))
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(f"loading the checkpoint {path} failed on rank"), messages[0]
+    assert expected in messages[0]
+    if damage not in ("truncated", "flipped __0_0.distcp", "missing __0_0.distcp"):
+        # Data files are looked at when they are read.
+        assert latest_checkpoint(tmp_path) is None
+    with pytest.raises(CheckpointError, match=r"load another|later one|another program|latest_checkpoint"):
+        read_state_dict(path)

@@ -1,0 +1,162 @@
+"""Saves that are killed, in processes forked from one that has imported everything: a kill costs little.
+
+Run as ``python -c "from distributed.checkpoint_kills import ..."`` in a process of its own, whose torch has no threads.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tutorec.distributed.checkpoint import latest_checkpoint, read_info, read_state_dict, save_checkpoint
+from tutorec.distributed.checkpoint.folder import whole_folder
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from tutorec.errors import CheckpointError
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+
+
+def tables(rows: int = 6000) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(num_embeddings=rows, embedding_dim=16, name=f"t{table}", feature_names=[f"f{table}"])
+            for table in range(3)
+        ]
+    )
+
+
+def model_of(world_size: int, rank: int, rows: int = 6000) -> Any:
+    """Three tables cut by rows under row-wise Adagrad, without a process group where the world is one rank."""
+    ebc = tables(rows)
+    env = ShardingEnv(world_size, rank, dist.group.WORLD if world_size > 1 else None)
+    words = {f"t{table}": row_wise() for table in range(3)}
+    plan = construct_module_sharding_plan(ebc, words, local_size=world_size, world_size=world_size, device_type="cpu")
+    return EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"}).shard(ebc, plan, env)
+
+
+def fill(model: Any, number: float) -> None:
+    """Every number of weights and state becomes this one, so that a mixture of two checkpoints would show."""
+    assert isinstance(model, nn.Module), "a sharded collection"
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(number)
+        for state in model.fused_optimizer.state.values():
+            for tensor in state.values():
+                tensor.fill_(number)
+
+
+def whole_step(path: Path, least: int) -> int:
+    """The step of a checkpoint, which must be whole, of one save, and not older than one known to be complete."""
+    step = read_info(path).step
+    stored = read_state_dict(path)
+    tensors = [*stored["model"].values(), *(t for s in stored["optimizer"]["state"].values() for t in s.values())]
+    numbers = {float(number) for tensor in tensors for number in tensor.unique()}
+    assert step is not None
+    assert step >= least, f"the checkpoint is of step {step}, and one of step {least} was complete"
+    assert len(tensors) == 6
+    assert numbers == {float(step)}, f"the checkpoint of step {step} holds {numbers}"
+    assert latest_checkpoint(path.parent) == path
+    return step
+
+
+def drawn_kills(folder: str, kills: int, seed: int) -> dict[str, Any]:
+    """Two ranks save without end; at a drawn moment a drawn one is killed. What was found after each kill."""
+    torch.set_num_threads(1)
+    path, marker, draw = Path(folder) / "model", Path(folder) / "done", random.Random(seed)
+    done, under_way, messages = 0, 0, []
+    for _ in range(kills):
+        marker.unlink(missing_ok=True)
+        processes = [_forked(_save_without_end, path, marker, rank, done + 1) for rank in range(2)]
+        while not marker.exists():
+            time.sleep(0.001)
+        time.sleep(draw.random() * 0.05)
+        killed = draw.randrange(2)
+        os.kill(processes[killed], signal.SIGKILL)
+        for process in processes:
+            os.waitpid(process, 0)
+        under_way += any(path.parent.glob("model.partial-*"))
+        messages.append((killed, processes[killed], Path(f"{marker}.error{1 - killed}").read_text()))
+        done = whole_step(path, max(done + 1, int(marker.read_text() or 0)))
+    return {"done": done, "under_way": under_way, "messages": messages}
+
+
+def _save_without_end(path: Path, marker: Path, rank: int, first: int) -> None:
+    store = dist.FileStore(f"{marker}.store{first}", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    model = model_of(2, rank)
+    try:
+        for step in range(first, first + 10_000):
+            fill(model, step)
+            save_checkpoint(path, model, step=step)
+            if rank == 0:
+                marker.write_text(str(step))
+    except CheckpointError as error:
+        Path(f"{marker}.error{rank}").write_text(str(error))
+
+
+def kills_at_every_step(folder: str) -> dict[str, Any]:
+    """Saves over a checkpoint that die at the n-th time that something reaches the disk, is renamed or removed."""
+    torch.set_num_threads(1)
+    path, steps, previous, ended = Path(folder) / "model", [], False, False
+    _run(_save_once, path, 1)
+    while not ended and len(steps) < 60:
+        call = len(steps) + 1
+        ended = _run(_save_and_die, path, call + 1, call)
+        previous |= whole_folder(path) != path
+        steps.append(whole_step(path, 1))
+    return {"steps": steps, "previous": previous, "left": sorted(each.name for each in path.parent.iterdir())}
+
+
+def _save_once(path: Path, step: int) -> None:
+    model = model_of(1, 0, rows=40)
+    fill(model, step)
+    save_checkpoint(path, model, step=step)
+
+
+def _save_and_die(path: Path, step: int, call: int) -> None:
+    left = call
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return run
+
+    for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "mkdir"), (shutil, "rmtree")):
+        setattr(owner, name, watched(getattr(owner, name)))
+    _save_once(path, step)
+
+
+def _run(function: Callable[..., None], *args: Any) -> bool:
+    """Whether the function came to its end in a process of its own."""
+    return os.waitpid(_forked(function, *args), 0)[1] == 0
+
+
+def _forked(function: Callable[..., None], *args: Any) -> int:
+    sys.stdout.flush()
+    process = os.fork()
+    if process:
+        return process
+    try:
+        function(*args)
+    except BaseException as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        os._exit(1)
+    os._exit(0)
