@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 import torch
@@ -15,10 +16,13 @@ from tutorec.optim import (
     CombinedOptimizer,
     EmbeddingFusedOptimizer,
     EmbOptimType,
+    EmptyFusedOptimizer,
     KeyedOptimizer,
     KeyedOptimizerWrapper,
+    OptimizerWrapper,
     in_backward_optimizer_filter,
 )
+from tutorec.optim.test_utils import DummyKeyedOptimizer
 
 
 def adam(layer: nn.Module, lr: float = 0.1) -> KeyedOptimizerWrapper:
@@ -186,3 +190,278 @@ def test_names_and_values_are_fbgemms_and_its_members_are_accepted():
     assert {member.name: member.value for member in EmbOptimType} == theirs
     assert optimizer_spec({"optimizer": configs.EmbOptimType.EXACT_ROWWISE_ADAGRAD}).kind == "rowwise_adagrad"
     assert str(EmbOptimType.EXACT_SGD) == str(configs.EmbOptimType.EXACT_SGD)
+
+
+# --- what the public tests of TorchRec ask of the same classes
+
+
+class Halves:
+    """A value of which each rank has a part, as a ShardedTensor."""
+
+    def __init__(self, *parts: torch.Tensor) -> None:
+        self._parts = [type("Shard", (), {"tensor": part})() for part in parts]
+
+    def local_shards(self):
+        return self._parts
+
+
+class Counter:
+    """A state that stores and loads itself."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def two_parameters() -> tuple[KeyedOptimizer, list[torch.Tensor]]:
+    one, two = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    state = {
+        one: {"number": 1.0, "tensor": torch.tensor([5.0, 6.0]), "parts": Halves(torch.ones(2), torch.ones(3))},
+        two: {"deep": {"tensor": torch.zeros(2), "own": Counter(3)}},
+    }
+    groups = [{"params": [one], "a": 3.0, "b": 4.0}, {"params": [two], "a": 5.0, "b": 6.0}]
+    optimizer = KeyedOptimizer({"one": one, "two": two}, state, groups)
+    optimizer.save_param_groups(True)
+    return optimizer, [one, two]
+
+
+def changed(state_dict):
+    """Every value another one, in objects of its own."""
+    return {
+        "state": {
+            "one": {
+                "number": 10.0,
+                "tensor": torch.tensor([50.0, 60.0]),
+                "parts": Halves(torch.full((2,), 7.0), torch.full((3,), 8.0)),
+            },
+            "two": {"deep": {"tensor": torch.ones(2), "own": {"count": 30}}},
+        },
+        "param_groups": [{**group, "a": group["a"] + 1} for group in state_dict["param_groups"]],
+    }
+
+
+def test_every_kind_of_state_is_loaded_into_what_is_there():
+    optimizer, (one, two) = two_parameters()
+    before = optimizer.state_dict()
+    tensor, parts = optimizer.state[one]["tensor"], optimizer.state[one]["parts"]
+    assert before["param_groups"] == [{"params": ["one"], "a": 3.0, "b": 4.0}, {"params": ["two"], "a": 5.0, "b": 6.0}]
+    assert before["state"]["two"]["deep"]["own"] == {"count": 3}
+    groups = optimizer.param_groups
+    optimizer.load_state_dict(changed(before))
+    assert optimizer.state[one]["number"] == 10.0
+    assert (optimizer.state[one]["tensor"] is tensor, tensor.tolist()) == (True, [50.0, 60.0])
+    assert [shard.tensor.tolist() for shard in parts.local_shards()] == [[7.0] * 2, [8.0] * 3]
+    assert optimizer.state[two]["deep"]["own"].count == 30
+    assert [group["a"] for group in groups] == [4.0, 6.0]
+
+
+def broken(name: str, state_dict):
+    """A state dict that does not fit, each in its own way."""
+    state, groups = state_dict["state"], state_dict["param_groups"]
+    {
+        "count": lambda: state.pop("two"),
+        "name": lambda: state.update(three=state.pop("two")),
+        "size": lambda: state["one"].pop("number"),
+        "key": lambda: state["one"].update(other=state["one"].pop("number")),
+        "shape": lambda: state["one"].update(tensor=torch.zeros(3)),
+        "deep": lambda: state["two"]["deep"].update(tensor=torch.zeros(1)),
+        "shards": lambda: state["one"].update(parts=Halves(torch.ones(2))),
+        "shard": lambda: state["one"].update(parts=Halves(torch.ones(2), torch.ones(2))),
+        "kind": lambda: state["one"].update(parts=torch.ones(5)),
+        "no tensor": lambda: state["one"].update(tensor="50"),
+        "no dict": lambda: state["two"].update(deep=1),
+        "no groups": lambda: state_dict.pop("param_groups"),
+        "no state": lambda: state_dict.pop("state"),
+        "groups": groups.pop,
+        "group": lambda: groups[1].update(params=["three"]),
+        "group size": lambda: groups[1].pop("b"),
+        "group key": lambda: groups[1].update(c=groups[1].pop("b")),
+    }[name]()
+    return state_dict
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("count", r"Different parameter count: 2 vs 1: \['two'\] are here only"),
+        ("name", r"Parameter two not found: \['two'\] are here only, \['three'\] are in what is loaded only"),
+        ("size", r"Different state size of 'one': 3 vs 2: \['number'\] are here only"),
+        ("key", r"State number of 'one' not found: .*\['other'\] are in what is loaded only"),
+        ("shape", r"optimizer state 'one / tensor' is \[2\] here and \[3\] in what is loaded"),
+        ("deep", r"optimizer state 'two / deep / tensor' is \[2\] here and \[1\] in what is loaded"),
+        ("shards", r"Different number of shards 2 vs 1 for the path of 'one / parts'"),
+        ("shard", r"optimizer state 'one / parts' is \[3\] here and \[2\] in what is loaded"),
+        ("kind", r"optimizer state 'one / parts' is a Halves here and a Tensor in what is loaded"),
+        ("no tensor", r"optimizer state 'one / tensor' is a tensor here and a str"),
+        ("no dict", r"optimizer state of 'two / deep' is a dict here and a int"),
+        ("no groups", r"has no param_groups: it was stored without save_param_groups\(True\)"),
+        ("no state", r"no optimizer's state dict: it has no 'state', only \['param_groups'\]"),
+        ("groups", r"Different param_groups count: 2 vs 1"),
+        ("group", r"Group two not found"),
+        ("group size", r"Different param_group size for group two: 3 vs 2: \['b'\] are here only"),
+        ("group key", r"Group key b not found for group two"),
+    ],
+)
+@pytest.mark.parametrize("combined", [False, True])
+def test_what_does_not_fit_is_refused_before_anything_moves(name, said, combined):
+    optimizer, (one, _) = two_parameters()
+    outer: KeyedOptimizer = optimizer
+    if combined:
+        nothing = KeyedOptimizer({}, {}, [])
+        nothing.save_param_groups(True)
+        outer = OptimizerWrapper(CombinedOptimizer([nothing, optimizer]))
+    with pytest.raises(ValueError, match=said):
+        outer.load_state_dict(broken(name, changed(optimizer.state_dict())))
+    assert optimizer.state[one]["number"] == 1.0
+    assert optimizer.state[one]["tensor"].tolist() == [5.0, 6.0]
+    assert [group["a"] for group in optimizer.param_groups] == [3.0, 5.0]
+
+
+def test_state_of_what_is_no_parameter_is_refused():
+    one = torch.tensor([1.0])
+    with pytest.raises(ValueError, match=r"All state keys must be params. The following keys are not: \['stranger'\]"):
+        KeyedOptimizer({"one": one}, {one: 1.0, "stranger": 2.0}, [{"params": [one]}])  # type: ignore[dict-item]
+
+
+def test_parameters_are_not_added_later():
+    optimizer, _ = two_parameters()
+    for one in (optimizer, OptimizerWrapper(optimizer), CombinedOptimizer([optimizer])):
+        with pytest.raises(NotImplementedError, match="takes no further parameters"):
+            one.add_param_group({"params": []})
+    with pytest.raises(NotImplementedError, match="KeyedOptimizer has no step"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("build", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_init_state_makes_the_state_and_moves_nothing(build):
+    dense = nn.Parameter(torch.ones(2, 3))
+    options = {"momentum": 0.9} if build is torch.optim.SGD else {}
+    optimizer = KeyedOptimizerWrapper(
+        {"dense": dense}, lambda params: build(params, lr=0.1, weight_decay=0.5, **options)
+    )
+    optimizer.init_state()
+    assert dense.grad is not None and not dense.grad.any()
+    assert optimizer.state_dict()["state"]["dense"]
+    assert torch.equal(dense, torch.ones(2, 3))
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_init_state_gives_the_named_ones_sparse_gradients():
+    dense, sparse = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(1, 4))
+    inner = KeyedOptimizerWrapper({"d": dense, "s": sparse}, lambda params: torch.optim.SGD(params, lr=0.1))
+    for outer, name in ((inner, "s"), (OptimizerWrapper(CombinedOptimizer([("x", inner)])), "x.s")):
+        dense.grad = sparse.grad = None
+        outer.init_state({name})
+        assert dense.grad is not None and not dense.grad.is_sparse
+        assert sparse.grad is not None and sparse.grad.is_sparse
+
+
+def test_init_state_of_fused_tables_makes_no_gradient():
+    optimizer, _ = fused()
+    CombinedOptimizer([optimizer]).init_state()
+    assert all(parameter.grad is None for parameter in optimizer.params.values())
+    assert EmptyFusedOptimizer().init_state() is None
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, OptimizerWrapper, lambda one: CombinedOptimizer([("x", one)])])
+def test_optimizers_are_pickled_whole(wrap):
+    layer = nn.Linear(2, 1)
+    optimizer = wrap(adam(layer))
+    optimizer.save_param_groups(True)
+    train(layer, optimizer)
+    file = io.BytesIO()
+    torch.save(optimizer, file)
+    file.seek(0)
+    other = torch.load(file, weights_only=False)
+    mine, theirs = optimizer.state_dict(), other.state_dict()
+    assert mine["param_groups"] == theirs["param_groups"]
+    for name, state in mine["state"].items():
+        torch.testing.assert_close(theirs["state"][name], state)
+    other.step()
+    assert list(other.params) == list(optimizer.params)
+
+
+def test_a_wrapper_sees_and_changes_what_it_wraps():
+    optimizer, (one, _) = two_parameters()
+    outer = OptimizerWrapper(optimizer)
+    state = outer.state_dict()
+    state["state"]["one"] = {**state["state"]["one"], "number": 999.0}
+    state["param_groups"][0]["a"] = 998.0
+    outer.load_state_dict(state)
+    assert optimizer.state[one]["number"] == outer.state[one]["number"] == 999.0
+    assert optimizer.param_groups[0]["a"] == outer.param_groups[0]["a"] == 998.0
+    assert outer.params is optimizer.params
+
+
+def test_a_combination_of_those_who_save_groups_and_who_do_not_is_refused():
+    one, two = adam(nn.Linear(1, 1)), adam(nn.Linear(1, 1))
+    one.save_param_groups(True)
+    with pytest.raises(ValueError, match="1 of 2 optimizers save their param_groups"):
+        CombinedOptimizer([("a", one), ("b", two)])
+
+
+def test_a_combination_names_strangers_and_steps_its_closure_once():
+    layer = nn.Linear(2, 1)
+    combined = CombinedOptimizer([("a", adam(layer)), ("b", DummyKeyedOptimizer({}, {}, []))])
+    calls: list[float] = []
+    assert combined.step(lambda: calls.append(1.0) or 7.0) == 7.0
+    assert calls == [1.0]
+    train(layer, combined)
+    state = copy.deepcopy(combined.state_dict())
+    state["state"]["weight"] = state["state"]["a.weight"]
+    with pytest.raises(
+        ValueError, match=r"Different parameter count: 2 vs 3: .*\['weight'\] are in what is loaded only"
+    ):
+        combined.load_state_dict(state)
+    assert CombinedOptimizer.prepend_opt_key("", "key") == "key"
+    assert CombinedOptimizer.prepend_opt_key("name", "") == "name"
+
+
+def test_steps_and_hyper_parameters_reach_those_who_ask_for_them():
+    class Asking(torch.optim.SGD):
+        seen: list[object]
+
+        def set_optimizer_step(self, step):
+            self.seen = [step]
+
+        def update_hyper_parameters(self, params_dict):
+            self.seen.append(params_dict)
+
+    weight, bias = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    asking = KeyedOptimizerWrapper({"w": weight}, lambda params: Asking(params, lr=0.1))
+    silent = KeyedOptimizerWrapper({"b": bias}, lambda params: torch.optim.SGD(params, lr=0.1))
+    outer = OptimizerWrapper(CombinedOptimizer([asking, OptimizerWrapper(silent)]))
+    outer.set_optimizer_step(5)
+    outer.update_hyper_parameters({"beta": 1})
+    assert asking._optimizer.seen == [5, {"beta": 1}]  # type: ignore[attr-defined]
+
+
+def test_a_factory_may_ask_for_the_names():
+    seen = []
+
+    def build(named):
+        seen.extend(named)
+        return torch.optim.SGD(list(named.values()), lr=0.1)
+
+    KeyedOptimizerWrapper({"w": nn.Parameter(torch.ones(1))}, build, pass_params_dict=True)
+    assert seen == ["w"]
+
+
+def test_sharded_tensors_of_torch_are_loaded_shard_by_shard(ranks):
+    assert ranks(2).run(load_sharded) == [[9.0, 9.0], [9.0, 9.0]]
+
+
+def load_sharded(rank: int, world_size: int) -> list[float]:
+    from torch.distributed._shard import sharded_tensor, sharding_spec
+
+    spec = sharding_spec.ChunkShardingSpec(dim=0, placements=[f"rank:{each}/cpu" for each in range(world_size)])
+    one = torch.tensor([1.0])
+    state = {one: {"momentum": sharded_tensor.full(spec, (4,), fill_value=1.0)}}
+    optimizer = KeyedOptimizer({"one": one}, state, [{"params": [one]}])
+    optimizer.load_state_dict({"state": {"one": {"momentum": sharded_tensor.full(spec, (4,), fill_value=9.0)}}})
+    return optimizer.state_dict()["state"]["one"]["momentum"].local_shards()[0].tensor.tolist()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
+from tutorec.optim.optimizers import PartialRowWiseAdam
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 
 # Names as in EmbOptimType, fbgemm's enum of the same values, and OptimizerSpec. All updates here are exact: ids that
@@ -39,6 +40,7 @@ _IN_BACKWARD: dict[type[torch.optim.Optimizer], tuple[dict[str, Any], dict[str, 
     # torch's Adam adds its decay to the gradient, a fused Adam takes it off the row, as AdamW does.
     torch.optim.Adam: ({"optimizer": "adam", **_ADAM_DEFAULTS}, {"weight_decay": 0, **_ADAM_NEUTRAL}),
     torch.optim.AdamW: ({"optimizer": "adam", **_ADAM_DEFAULTS, "weight_decay": 1e-2}, _ADAM_NEUTRAL),
+    PartialRowWiseAdam: ({"optimizer": "partial_row_wise_adam", **_ADAM_DEFAULTS}, {}),
     RowWiseAdagrad: ({"optimizer": "exact_row_wise_adagrad", "lr": 1e-2, "eps": 1e-10}, _ADAGRAD_NEUTRAL),
 }
 # How torch goes about it, not what it computes.

@@ -6,11 +6,14 @@ from tutorec.optim.debug_grads import debug_grads
 from tutorec.optim.emb_optim_type import EmbOptimType
 from tutorec.optim.fused import EmbeddingFusedOptimizer, EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
-from tutorec.optim.optimizers import in_backward_optimizer_filter
+from tutorec.optim.optimizers import SGD, Adagrad, Adam, PartialRowWiseAdam, in_backward_optimizer_filter
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 from tutorec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 __all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
     "CombinedOptimizer",
     "EmbOptimType",
     "EmbeddingFusedOptimizer",
@@ -22,6 +25,7 @@ __all__ = [
     "KeyedOptimizer",
     "KeyedOptimizerWrapper",
     "OptimizerWrapper",
+    "PartialRowWiseAdam",
     "RowWiseAdagrad",
     "WarmupOptimizer",
     "WarmupPolicy",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
+
+from tutorec.optim.keyed import KeyedOptimizer
+from tutorec.optim.rates import check_rate, check_rates
+from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 
 _MARK = "_in_backward_optimizers"
 
@@ -36,8 +41,9 @@ def apply_optimizer_in_backward(
         optimizer_kwargs: For the constructor.
 
     Raises:
-        TypeError: ``optimizer_class`` is no class of optimizers, or ``params`` is one tensor.
-        ValueError: A parameter does not require grad.
+        TypeError: ``optimizer_class`` is no class of optimizers, takes other arguments, or ``params`` holds no tensors.
+        ValueError: A rate that is negative or not a number, a parameter that does not require grad, or one of a table
+            that is sharded already. No parameter has been touched then.
 
     Example:
         >>> import torch
@@ -51,17 +57,8 @@ def apply_optimizer_in_backward(
         TorchRec's ``torchrec.optim.apply_optimizer_in_backward.apply_optimizer_in_backward``, which takes a gradient of
         the size of the table for every step of an unsharded collection.
     """
-    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
-        raise TypeError(f"optimizer_class is {optimizer_class!r}; pass a class of optimizers, such as torch.optim.SGD")
-    if isinstance(params, torch.Tensor):
-        raise TypeError(f"params is one tensor of shape {list(params.shape)}; pass a list, [parameter]")
-    for parameter in params:
-        if not parameter.requires_grad:
-            raise ValueError(
-                f"a parameter of shape {list(parameter.shape)} does not require grad, so that no backward reaches it; "
-                "leave it out, or call requires_grad_() first"
-            )
-        optimizer = optimizer_class([parameter], **optimizer_kwargs)
+    parameters = _checked(optimizer_class, params, optimizer_kwargs)
+    for parameter, optimizer in [(each, optimizer_class([each], **optimizer_kwargs)) for each in parameters]:
         if not hasattr(parameter, _MARK):
             for name in (_MARK, "_optimizer_classes", "_optimizer_kwargs"):
                 setattr(parameter, name, [])
@@ -74,7 +71,49 @@ def apply_optimizer_in_backward(
             getattr(parameter, name).append(mark)
 
 
+def _checked(
+    optimizer_class: type[torch.optim.Optimizer], params: Iterable[nn.Parameter], arguments: dict[str, Any]
+) -> list[nn.Parameter]:
+    """The parameters, if the optimizer can be built for all of them."""
+    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
+        raise TypeError(f"optimizer_class is {optimizer_class!r}; pass a class of optimizers, such as torch.optim.SGD")
+    if isinstance(params, torch.Tensor):
+        raise TypeError(f"params is one tensor of shape {list(params.shape)}; pass a list, [parameter]")
+    _check_arguments(optimizer_class, arguments)
+    found = list(params)
+    for parameter in found:
+        if not isinstance(parameter, torch.Tensor):
+            raise TypeError(
+                f"params holds a {type(parameter).__name__} and no tensor; pass model.parameters(), without names"
+            )
+        shape = list(parameter.shape)
+        if not parameter.requires_grad:
+            raise ValueError(
+                f"a parameter of shape {shape} does not require grad, so that no backward reaches it; leave it out, or "
+                "call requires_grad_() first"
+            )
+        if any(isinstance(each, KeyedOptimizer) for each in getattr(parameter, _MARK, ())):
+            raise ValueError(
+                f"a parameter of shape {shape} is a sharded table's, whose optimizer is fused already: apply before "
+                "sharding, or change rates in model.fused_optimizer.param_groups"
+            )
+    return found
+
+
+def _check_arguments(optimizer_class: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> None:
+    signature = inspect.signature(optimizer_class).parameters
+    known = [name for name, each in signature.items() if each.kind is not each.VAR_KEYWORD and name != "params"]
+    # Ours takes any word and ignores it, as TorchRec's does; of others it cannot be known what they do with it.
+    open_ended = len(known) + 1 < len(signature) and optimizer_class is not RowWiseAdagrad
+    unknown = sorted(name for name in arguments if name not in known)
+    if unknown and not open_ended:
+        raise TypeError(f"{optimizer_class.__name__} takes no {unknown}; optimizer_kwargs may hold {', '.join(known)}")
+    if "lr" in arguments:
+        check_rate(arguments["lr"], optimizer_class.__name__)
+
+
 def _step_and_drop(parameter: torch.Tensor) -> None:
     for optimizer in getattr(parameter, _MARK):
+        check_rates(optimizer.param_groups, f"{type(optimizer).__name__} in backward")
         optimizer.step()
     parameter.grad = None

@@ -403,6 +403,7 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
             )
         self._optimizer: Optimizer = optim_factory(params if pass_params_dict else list(params.values()))
         super().__init__(params, self._optimizer.state, self._optimizer.param_groups)
+        check_rates(self.param_groups, type(self._optimizer).__name__)
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """One step of the wrapped optimizer.

@@ -1,10 +1,16 @@
-"""Small helpers around optimizers."""
+"""Optimizers for tables beyond torch's own, and which parameters are left for an ordinary optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import SGD, Adagrad, Adam
+from torch.optim.optimizer import Optimizer
+
+from tutorec.optim.rates import check_rate
 
 
 def in_backward_optimizer_filter(
@@ -30,3 +36,103 @@ def in_backward_optimizer_filter(
     for name, parameter in named_parameters:
         if hasattr(parameter, "_in_backward_optimizers") == include:
             yield name, parameter
+
+
+class PartialRowWiseAdam(Optimizer):
+    """Adam that keeps the mean of squared gradients by row: one number where Adam has D.
+
+    For row r with the gradient g, in step t::
+
+        exp_avg[r]    = beta1 * exp_avg[r] + (1 - beta1) * g
+        exp_avg_sq[r] = beta2 * exp_avg_sq[r] + (1 - beta2) * mean(g**2)
+        table[r] -= lr * (exp_avg[r] / (1 - beta1**t) / (sqrt(exp_avg_sq[r] / (1 - beta2**t)) + eps)
+                          + weight_decay * table[r])
+
+    Applied to the tables of a collection by ``apply_optimizer_in_backward`` it moves the rows in the batch only, and is
+    fused where they are sharded (``EmbOptimType.PARTIAL_ROWWISE_ADAM``); called as an ordinary optimizer it moves all.
+
+    Args:
+        params: Matrices [R, D], or groups of them.
+        lr: Learning rate.
+        betas: How much of the two means stays from step to step.
+        eps: Added to the root.
+        weight_decay: Taken off the row, not added to the gradient, as AdamW does.
+
+    Raises:
+        ValueError: A number that is negative or none, a beta that is not below 1; at the first step a parameter that
+            is no matrix, or a sparse gradient.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.zeros(1, 2))
+        >>> weight.grad = torch.tensor([[3.0, 4.0]])
+        >>> PartialRowWiseAdam([weight], lr=1.0).step()
+        >>> weight * torch.tensor([9.0 + 16.0]).div(2).sqrt()  # at first g, divided by the root of its mean square
+        tensor([[-3., -4.]], grad_fn=<MulBackward0>)
+
+    Source:
+        TorchRec's ``torchrec.optim.optimizers.PartialRowWiseAdam``, which is a name without a step.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        check_rate(lr, "PartialRowWiseAdam")
+        for name, number in (("eps", eps), ("weight_decay", weight_decay)):
+            if not number >= 0.0:
+                raise ValueError(f"PartialRowWiseAdam: {name}={number} must be a number of at least 0")
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"PartialRowWiseAdam: betas={betas} must be numbers of at least 0 and below 1")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._move(parameter, parameter.grad, group)
+        return loss
+
+    def _move(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state.update(_new_state(parameter, grad))
+        (beta1, beta2), rate = group["betas"], float(group["lr"])
+        grad, mean, spread = grad.float(), state["exp_avg"], state["exp_avg_sq"]
+        state["step"] += 1
+        number = state["step"].item()
+        mean.lerp_(grad, 1 - beta1)
+        spread.lerp_(grad.square().mean(1, keepdim=True), 1 - beta2)
+        root = (spread / (1 - beta2**number)).sqrt_().add_(group["eps"])
+        way = (mean / (1 - beta1**number)).div_(root).add_(parameter, alpha=group["weight_decay"])
+        parameter.sub_(way.mul_(rate))
+
+
+def _new_state(parameter: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    shape = list(parameter.shape)
+    if len(shape) != 2:
+        raise ValueError(
+            f"PartialRowWiseAdam: a parameter has shape {shape}, and it takes matrices [R, D], one mean square a row; "
+            "give the others to torch.optim.Adam"
+        )
+    if grad.is_sparse:
+        raise ValueError(
+            f"PartialRowWiseAdam: the gradient of a parameter {shape} is sparse; make the table without sparse=True, "
+            "or use apply_optimizer_in_backward"
+        )
+    # In float32 also for rows of 16 bits, of whose gradients the squares would vanish.
+    zeros = parameter.new_zeros(shape, dtype=torch.float32)
+    return {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.new_zeros(shape[0], 1)}
+
+
+__all__ = ["SGD", "Adagrad", "Adam", "PartialRowWiseAdam", "in_backward_optimizer_filter"]

@@ -17,6 +17,7 @@ from torch.optim import SGD, Optimizer
 
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.tbe_update import RowGroups, add_rows, apply_update, sort_rows, sum_rows
+from tutorec.optim.rates import check_rates
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad, rate_of_step
 
 # They look at a whole matrix or a whole model at once; rows cannot be stepped apart.
@@ -110,11 +111,13 @@ def group_of(optimizer: Optimizer, table: Tensor) -> dict[str, Any]:
     """The parameter group that holds a table.
 
     Raises:
-        ValueError: The optimizer holds it no longer.
+        ValueError: The optimizer holds it no longer, or its rate is negative or not a number.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter is table:
+                rows, columns = table.shape
+                check_rates([group], f"{type(optimizer).__name__} in backward, for a table [{rows}, {columns}]")
                 return group
     raise ValueError(
         f"{type(optimizer).__name__} in backward no longer holds its table of shape {list(table.shape)}; "
