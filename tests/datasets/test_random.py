@@ -184,3 +184,19 @@ def test_a_small_click_model_closes_the_gap_to_the_planted_optimum() -> None:
 
 def test_criteo_features_name_the_shops_features(small: Shop) -> None:
     assert list(CRITEO_FEATURES) == ["user", "item", "clicked"]
+
+
+def test_best_items_are_those_that_clicks_are_on_most_often() -> None:
+    # one user and no recent clicks: every row asks the same, so that clicks can be counted
+    world = shop(users=1, items=6, rows=200_000, test_rows=100, max_clicked=0)
+    rows = world.rows(0, 200_000)
+    clicks = np.bincount(rows.item[rows.label == 1], minlength=6)
+    assert world.best_items(6, 0, 1, "train")[0].tolist() == np.argsort(-clicks).tolist()
+
+
+def test_best_recall_rises_with_k_and_beats_the_popular(small: Shop) -> None:
+    rows, count = small.rows(0, small.counts["test"], "test"), small.table_rows["item"]
+    found = [small.best_recall(k) for k in (1, 3, count)]
+    clicked = rows.item[rows.label == 1]
+    most_popular = np.bincount(clicked, minlength=count).max() / len(clicked)
+    assert most_popular < found[0] < found[1] < found[2] == 1.0

@@ -1,0 +1,118 @@
+"""The scripts: on ranks of a pool, and in real processes under torchrun that stop and go on."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tutorec.datasets.random import shop
+from tutorec.examples import dlrm, two_tower
+from tutorec.examples.running import parser, samples_of_rank
+from tutorec.spmd import Ranks
+
+SMALL = "--rows 2000 --test-rows 500 --users 40 --items 60 --batch-size 100 --no-progress".split()
+
+
+def _run(main: Callable[[list[str]], int], words: list[str]) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(words) == 0
+    return out.getvalue()
+
+
+def test_dlrm_says_on_rank_0_how_near_it_comes_to_the_best_auc(ranks: Callable[..., Ranks]) -> None:
+    first, second = ranks(2).run(_run, dlrm.main, SMALL)
+    assert second == ""
+    best = shop(rows=2000, test_rows=500, users=40, items=60).best_auc
+    lines = first.splitlines()
+    assert lines[1].startswith("2 rank(s), 50 samples each: t_user ")
+    assert re.fullmatch(r"before: AUC 0\.\d{4}, .* over 500 samples; best possible AUC " + f"{best:.4f}", lines[2])
+    assert lines[3].startswith("40 steps, 4,000 samples, ")
+    assert re.fullmatch(r"after: AUC 0\.\d{4}, .*", lines[4])
+
+
+@pytest.mark.parametrize("negatives", ["in_batch", "random"])
+def test_two_tower_says_what_is_found_beside_what_is_popular(ranks: Callable[..., Ranks], negatives: str) -> None:
+    first, second = ranks(2).run(_run, two_tower.main, [*SMALL, "--negatives", negatives])
+    assert second == ""
+    assert first.splitlines()[2].startswith("40 steps, ")
+    for k, line in zip(two_tower.KS, first.splitlines()[3:], strict=True):
+        of_model, popular, best = map(float, re.findall(r"0\.\d{4}", line))
+        assert line.startswith(f"recall@{k}: ") and f"the {k} most popular" in line
+        assert 0 < popular <= best and 0 < of_model <= 1
+
+
+def _stopped_and_gone_on(main: Callable[[list[str]], int], folder: Path) -> list[str]:
+    """What is said by a run that stops after some steps, and by another that goes on."""
+    words = [*SMALL, "--checkpoints", str(folder), "--save-every", "8"]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main([*words, "--steps", "17"])
+        main(words)
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("main", [dlrm.main, two_tower.main])
+def test_a_run_that_was_stopped_goes_on_and_ends_like_one_that_was_not(
+    ranks: Callable[..., Ranks], main: Callable[[list[str]], int], tmp_path: Path
+) -> None:
+    whole = ranks(2).run(_run, main, SMALL)[0].splitlines()
+    lines = ranks(2).run(_stopped_and_gone_on, main, tmp_path)[0]
+    assert "goes on from step-17, saved by 2 rank(s) after 1,700 samples" in lines
+    ends = -1 if main is dlrm.main else -3
+    assert lines[ends:] == whole[ends:]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-32", "step-40"]
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused_with_one_that_they_can() -> None:
+    options = parser("x", "y", rows=1).parse_args(["--batch-size", "10"])
+    group: Any = SimpleNamespace(size=lambda: 4)
+    with pytest.raises(ValueError, match="--batch-size 10: 4 ranks cannot share it evenly; try 12"):
+        samples_of_rank(options, group)
+    assert samples_of_rank(argparse.Namespace(batch_size=12), group) == 3
+
+
+def _start(words: list[str], ranks: int) -> str:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *torchrun, "-m", "tutorec.examples.dlrm", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    # the bar belongs to standard error, on rank 0 alone
+    assert done.stderr.count("| 1/") <= 1
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_torchrun_and_one_process_take_turns_and_end_like_one_run(tmp_path: Path) -> None:
+    words = [word for word in SMALL if word != "--no-progress"]
+    saved = [*words, "--checkpoints", str(tmp_path), "--save-every", "10"]
+    under_torchrun = _start([*saved, "--steps", "23"], ranks=2)
+    assert "2 rank(s), 50 samples each" in under_torchrun
+    alone = _start(saved, ranks=1)
+    assert "goes on from step-23, saved by 2 rank(s) after 2,300 samples" in alone
+    whole = _start(words, ranks=1)
+    loss = [float(re.findall(r"log loss (0\.\d+)", text)[-1]) for text in (alone, whole)]
+    assert loss[0] == pytest.approx(loss[1], abs=2e-4)
+
+
+def test_the_tables_are_on_the_meta_device_until_they_are_sharded() -> None:
+    options = parser("x", "y", rows=100).parse_args([])
+    store = shop(rows=100)
+    for model in (dlrm.build(store, options), two_tower.build(store, torch.ones(200), _with_negatives(options))):
+        tables = [parameter for name, parameter in model.named_parameters() if "embedding_bags" in name]
+        assert len(tables) == 2 and all(table.is_meta for table in tables)
+
+
+def _with_negatives(options: argparse.Namespace) -> argparse.Namespace:
+    return argparse.Namespace(**vars(options), negatives="in_batch")
