@@ -69,7 +69,10 @@ class Report:
         present = [f"{name} {version}" for name, version in self.versions.items() if version]
         lines = [self.verdict, f"  {', '.join(present)}; {self.machine}"]
         for device, kernels in self.kernels.items():
-            lines.append(f"  on {device}: " + ", ".join(f"{asked} by {kernel}" for asked, kernel in kernels.items()))
+            by: dict[str, list[str]] = {}
+            for asked, kernel in kernels.items():
+                by.setdefault(kernel.split(".")[0], []).append(asked)
+            lines += [f"  on {device} by {whose}: {', '.join(which)}" for whose, which in by.items()]
         through = " and ".join(self.collectives) or "nothing: this torch has no gloo"
         checks = "on" if self.validation else "off"
         cores = f"{self.cores} core{'s' if self.cores > 1 else ''}, {self.threads} in use by torch"

@@ -11,6 +11,9 @@ CASES = [
     Case("grid_shard", "MEAN", "rowwise_adagrad"),
     Case("row_wise", "rows", "sgd"),
     Case("data_parallel", "SUM, weighted", "rowwise_adagrad"),
+    Case("column_wise", "SUM", "adam"),
+    Case("table_row_wise", "rows", "partial_rowwise_adam"),
+    Case("table_wise", "SUM, weighted", "adagrad"),
 ]
 
 
@@ -26,6 +29,13 @@ def test_another_update_is_seen_in_weights_and_not_in_the_first_output(ranks, mo
     monkeypatch.setattr(equivalence, name, value)
     [distance] = measure(ranks(2), CASES[:1], steps=1).values()
     assert distance.outputs < 1e-6
+    assert distance.weights > 1e-2
+
+
+@pytest.mark.parametrize(("name", "value"), [("_BETA1", 0.8), ("_DECAY", 0.3)])
+def test_another_adam_is_seen(ranks, monkeypatch, name, value):
+    monkeypatch.setattr(equivalence, name, value)
+    [distance] = measure(ranks(2), CASES[3:4], steps=2).values()
     assert distance.weights > 1e-2
 
 

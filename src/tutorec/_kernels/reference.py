@@ -235,8 +235,8 @@ def adam_update(
     r"""New weights and state after step t of Adam on the rows of a batch.
 
     $$m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2$$
-    $$w \leftarrow w - \eta \left(
-      \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon} + \lambda w \right)$$
+    $$\hat m = m / (1 - \beta_1^t), \qquad \hat v = v / (1 - \beta_2^t)$$
+    $$w \leftarrow w - \eta\, (\hat m / (\sqrt{\hat v} + \epsilon) + \lambda w)$$
 
     Where v has one number for a row, the mean of $g^2$ over the row stands for $g^2$: partial row-wise Adam.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import Ranks
 
-__all__ = ["KINDS", "LOOKUPS", "Case", "Distance", "measure"]
+__all__ = ["KINDS", "LOOKUPS", "OPTIMIZERS", "Case", "Distance", "measure"]
 
 KINDS = (
     "data_parallel",
@@ -45,7 +45,9 @@ KINDS = (
     "grid_shard",
 )
 LOOKUPS = ("SUM", "MEAN", "SUM, weighted", "rows")
-_RATE, _EPS = 0.1, 1e-3
+OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam")
+_RATE, _EPS, _BETA1, _BETA2, _DECAY = 0.1, 1e-3, 0.9, 0.999, 0.1
+_ADAMS = ("adam", "partial_rowwise_adam")
 # Rows, columns, features; the ranks are more than the rows of the last one.
 _TABLES = {"item": (64, 8, ("item", "clicked")), "user": (41, 12, ("user",)), "shop": (3, 4, ("shop",))}
 _CUT = ("column_wise", "table_column_wise", "grid_shard")
@@ -58,7 +60,7 @@ class Case:
     Attributes:
         kind: how all tables are sharded, one of ``KINDS``.
         lookup: what is computed, one of ``LOOKUPS``; ``"rows"`` pools nothing.
-        optimizer: ``"sgd"`` or ``"rowwise_adagrad"``.
+        optimizer: what backward applies, one of ``OPTIMIZERS``.
     """
 
     kind: str
@@ -73,7 +75,7 @@ class Distance:
     Attributes:
         outputs: of all steps.
         weights: of all tables, against their largest change.
-        state: of row-wise Adagrad; 0 for SGD, which has none.
+        state: of the optimizer, each kind of it against its largest number; 0 for SGD, which has none.
     """
 
     outputs: float
@@ -86,8 +88,9 @@ class Distance:
         return max(self.outputs, self.weights, self.state)
 
 
-# Table, first row, first column, rows, state or None.
-_Piece = tuple[str, int, int, Tensor, Tensor | None]
+_States = dict[str, Tensor]
+# Table, first row, first column, rows, state by name.
+_Piece = tuple[str, int, int, Tensor, _States]
 _Result = tuple[list[Tensor], list[_Piece]]
 
 
@@ -121,7 +124,9 @@ def _train_one(case: Case, env: ShardingEnv, steps: int) -> _Result:
     collection = _collection(case)
     words = {name: _word(case.kind, index, env) for index, name in enumerate(_TABLES)}
     plan = construct_module_sharding_plan(collection, words, local_size=env.local_size)
-    params = {"optimizer": case.optimizer, "learning_rate": _RATE, "eps": _EPS}
+    params: dict[str, Any] = {"optimizer": case.optimizer, "learning_rate": _RATE, "eps": _EPS}
+    if case.optimizer in _ADAMS:
+        params |= {"beta1": _BETA1, "beta2": _BETA2, "weight_decay": _DECAY}
     sharder: Any = EmbeddingCollectionSharder if case.lookup == "rows" else EmbeddingBagCollectionSharder
     sharded = sharder(params).shard(collection, plan, env)
     outputs = []
@@ -129,15 +134,14 @@ def _train_one(case: Case, env: ShardingEnv, steps: int) -> _Result:
         out = _flat(sharded(_batch(case, env.rank, step)))
         outputs.append(out.detach())
         (out * _coefficients(out, env.rank, step)).sum().backward()
-    state = sharded.fused_optimizer.state_dict()["state"]
     pieces: list[_Piece] = []
     for name, parameter in sharded.named_parameters():
         _, table, which = name.split(".")
         mine = [piece for piece in next(t for t in sharded._tables if t.name == table).pieces if piece.rank == env.rank]
         piece = mine[int(which.removeprefix("weight").removeprefix("_") or 0)]
-        momentum = state.get(name, {}).get(f"{table}.momentum1")
-        own = (parameter.detach().clone(), None if momentum is None else momentum.clone())
-        pieces.append((table, piece.row_offset, piece.column_offset, *own))
+        [optimizer] = cast(Any, parameter)._in_backward_optimizers
+        kept = {key.removeprefix(f"{table}."): state.clone() for key, state in optimizer.state[parameter].items()}
+        pieces.append((table, piece.row_offset, piece.column_offset, parameter.detach().clone(), kept))
     return outputs, pieces
 
 
@@ -146,42 +150,97 @@ def _compare(case: Case, results: Sequence[_Result], world_size: int, steps: int
     collection = _collection(case)
     tables = {name.split(".")[1]: parameter for name, parameter in collection.named_parameters()}
     before = {name: weight.detach().clone() for name, weight in tables.items()}
-    state: dict[str, Tensor] = {name: torch.zeros(2, weight.shape[0]) for name, weight in tables.items()}
+    reference = _Reference(case, tables)
     outputs: list[tuple[Tensor, Tensor]] = []
     for step in range(steps):
-        loss = torch.zeros(())
+        loss, batches = torch.zeros(()), [_batch(case, rank, step) for rank in range(world_size)]
         for rank, (found, _) in enumerate(results):
-            out = _flat(collection(_batch(case, rank, step)))
+            out = _flat(collection(batches[rank]))
             outputs.append((found[step], out.detach()))
             loss = loss + (out * _coefficients(out, rank, step)).sum()
         gradients = torch.autograd.grad(loss / world_size, list(tables.values()))
-        _update(case, tables, dict(zip(tables, gradients, strict=True)), state)
+        reference.update(dict(zip(tables, gradients, strict=True)), batches)
     largest_change = max(float((tables[name].detach() - before[name]).abs().max()) for name in tables)
     weights, states = [0.0], [0.0]
-    for table, row, column, rows, momentum in (piece for _, pieces in results for piece in pieces):
+    for table, row, column, rows, kept in (piece for _, pieces in results for piece in pieces):
         whole = tables[table].detach()[row : row + rows.shape[0], column : column + rows.shape[1]]
         weights.append(_largest(rows - whole) / largest_change)
-        if momentum is not None:
-            expected = state[table][0 if column == 0 else 1][row : row + rows.shape[0]]
-            states.append(_largest(momentum - expected) / float(state[table].max()))
+        expected = reference.states_of_piece(table, row, column, rows.shape)
+        assert kept.keys() == expected.keys(), f"{table} keeps {sorted(kept)}, and {sorted(expected)} are due"
+        states += [_largest(state - expected[key]) / reference.largest(key) for key, state in kept.items()]
     scale = max(_largest(expected) for _, expected in outputs)
     return Distance(max(_largest(a - b) for a, b in outputs) / scale, max(weights), max(states))
 
 
-@torch.no_grad()
-def _update(
-    case: Case, tables: Mapping[str, Tensor], gradients: Mapping[str, Tensor], state: Mapping[str, Tensor]
-) -> None:
-    """One step of the optimizer as it is written on paper, slice of columns by slice of columns."""
-    for name, weight in tables.items():
-        middle = weight.shape[1] // 2
-        slices = [slice(0, middle), slice(middle, None)] if case.kind in _CUT else [slice(None)]
-        for index, columns in enumerate(slices):
-            gradient = gradients[name][:, columns]
-            if case.optimizer == "rowwise_adagrad":
-                state[name][index] += gradient.square().mean(dim=1)
-                gradient = gradient / (state[name][index].sqrt() + _EPS).unsqueeze(1)
-            weight[:, columns] -= _RATE * gradient
+class _Reference:
+    """The optimizers as they are written on paper, row by row of the batch, slice of columns by slice of columns.
+
+    Args:
+        case: says which.
+        tables: name -> weights [R, D], which are moved.
+    """
+
+    def __init__(self, case: Case, tables: Mapping[str, Tensor]) -> None:
+        self._case, self._tables, self._steps = case, tables, 0
+        # Of a slice, by its first column: what is kept, [R] or [R, columns].
+        self._states: dict[tuple[str, int], _States] = {}
+        for name, weight in tables.items():
+            for columns in self._slices(weight):
+                part = torch.zeros_like(weight[:, columns])
+                self._states[name, columns.start] = self._new(part, part.new_zeros(part.shape[0]))
+
+    def _slices(self, weight: Tensor) -> list[slice]:
+        middle, end = weight.shape[1] // 2, weight.shape[1]
+        return [slice(0, middle), slice(middle, end)] if self._case.kind in _CUT else [slice(0, end)]
+
+    def _new(self, elements: Tensor, rows: Tensor) -> _States:
+        """What the optimizer keeps; both are zeros."""
+        optimizer = self._case.optimizer
+        if optimizer == "sgd":
+            return {}
+        squares = rows if optimizer in ("rowwise_adagrad", "partial_rowwise_adam") else elements
+        return {"momentum1": elements.clone(), "exp_avg_sq": squares} if optimizer in _ADAMS else {"momentum1": squares}
+
+    @torch.no_grad()
+    def update(self, gradients: Mapping[str, Tensor], batches: Sequence[KeyedJaggedTensor]) -> None:
+        """One step with the mean gradients [R, D] of the ranks' batches."""
+        self._steps += 1
+        for name, (_, _, features) in _TABLES.items():
+            ids = torch.cat([batch[feature].values() for batch in batches for feature in features]).unique()
+            weight = self._tables[name]
+            for columns in self._slices(weight):
+                self._move(weight[:, columns], gradients[name][:, columns], self._states[name, columns.start], ids)
+
+    def _move(self, weight: Tensor, gradient: Tensor, states: _States, rows: Tensor) -> None:
+        g, state = gradient[rows], {key: kept[rows] for key, kept in states.items()}
+        squares = g.square()
+        if states and [*states.values()][-1].dim() == 1:
+            squares = squares.mean(dim=1)
+        if self._case.optimizer in _ADAMS:
+            state["momentum1"] = _BETA1 * state["momentum1"] + (1 - _BETA1) * g
+            state["exp_avg_sq"] = _BETA2 * state["exp_avg_sq"] + (1 - _BETA2) * squares
+            root = (state["exp_avg_sq"] / (1 - _BETA2**self._steps)).sqrt() + _EPS
+            g = state["momentum1"] / (1 - _BETA1**self._steps) / root.view(len(rows), -1) + _DECAY * weight[rows]
+        elif states:
+            state["momentum1"] = state["momentum1"] + squares
+            g = g / (state["momentum1"].sqrt() + _EPS).view(len(rows), -1)
+        weight[rows] -= _RATE * g
+        for key, kept in state.items():
+            states[key][rows] = kept
+
+    def states_of_piece(self, table: str, row: int, column: int, shape: Sequence[int]) -> _States:
+        """What is to be kept of the rows and columns of a piece."""
+        first = max(start for name, start in self._states if name == table and start <= column)
+        rows, columns = slice(row, row + shape[0]), slice(column - first, column - first + shape[1])
+        kept = {
+            key: state[rows] if state.dim() == 1 else state[rows, columns]
+            for key, state in self._states[table, first].items()
+        }
+        return {**kept, "step": torch.tensor(float(self._steps))} if self._case.optimizer in _ADAMS else kept
+
+    def largest(self, key: str) -> float:
+        """The largest number of a kind of state."""
+        return float(self._steps) if key == "step" else max(_largest(of[key]) for of in self._states.values())
 
 
 def _word(kind: str, table: int, env: ShardingEnv) -> ParameterShardingGenerator:
