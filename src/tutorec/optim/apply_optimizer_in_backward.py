@@ -53,7 +53,7 @@ def apply_optimizer_in_backward(
         >>> weight.tolist(), weight.grad
         ([0.5, 0.5], None)
 
-    See Also:
+    Source:
         TorchRec's ``torchrec.optim.apply_optimizer_in_backward.apply_optimizer_in_backward``, which takes a gradient of
         the size of the table for every step of an unsharded collection.
     """
