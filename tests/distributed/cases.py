@@ -300,5 +300,5 @@ def local_weights(sharded: ShardedEmbeddingBagCollection) -> dict[str, Tensor]:
 
 def local_state(sharded: ShardedEmbeddingBagCollection) -> dict[str, Tensor]:
     """``table.momentum1`` -> tensor."""
-    state = sharded.fused_optimizer.state_dict()["state"]
-    return {name: tensor.clone() for of_table in state.values() for name, tensor in of_table.items()}
+    states = sharded.fused_optimizer.state.values()
+    return {name: tensor.clone() for of_table in states for name, tensor in of_table.items()}

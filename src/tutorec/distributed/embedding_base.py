@@ -25,6 +25,7 @@ from tutorec.distributed.initial_rows import draw_piece
 from tutorec.distributed.layout import FeatureOrder
 from tutorec.distributed.lookup.base import EmbeddingLookup
 from tutorec.distributed.lookup.grouped import SUPPORTED_KERNELS
+from tutorec.distributed.optimizer_state import ShardedStates
 from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharded_module import CompIn, Ctx, DistOut, Out, ShardedModule
@@ -159,9 +160,10 @@ class ShardedEmbeddingModule(
         for table in holder.values():
             table.register_load_state_dict_pre_hook(_copy_in)
         self.add_module(source.path, holder)
-        self._optimizer = CombinedOptimizer(
-            [("", optimizer) for lookup in self._lookups for optimizer in lookup.fused_optimizers()]
-        )
+        fused = [optimizer for lookup in self._lookups for optimizer in lookup.fused_optimizers()]
+        for optimizer in fused:
+            optimizer.store_as(ShardedStates(self.held_tables(), list(optimizer.params), env, self._device))
+        self._optimizer = CombinedOptimizer([("", optimizer) for optimizer in fused])
         self.register_state_dict_post_hook(_store_sharded)
         self.register_load_state_dict_pre_hook(_load_sharded)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def sharded_state(
         if env.process_group is None and env.world_size == 1 and len(held) > 1:
             state[table.name] = _put_together(table, held)
         elif not replicated and (env.process_group is not None or env.world_size > 1):
-            state[table.name] = _sharded_tensor(table, held, env, device)
+            state[table.name] = sharded_tensor(_table_rectangles(table), held, table.dtype, env, device)
         elif held:
             state[table.name] = held[0]
     return state
@@ -85,9 +86,49 @@ def local_state(tables: Sequence[PlacedTable], loaded: Mapping[str, Any], rank: 
     return state
 
 
-def _sharded_tensor(
-    table: PlacedTable, local: Sequence[torch.Tensor], env: ShardingEnv, device: torch.device
+@dataclass(frozen=True)
+class Rectangles:
+    """How a tensor lies over the ranks.
+
+    Args:
+        size: Of the whole.
+        offsets: Of each piece.
+        sizes: Of each piece.
+        ranks: Who holds each piece.
+    """
+
+    size: tuple[int, ...]
+    offsets: Sequence[Sequence[int]]
+    sizes: Sequence[Sequence[int]]
+    ranks: Sequence[int]
+
+
+def _table_rectangles(table: PlacedTable) -> Rectangles:
+    """How a table lies over the ranks."""
+    return Rectangles(
+        (table.rows, table.columns),
+        [[piece.row_offset, piece.column_offset] for piece in table.pieces],
+        [[piece.rows, piece.columns] for piece in table.pieces],
+        [piece.rank for piece in table.pieces],
+    )
+
+
+def sharded_tensor(
+    rectangles: Rectangles,
+    local: Sequence[torch.Tensor],
+    dtype: torch.dtype,
+    env: ShardingEnv,
+    device: torch.device,
 ) -> ShardedTensor:
+    """A whole tensor of which this rank has some pieces; nothing is sent, and contiguous pieces are not copied.
+
+    Args:
+        rectangles: How it lies over the ranks.
+        local: This rank's pieces, in their order.
+        dtype: Of its numbers.
+        env: The ranks.
+        device: Where the pieces of other ranks are said to be.
+    """
     group = env.group_for("a state dict")
     # torch speaks of ranks of the program, also where the tables lie on a part of them.
     ranks = range(env.world_size) if group is None else dist.get_process_group_ranks(group)
@@ -95,18 +136,18 @@ def _sharded_tensor(
     here = f"rank:{ranks[env.rank]}/{local[0].device}" if local else ""
     shards = [
         ShardMetadata(
-            [piece.row_offset, piece.column_offset],
-            [piece.rows, piece.columns],
-            here if here and piece.rank == env.rank else placement(ranks[piece.rank], device.type, env.local_size),
+            list(offsets),
+            list(sizes),
+            here if here and rank == env.rank else placement(ranks[rank], device.type, env.local_size),
         )
-        for piece in table.pieces
+        for offsets, sizes, rank in zip(rectangles.offsets, rectangles.sizes, rectangles.ranks, strict=True)
     ]
-    mine = [shard for shard, piece in zip(shards, table.pieces, strict=True) if piece.rank == env.rank]
-    assert not local or len(local) == len(mine), f"table {table.name!r}: {len(local)} tensors for {len(mine)} pieces"
+    mine = [shard for shard, rank in zip(shards, rectangles.ranks, strict=True) if rank == env.rank]
+    assert not local or len(local) == len(mine), f"{len(local)} tensors for {len(mine)} pieces of {rectangles}"
     metadata = ShardedTensorMetadata(
         shards_metadata=shards,
-        size=torch.Size([table.rows, table.columns]),
-        tensor_properties=TensorProperties(dtype=table.dtype),
+        size=torch.Size(rectangles.size),
+        tensor_properties=TensorProperties(dtype=dtype),
     )
     # ShardedTensor takes contiguous rows only: those of a padded table are copied.
     held = [Shard(rows.contiguous(), shard) for rows, shard in zip(local, mine, strict=False)]
@@ -127,13 +168,29 @@ def _rows_of_piece(value: ShardedTensor | torch.Tensor, table: PlacedTable, piec
     row, column = piece.row_offset, piece.column_offset
     if not isinstance(value, ShardedTensor):
         return value[row : row + piece.rows, column : column + piece.columns]
-    wanted = ([row, column], [piece.rows, piece.columns])
+    return local_piece(value, [row, column], [piece.rows, piece.columns], f"table {table.name!r}")
+
+
+def local_piece(value: ShardedTensor, offsets: Sequence[int], sizes: Sequence[int], what: str) -> torch.Tensor:
+    """The piece of a ShardedTensor that lies here.
+
+    Args:
+        value: The whole.
+        offsets: Of the piece.
+        sizes: Of the piece.
+        what: It is, for the message.
+
+    Raises:
+        ValueError: It does not lie here.
+    """
+    wanted = (list(offsets), list(sizes))
     found = []
     for shard in value.local_shards():
         found.append((shard.metadata.shard_offsets, shard.metadata.shard_sizes))
         if found[-1] == wanted:
             return shard.tensor
     raise ValueError(
-        f"table {table.name!r}: this rank holds the shard at {wanted[0]} of size {wanted[1]}, and what is loaded has "
-        f"shards (offsets, sizes) {found} here: it was stored under another plan; load it under that plan"
+        f"{what}: this rank holds the shard at {wanted[0]} of size {wanted[1]}, and what is loaded has "
+        f"shards (offsets, sizes) {found} here: it was stored under another plan; load it under that plan, or save and "
+        "load with tutorec.distributed.checkpoint"
     )

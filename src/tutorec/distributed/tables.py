@@ -69,6 +69,19 @@ class PlacedTable:
         """Whether a bag's rows may lie on several ranks, so that each pools a part of the bag."""
         return self.sharding_type in _ROW_SPLITS
 
+    @property
+    def slice_widths(self) -> tuple[int, ...]:
+        """Columns of each slice that it is cut into, in column order; one of D where columns stay together."""
+        return tuple(dict(sorted((piece.column_offset, piece.columns) for piece in self.pieces)).values())
+
+    def first_row_state(self, piece: ShardPiece) -> int:
+        """Where a piece's numbers stand in a state with one for each row: slice after slice, R of each, as TorchRec's.
+
+        Row-wise Adagrad keeps ``[S * R]`` of a table that is cut into S slices of columns.
+        """
+        starts = sorted({each.column_offset for each in self.pieces})
+        return starts.index(piece.column_offset) * self.rows + piece.row_offset
+
     def describe(self) -> dict[str, str]:
         """What ranks must agree on, as text: fact -> value. Features are sorted out by the plan, not by order."""
         return {

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -55,6 +55,24 @@ class FusedOptimizerModule(ABC):
         """What updates them."""
 
 
+class StateForm(Protocol):
+    """How the states of parameters, which are pieces of tables, are stored and loaded as those of tables."""
+
+    def stored(self, state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """By parameter -> by table."""
+        ...
+
+    def local(
+        self, loaded: Mapping[str, Mapping[str, Any]], state: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, dict[str, Any]]:
+        """By table -> by parameter; ``state`` is that of the parameters here."""
+        ...
+
+
+class _OfParameters(dict[str, Any]):
+    """A state dict whose states are those of the parameters here already."""
+
+
 class EmbeddingFusedOptimizer(FusedOptimizer):
     """The optimizer of one table-batched operator.
 
@@ -83,8 +101,41 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     def __init__(self, tables: TableBatch, names: Sequence[str], parameters: Sequence[torch.Tensor]) -> None:
         self._tables = tables
         self._owners = list(parameters)
+        self._form: StateForm | None = None
         params = dict(zip(names, parameters, strict=True))
         super().__init__(params, self._live_state(), [{"params": list(parameters), "lr": tables.learning_rate}])
+
+    def store_as(self, form: StateForm) -> None:
+        """Let ``state_dict()`` speak of whole tables, where this rank has pieces of them."""
+        self._form = form
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of every keyed optimizer; of a sharded module each table once, its states as ShardedTensors."""
+        found = super().state_dict()
+        return found if self._form is None else {**found, "state": self._form.stored(found["state"])}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Copy state in; of a sharded module ShardedTensors of the same plan, or whole tensors.
+
+        Raises:
+            ValueError: See ``KeyedOptimizer.load_state_dict``, or it was stored under another plan.
+        """
+        super().load_state_dict(self._of_parameters(state_dict))
+
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise where ``load_state_dict`` would, and change nothing.
+
+        Raises:
+            ValueError: See ``load_state_dict``.
+        """
+        super().check_state_dict(self._of_parameters(state_dict))
+
+    def _of_parameters(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What is loaded, by the parameters here."""
+        if self._form is None or "state" not in state_dict or isinstance(state_dict, _OfParameters):
+            return state_dict
+        own = super().state_dict()["state"]
+        return _OfParameters({**state_dict, "state": self._form.local(state_dict["state"], own)})
 
     @property
     def operator(self) -> TableBatch:

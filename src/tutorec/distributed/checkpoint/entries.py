@@ -74,7 +74,7 @@ class Entry:
     @property
     def widths(self) -> tuple[int, ...]:
         """Of a ROWS state: columns of each slice, in column order; of others nothing."""
-        return slice_widths(self.table) if self.form is Form.ROWS and self.table is not None else ()
+        return self.table.slice_widths if self.form is Form.ROWS and self.table is not None else ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -109,11 +109,6 @@ class Wanted:
     offsets: tuple[int, ...]
     target: torch.Tensor
     share: float | None = None
-
-
-def slice_widths(table: PlacedTable) -> tuple[int, ...]:
-    """Columns of each slice that a table is cut into, in column order; one of D where it is not."""
-    return tuple(dict(sorted((piece.column_offset, piece.columns) for piece in table.pieces)).values())
 
 
 def stored_blocks(entry: Entry, rank: int, world_size: int) -> Iterator[Block]:
@@ -182,9 +177,7 @@ def _stored_at(entry: Entry, part: Part) -> tuple[int, ...]:
         return (0,) * part.tensor.dim()
     if entry.form is Form.TABLE:
         return piece.row_offset, piece.column_offset
-    starts = list(accumulate(entry.widths, initial=0))
-    first_row = starts.index(piece.column_offset) * entry.table.rows + piece.row_offset
-    return first_row, *(0,) * (part.tensor.dim() - 1)
+    return entry.table.first_row_state(piece), *(0,) * (part.tensor.dim() - 1)
 
 
 def _cut(tensor: torch.Tensor, offsets: tuple[int, ...]) -> Iterator[Block]:

@@ -1,0 +1,124 @@
+"""State of a fused optimizer as it is stored and loaded: each table once, under its unsharded name, whole.
+
+A state of the table's shape is a `ShardedTensor` [R, D]. One with a number for each row is [R]; where the table is cut
+into S slices of columns each slice has its own numbers, and it is [S * R], slice after slice. Copies of a table, and
+everything where there is no process group, are plain tensors, and so is the count of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.plan import ShardingType
+from tutorec.distributed.shard_geometry import ShardPiece
+from tutorec.distributed.state_dict import Rectangles, local_piece, sharded_tensor
+from tutorec.distributed.tables import HeldTable, PlacedTable
+
+
+class ShardedStates:
+    """How the states of the tables of one operator are stored.
+
+    Args:
+        held: The tables of the collection, with this rank's pieces; those of other operators are passed over.
+        names: Parameters of the operator: the table's name, with ``_1``, ``_2`` ... for further pieces here.
+        env: The ranks.
+        device: Where tables live.
+    """
+
+    def __init__(self, held: Sequence[HeldTable], names: Sequence[str], env: ShardingEnv, device: torch.device) -> None:
+        self._env, self._device = env, device
+        self._pieces: dict[str, list[tuple[str, PlacedTable, ShardPiece]]] = {}
+        for table in held:
+            for index, piece in enumerate(table.pieces):
+                name = f"{table.name}_{index}" if index else table.name
+                if name in names:
+                    # A table whose pieces lie in two operators, being of two widths, is stored by each for itself.
+                    first = next((known for known, own in self._pieces.items() if own[0][1] is table.table), name)
+                    self._pieces.setdefault(first, []).append((name, table.table, piece))
+
+    def stored(self, state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The state by parameter -> by table: tensors are live where they are contiguous."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, own in self._pieces.items():
+            states = [state[parameter] for parameter, _, _ in own if parameter in state]
+            if len(states) == len(own):
+                found[name] = {key: self._whole(own, [each[key] for each in states]) for key in states[0]}
+        return found
+
+    def local(
+        self, loaded: Mapping[str, Mapping[str, Any]], state: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, dict[str, Any]]:
+        """The state by table -> by parameter, of this rank's pieces.
+
+        Args:
+            loaded: As ``stored`` gives it; ShardedTensors of the same plan, or whole tensors.
+            state: That of the parameters here, for shapes.
+
+        Raises:
+            ValueError: It was stored under another plan, or shapes differ.
+        """
+        found = {name: dict(value) for name, value in loaded.items() if name not in self._pieces}
+        for name, own in self._pieces.items():
+            for parameter, table, piece in own if name in loaded else ():
+                here = state.get(parameter, {})
+                found[parameter] = {
+                    key: _piece_of(value, here[key], table, piece, f"{key!r} of {name!r}") if key in here else value
+                    for key, value in loaded[name].items()
+                }
+        return found
+
+    def _whole(self, own: Sequence[tuple[str, PlacedTable, ShardPiece]], parts: Sequence[torch.Tensor]) -> Any:
+        table, pieces = own[0][1], [piece for _, _, piece in own]
+        alone = self._env.process_group is None and self._env.world_size == 1
+        if parts[0].dim() == 0 or table.sharding_type is ShardingType.DATA_PARALLEL or (alone and len(parts) == 1):
+            return parts[0]
+        others = [piece for piece in table.pieces if piece.rank != self._env.rank or piece in pieces]
+        rectangles = _rectangles(table, others, parts[0].dim())
+        if not alone:
+            return sharded_tensor(rectangles, parts, parts[0].dtype, self._env, self._device)
+        whole = parts[0].new_empty(rectangles.size)
+        for part, piece in zip(parts, pieces, strict=True):
+            _part_of(whole, table, piece).copy_(part)
+        return whole
+
+
+def _rectangles(table: PlacedTable, pieces: Sequence[ShardPiece], dimensions: int) -> Rectangles:
+    ranks = [piece.rank for piece in pieces]
+    if dimensions > 1:
+        offsets = [[piece.row_offset, piece.column_offset] for piece in pieces]
+        return Rectangles((table.rows, table.columns), offsets, [[p.rows, p.columns] for p in pieces], ranks)
+    size = (len(table.slice_widths) * table.rows,)
+    return Rectangles(size, [[table.first_row_state(p)] for p in pieces], [[p.rows] for p in pieces], ranks)
+
+
+def _part_of(whole: torch.Tensor, table: PlacedTable, piece: ShardPiece) -> torch.Tensor:
+    """What of a whole state belongs to a piece; [R] of a table that is cut by columns is that of every slice."""
+    if whole.dim() == 1:
+        first = piece.row_offset if len(whole) == table.rows else table.first_row_state(piece)
+        return whole[first : first + piece.rows]
+    row, column = piece.row_offset, piece.column_offset
+    return whole[row : row + piece.rows, column : column + piece.columns]
+
+
+def _piece_of(value: Any, here: Any, table: PlacedTable, piece: ShardPiece, what: str) -> Any:
+    if not isinstance(value, torch.Tensor) or not isinstance(here, torch.Tensor) or here.dim() == 0:
+        return value
+    by_row = here.dim() == 1
+    # Not size(): that goes through ShardedTensor's dispatch, which warns at each call.
+    size = tuple(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
+    rows = len(table.slice_widths) * table.rows
+    if size not in ([(rows,), (table.rows,)] if by_row else [(table.rows, table.columns)]):
+        wanted = [rows] if by_row else [table.rows, table.columns]
+        raise ValueError(f"optimizer state {what} is {wanted} as a whole, and what is loaded is {list(size)}")
+    if not isinstance(value, ShardedTensor):
+        return _part_of(value, table, piece)
+    offsets = [table.first_row_state(piece)] if by_row else [piece.row_offset, piece.column_offset]
+    return local_piece(value, offsets, list(here.shape), f"optimizer state {what}")
+
+
+__all__ = ["ShardedStates"]
