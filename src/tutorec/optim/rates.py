@@ -33,6 +33,11 @@ def check_rate(rate: Any, owner: str) -> float:
     return number
 
 
+def is_rate(rate: Any) -> bool:
+    """Whether a rate is a plain float that will do; asked at each step, where it costs two comparisons."""
+    return type(rate) is float and 0.0 <= rate < math.inf
+
+
 def check_rates(groups: Iterable[Mapping[str, Any]], owner: str) -> None:
     """The same for the rate of every parameter group.
 
@@ -41,9 +46,8 @@ def check_rates(groups: Iterable[Mapping[str, Any]], owner: str) -> None:
     """
     for index, group in enumerate(groups):
         rate = group.get("lr", 0.0)
-        # A rate that was fine a moment ago costs two comparisons.
-        if not (type(rate) is float and 0.0 <= rate < math.inf):
+        if not is_rate(rate):
             check_rate(rate, f"param_groups[{index}] of {owner}")
 
 
-__all__ = ["check_rate", "check_rates"]
+__all__ = ["check_rate", "check_rates", "is_rate"]

@@ -17,7 +17,7 @@ from torch.optim import SGD, Optimizer
 
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.tbe_update import RowGroups, add_rows, apply_update, sort_rows, sum_rows
-from tutorec.optim.rates import check_rates
+from tutorec.optim.rates import check_rate, is_rate
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad, rate_of_step
 
 # They look at a whole matrix or a whole model at once; rows cannot be stepped apart.
@@ -116,8 +116,9 @@ def group_of(optimizer: Optimizer, table: Tensor) -> dict[str, Any]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter is table:
-                rows, columns = table.shape
-                check_rates([group], f"{type(optimizer).__name__} in backward, for a table [{rows}, {columns}]")
+                if not is_rate(group.get("lr")):
+                    owner = f"{type(optimizer).__name__} in backward, for a table {list(table.shape)}"
+                    check_rate(group.get("lr"), owner)
                 return group
     raise ValueError(
         f"{type(optimizer).__name__} in backward no longer holds its table of shape {list(table.shape)}; "
