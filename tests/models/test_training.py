@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def test_losses_and_metrics_are_those_of_one_process_on_every_rank(
     for of_rank, samples_there, metrics_there, training in ranks(world_size).run(_trained):
         assert of_rank == pytest.approx(losses, abs=1e-5)
         assert samples_there == 600
-        assert metrics_there == pytest.approx(metrics, abs=1e-4)
+        assert astuple(metrics_there) == pytest.approx(astuple(metrics), abs=1e-4)
         assert training is False
 
 
@@ -102,7 +103,7 @@ def test_metrics_are_over_all_samples_and_no_mean_over_ranks(ranks: Callable[...
     loss = nn.functional.binary_cross_entropy_with_logits(logits.double(), labels.double()).item()
     expected = (auc(labels, logits), normalized_entropy(labels, logits.double().sigmoid()), loss, 5)
     for found, own_auc, training in ranks(2).run(_judged, together=False):
-        assert found == pytest.approx(expected)
+        assert astuple(found) == pytest.approx(expected)
         assert own_auc == 1.0 > found.auc
         assert training
 

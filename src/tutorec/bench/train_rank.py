@@ -69,7 +69,7 @@ class Shape:
     dense_columns: int = 13
     dense_layers: tuple[int, ...] = (64,)
     over_layers: tuple[int, ...] = (128, 64, 1)
-    steps: int = 5
+    steps: int = 10
 
 
 @dataclass

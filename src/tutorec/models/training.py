@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from operator import length_hint
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,7 +35,8 @@ _STAGE = "metrics"
 _SHOW_EVERY = 10  # steps: the bar's loss is read so rarely because reading waits for the device
 
 
-class Metrics(NamedTuple):
+@dataclass(frozen=True)
+class Metrics:
     """What a click model's predictions are worth, over the samples of all ranks.
 
     Attributes:
