@@ -290,7 +290,7 @@ def broken(name: str, state_dict):
     [
         ("count", r"Different parameter count: 2 vs 1: \['two'\] are here only"),
         ("name", r"Parameter two not found: \['two'\] are here only, \['three'\] are in what is loaded only"),
-        ("size", r"Different state size of 'one': 3 vs 2: \['number'\] are here only"),
+        ("size", r"Different state size: 3 vs 2 of 'one': \['number'\] are here only"),
         ("key", r"State number of 'one' not found: .*\['other'\] are in what is loaded only"),
         ("shape", r"optimizer state 'one / tensor' is \[2\] here and \[3\] in what is loaded"),
         ("deep", r"optimizer state 'two / deep / tensor' is \[2\] here and \[1\] in what is loaded"),
@@ -303,7 +303,7 @@ def broken(name: str, state_dict):
         ("no state", r"no optimizer's state dict: it has no 'state', only \['param_groups'\]"),
         ("groups", r"Different param_groups count: 2 vs 1"),
         ("group", r"Group two not found"),
-        ("group size", r"Different param_group size for group two: 3 vs 2: \['b'\] are here only"),
+        ("group size", r"Different param_group size: 3 vs 2 of group two: \['b'\] are here only"),
         ("group key", r"Group key b not found for group two"),
     ],
 )

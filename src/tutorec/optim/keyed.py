@@ -194,8 +194,8 @@ class KeyedOptimizer(Optimizer):
             title = "/".join(names)
             if names not in new:
                 raise ValueError(f"Group {title} not found: there are {[*new]} in what is loaded")
-            counted = f"Different param_group size for group {title}"
-            check_names(counted, f"Group key {{}} not found for group {title}", group, new[names])
+            missed = f"Group key {{}} not found for group {title}"
+            check_names("Different param_group size", missed, group, new[names], f"group {title}")
 
 
 class CombinedOptimizer(KeyedOptimizer):

@@ -31,7 +31,7 @@ def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def check_names(counted: str, missed: str, own: Iterable[str], new: Iterable[str]) -> None:
+def check_names(counted: str, missed: str, own: Iterable[str], new: Iterable[str], of: str = "") -> None:
     """Raise where names differ; the message begins as TorchRec's does, and names the odd ones.
 
     Args:
@@ -39,6 +39,7 @@ def check_names(counted: str, missed: str, own: Iterable[str], new: Iterable[str
         missed: What it begins with where they do not, with ``{}`` for a name.
         own: Names here.
         new: Names in what is loaded.
+        of: What they belong to.
 
     Raises:
         ValueError: They differ.
@@ -51,7 +52,7 @@ def check_names(counted: str, missed: str, own: Iterable[str], new: Iterable[str
     mine, theirs = set(own), set(new)
     missing, surplus = sorted(mine - theirs, key=str), sorted(theirs - mine, key=str)
     if missing or surplus:
-        counts = f"{counted}: {len(mine)} vs {len(theirs)}"
+        counts = f"{counted}: {len(mine)} vs {len(theirs)}{of and ' of '}{of}"
         title = counts if len(mine) != len(theirs) else missed.format(missing[0])
         raise ValueError(f"{title}: {missing} are here only, {surplus} are in what is loaded only")
 
@@ -70,7 +71,7 @@ def check_state(own: Mapping[str, Any], new: Mapping[str, Any], path: Sequence[s
     where = " / ".join(path)
     if not isinstance(new, Mapping):
         raise ValueError(f"optimizer state of {where!r} is a dict here and a {type(new).__name__} in what is loaded")
-    check_names(f"Different state size of {where!r}", f"State {{}} of {where!r} not found", own, new)
+    check_names("Different state size", f"State {{}} of {where!r} not found", own, new, repr(where))
     for name, value in own.items():
         _check_value(value, new[name], [*path, name])
 
