@@ -128,6 +128,9 @@ def sharded_tensor(
         dtype: Of its numbers.
         env: The ranks.
         device: Where the pieces of other ranks are said to be.
+
+    Raises:
+        ValueError: As many pieces are not given as lie here, or there are several ranks and no process group.
     """
     group = env.group_for("a state dict")
     # torch speaks of ranks of the program, also where the tables lie on a part of them.
@@ -143,7 +146,8 @@ def sharded_tensor(
         for offsets, sizes, rank in zip(rectangles.offsets, rectangles.sizes, rectangles.ranks, strict=True)
     ]
     mine = [shard for shard, rank in zip(shards, rectangles.ranks, strict=True) if rank == env.rank]
-    assert not local or len(local) == len(mine), f"{len(local)} tensors for {len(mine)} pieces of {rectangles}"
+    if local and len(local) != len(mine):
+        raise ValueError(f"{len(local)} tensors are given for the {len(mine)} pieces of this rank in {rectangles}")
     metadata = ShardedTensorMetadata(
         shards_metadata=shards,
         size=torch.Size(rectangles.size),

@@ -7,6 +7,7 @@ other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 
 from tutorec.distributed.checkpoint.contents import Optimized
 from tutorec.errors import CheckpointError
+from tutorec.optim.optimizers import PartialRowWiseAdam
 
 # What torch's Adagrad and Adam keep, by the names of fused kernels: the first state is always momentum1.
 _TORCH_TO_FUSED = {"sum": "momentum1", "exp_avg": "momentum1", "exp_avg_sq": "exp_avg_sq", "step": "step"}
@@ -76,25 +78,23 @@ def new_state(one: Optimized, key: str, stored: StoredState) -> torch.Tensor:
         stored: What it is to take.
 
     Raises:
-        CheckpointError: The optimizer wants a number for each weight, and one for each row is stored.
+        CheckpointError: It keeps a number for each weight, and one for each row is stored, or the other way round.
     """
-    piece, table = one.place.piece, one.place.table
-    device = torch.device("cpu") if not stored.shape else one.parameter.device
-    if piece is None or table is None or not stored.shape:
-        shape = stored.shape
-        if stored.widths:
-            shape = (one.parameter.shape[0], *stored.shape[1:])
-    elif stored.widths:
-        shape = (piece.rows, *stored.shape[1:])
-    else:
-        shape = tuple(one.parameter.shape)
-    if key == "exp_avg_sq" and stored.widths:
+    rows, columns = one.parameter.shape if one.parameter.dim() == 2 else (0, 0)
+    table = one.place.table
+    numbers = math.prod(stored.shape)
+    by_row = bool(stored.widths) or (columns > 1 and numbers == (rows if table is None else table.rows))
+    if key == "exp_avg_sq" and by_row != isinstance(one.optimizer, PartialRowWiseAdam):
+        here, there = ("weight", "row") if by_row else ("row", "weight")
         raise CheckpointError(
-            f"{stored.key!r} of {one.place.name!r} has one number for each row (partial row-wise Adam), and "
-            f"{type(one.optimizer).__name__} keeps one for each weight; "
+            f"{stored.key!r} of {one.place.name!r} has one number for each {there}, and "
+            f"{type(one.optimizer).__name__} keeps one for each {here}; "
             "load_checkpoint(..., optimizer_state=False) takes the weights alone"
         )
-    return torch.zeros(shape, dtype=stored.dtype, device=device)
+    if not stored.shape:
+        return torch.zeros((), dtype=stored.dtype)
+    shape = (rows, 1) if by_row else stored.shape if table is None else tuple(one.parameter.shape)
+    return torch.zeros(shape, dtype=stored.dtype, device=one.parameter.device)
 
 
 def _is_fused_style(stored: Mapping[str, Any]) -> bool:
