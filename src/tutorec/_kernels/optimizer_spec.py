@@ -1,14 +1,17 @@
 """The optimizers that run inside backward: which there are, what they take, and what they remember.
 
-Per touched row r with g, the sum of its gradients; numbers with a row index r alone are one for the whole row:
+Per touched row with g, the sum of its gradients; m_r and v_r are one number for the whole row:
 
-| kind | what happens | memory |
-|---|---|---|
-| sgd | w -= lr * g | none |
-| adagrad | m += g^2, w -= lr * g / (sqrt(m) + eps) | momentum1 [R, D] |
-| rowwise_adagrad | m_r += mean(g^2), w -= lr * g / (sqrt(m_r) + eps) | momentum1 [R] |
-| adam | see ``row_rules`` | momentum1 [R, D], exp_avg_sq [R, D], step |
-| partial_rowwise_adam | the same with the mean of g^2 over the row | momentum1 [R, D], exp_avg_sq [R], step |
+====================  ========================================================  ====================================
+kind                  what happens                                              what is kept
+====================  ========================================================  ====================================
+sgd                   w -= lr * g                                               nothing
+adagrad               m += g^2, w -= lr * g / (sqrt(m) + eps)                   momentum1 [R, D]
+rowwise_adagrad       m_r += mean(g^2), w -= lr * g / (sqrt(m_r) + eps)         momentum1 [R]
+adam                  see ``row_rules``                                         momentum1, exp_avg_sq [R, D], step
+partial_rowwise_adam  the same with v_r, of mean(g^2)                           momentum1 [R, D], exp_avg_sq [R],
+                                                                                step
+====================  ========================================================  ====================================
 """
 
 from __future__ import annotations
