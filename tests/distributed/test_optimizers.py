@@ -285,3 +285,63 @@ def test_a_bad_rate_names_the_table_and_a_sharded_table_takes_no_second_optimize
     for rate, second in ranks(2).run(refuse):
         assert "embedding_bags.t" in rate and "the learning rate is -1.0, and must be a finite number" in rate
         assert "is a sharded table's, whose optimizer is fused already" in second
+
+
+# --- state through every wrapper
+
+
+def resumed(rank: int, world_size: int, groups: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+    """Four steps, and two whose state another model takes over for the other two."""
+
+    def built() -> tuple[DistributedModelParallel, WarmupOptimizer]:
+        model = parallel(Model(), world_size, optimizer="adam", learning_rate=9.0)
+        named = dict(in_backward_optimizer_filter(model.named_parameters()))
+        dense = KeyedOptimizerWrapper(named, lambda params: torch.optim.Adam(params, lr=9.0))
+        stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=10, value=0.1)]
+        clipped = GradientClippingOptimizer(CombinedOptimizer([("t", model.fused_optimizer), ("d", dense)]))
+        warm = WarmupOptimizer(clipped, stages, lr=0.1)
+        warm.save_param_groups(groups)
+        return model, warm
+
+    def train(model: DistributedModelParallel, optimizer: WarmupOptimizer, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            model(batch(seed_of(rank, step), 4)).backward()
+            optimizer.step()
+
+    straight, optimizer = built()
+    train(straight, optimizer, range(2))
+    weights, state = straight.state_dict(), optimizer.state_dict()
+    other, fresh = built()
+    other.load_state_dict(weights)
+    fresh.load_state_dict(state)
+    train(straight, optimizer, range(2, 4))
+    train(other, fresh, range(2, 4))
+    return parts(straight), parts(other), sorted(state["state"])
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_state_of_tables_dense_layers_and_schedule_goes_on_in_another_model(ranks, groups: bool) -> None:
+    for straight, other, names in ranks(2).run(resumed, groups):
+        assert {"__warmup", "d.over.bias", "d.over.weight"} <= set(names)
+        assert any(name.startswith("t.tables.embedding_bags.t2") for name in names)
+        for name, weight in straight.items():
+            assert torch.equal(weight, other[name]), name
+
+
+def names_seen(rank: int, world_size: int) -> list[str]:
+    model = parallel(Model(), world_size, optimizer="exact_sgd")
+    with debug_grads(model) as grads:
+        model(batch(seed_of(rank, 0), 4)).backward()
+        try:
+            grads["nobody"]
+        except KeyError as error:
+            said = str(error)
+    return [*grads, said]
+
+
+def test_gradients_of_a_whole_model_have_its_names(ranks) -> None:
+    for *names, said in ranks(2).run(names_seen):
+        assert set(names) <= {f"tables.embedding_bags.t{index}.weight" for index in range(3)}
+        assert len(names) >= 2
+        assert said.count("tables.embedding_bags.t1.weight") == 1

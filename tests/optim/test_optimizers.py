@@ -119,6 +119,18 @@ def test_it_is_fused_where_its_table_is_sharded() -> None:
     )
 
 
+def test_sharding_takes_the_rate_of_now() -> None:
+    weight = nn.Parameter(torch.ones(3, 2))
+    apply_optimizer_in_backward(torch.optim.SGD, [weight], {"lr": 0.5})
+    [optimizer] = weight._in_backward_optimizers  # type: ignore[attr-defined]
+    optimizer.param_groups[0]["lr"] = 0.125
+    spec = optimizer_spec_of_parameter("t", weight)
+    assert spec is not None and spec.learning_rate == 0.125
+    optimizer.param_groups[0]["lr"] = math.nan
+    with pytest.raises(ValueError, match=r"table 't': SGD in backward: the learning rate is nan"):
+        optimizer_spec_of_parameter("t", weight)
+
+
 def test_names_of_torchs_optimizers_are_torchs() -> None:
     assert tutorec.optim.SGD is torch.optim.SGD
     assert tutorec.optim.Adam is torch.optim.Adam

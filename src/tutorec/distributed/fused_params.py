@@ -9,6 +9,7 @@ import torch
 
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 from tutorec.optim.optimizers import PartialRowWiseAdam
+from tutorec.optim.rates import check_rate
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 
 # Names as in EmbOptimType, fbgemm's enum of the same values, and OptimizerSpec. All updates here are exact: ids that
@@ -119,6 +120,9 @@ def optimizer_spec_of_parameter(name: str, parameter: torch.Tensor) -> Optimizer
                 f"table {name!r}: {optimizer.__name__}({key}={arguments[key]!r}) in backward has no fused form for "
                 f"sharded tables; {remedy}"
             )
+    # The rate may have been changed since, by hand or by a schedule.
+    for live in getattr(parameter, "_in_backward_optimizers", ()):
+        given["lr"] = check_rate(live.param_groups[0]["lr"], f"table {name!r}: {optimizer.__name__} in backward")
     if "betas" in given:
         given["beta1"], given["beta2"] = given.pop("betas")
     try:

@@ -139,7 +139,8 @@ class _Gradients(Mapping[str, Tensor]):
 
 def _watch_sharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
     for path, part in model.named_modules():
-        if not isinstance(part, FusedOptimizerModule):
+        # A whole model may be one, of which the collections inside know where their pieces lie.
+        if not isinstance(part, FusedOptimizerModule) or any(_inner_parts(part)):
             continue
         prefix = _bare(f"{path}." if path else "")
         places = _places(part, prefix)
@@ -154,6 +155,10 @@ def _watch_sharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
                 seen.add(of_tables[table], rows, sums)
 
             yield _Watched(optimizer.operator, "gradient_listener", of_tables[0].name, listener)
+
+
+def _inner_parts(part: Any) -> Iterator[bool]:
+    return (True for inner in part.modules() if inner is not part and isinstance(inner, FusedOptimizerModule))
 
 
 def _watch_unsharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
