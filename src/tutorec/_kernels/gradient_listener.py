@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.table_steps import TouchedRows, touched_rows
 from tutorec._kernels.tbe_update import sort_rows, sum_rows
 from tutorec._kernels.weighted_step import PooledBatch
@@ -26,6 +27,7 @@ class HasListener(Protocol):
     """What may be listened to."""
 
     gradient_listener: GradientListener | None
+    optimizer: OptimizerSpec | None
 
 
 def report_rows(listener: GradientListener, touched: TouchedRows, rows: int) -> None:
@@ -105,10 +107,10 @@ class _Listened(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        listener: GradientListener | None = ctx.op.gradient_listener
-        if listener is not None:
+        op: HasListener = ctx.op
+        if op.gradient_listener is not None and op.optimizer is not None:
             with torch.no_grad():
-                ctx.looked_up.report(listener, grads[0])
+                ctx.looked_up.report(op.gradient_listener, op.optimizer.limited(grads[0]))
         return grads[0], None, None
 
 

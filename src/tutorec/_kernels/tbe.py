@@ -243,7 +243,9 @@ class TableBatch(nn.Module, ABC):
         if not rule.counts_steps:
             return [UpdateStep(rule, rate)] * len(self._tables)
         self._counts += 1
-        return [UpdateStep(rule, rate, count) for count in self._counts.tolist()]
+        numbers = self._counts.tolist()
+        steps = {number: UpdateStep(rule, rate, number) for number in set(numbers)}
+        return [steps[number] for number in numbers]
 
     @torch.no_grad()
     def load_optimizer_state(self, states: Sequence[dict[str, Tensor]]) -> None:

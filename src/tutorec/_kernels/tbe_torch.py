@@ -154,12 +154,13 @@ class _BlockUpdate:
 
     def _parts(self, groups: RowGroups) -> Iterator[tuple[RowGroups, UpdateStep]]:
         """The rows whose tables make the same step: all of them, unless some were loaded with another count."""
-        if len(set(self.steps)) == 1:
-            yield groups, self.steps[0]
+        first = self.steps[0]
+        if all(step == first for step in self.steps):
+            yield groups, first
             return
         for (start, rows, stride, _), step in zip(self.block.cuts, self.steps, strict=True):
-            first = start // stride
-            own = (groups.rows >= first) & (groups.rows < first + rows)
+            begin = start // stride
+            own = (groups.rows >= begin) & (groups.rows < begin + rows)
             yield pick_rows(groups, own.nonzero().view(-1)), step
 
 

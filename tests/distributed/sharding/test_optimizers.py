@@ -9,6 +9,7 @@ import torch
 from distributed import row_cases
 from distributed.cases import (
     KINDS,
+    LEARNING_RATE,
     OPTIMIZERS,
     ROWS,
     Reference,
@@ -24,6 +25,8 @@ from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from tutorec.optim.debug_grads import debug_grads
+from tutorec.optim.optimizers import PartialRowWiseAdam
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -32,6 +35,7 @@ IN_BACKWARD: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "Adagrad": (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-3}),
     "Adam": (torch.optim.Adam, {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-3}),
     "AdamW": (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.3, "eps": 1e-3}),
+    "PartialRowWiseAdam": (PartialRowWiseAdam, {"lr": 0.1, "weight_decay": 0.3, "eps": 1e-3}),
     "RowWiseAdagrad": (RowWiseAdagrad, {"lr": 0.1, "eps": 1e-3}),
 }
 
@@ -166,6 +170,27 @@ def test_max_gradient_cuts_the_gradient_of_each_pooled_row(ranks, kind, optimize
         for name, pieces in of_rank.items():
             for piece in pieces:
                 reference.check_piece(name, piece, kind)
+
+
+def shown(rank: int, world_size: int, kind: str, samples: int) -> list[tuple[Tensor, Tensor]]:
+    """How far the rows of a step of SGD went, and the cut gradient that debug_grads shows."""
+    sharded = shard(collection(), kind=kind, gradient_clipping=True, max_gradient=0.25)
+    before = local_weights(sharded)
+    with debug_grads(sharded) as grads:
+        loss_of(sharded(batch(0, samples)).values(), 0).backward()
+    after = local_weights(sharded)
+    return [
+        ((before[name] - after[name]) / LEARNING_RATE, grads[f"embedding_bags.{name}.weight"].to_dense())
+        for name in after
+    ]
+
+
+@pytest.mark.parametrize("samples", [3, 60])
+@pytest.mark.parametrize("kind", ["table_wise", "data_parallel"])
+def test_the_gradient_that_is_shown_is_the_one_that_was_cut(ranks, kind, samples):
+    for of_rank in ranks(2).run(shown, kind=kind, samples=samples):
+        for moved, gradient in of_rank:
+            assert_close(gradient, moved, rtol=1e-4, atol=1e-4)
 
 
 def loaded_counts(rank: int, world_size: int) -> dict[str, Tensor]:
