@@ -239,6 +239,9 @@ def refused(path: str, rank: int, what: str) -> tuple[str, str, bool]:
         apply_to = Model(("rowwise", "adam"))
         arguments["model"] = other_optimizer(apply_to)
         arguments["optimizer"] = None
+    elif what == "other dense optimizer":
+        over = dict(model.module.get_submodule("over").named_parameters(prefix="over"))
+        arguments["optimizer"] = KeyedOptimizerWrapper(over, lambda params: torch.optim.SGD(params, lr=0.1))
     elif what == "torch optimizer":
         arguments["optimizer"] = torch.optim.SGD(list(model.module.get_submodule("over").parameters()), lr=0.1)
     elif what == "no module":
@@ -280,6 +283,11 @@ def saved_small(path: str, rank: int) -> None:
             "the checkpoint is of another model: ['sparse.ebc.embedding_bags.sgd0.weight'",
         ),
         ("other optimizer", "CheckpointError", "optimizer_state=False) takes the weights alone"),
+        (
+            "other dense optimizer",
+            "CheckpointError",
+            "the optimizer of 'over.weight' is SGD, and the checkpoint has ['exp_avg', 'exp_avg_sq', 'step'] of AdamW",
+        ),
         ("torch optimizer", "TypeError", "whose parameters are numbered and have no names"),
         ("no module", "TypeError", "a checkpoint is of a torch.nn.Module, got a str"),
     ],
@@ -434,6 +442,49 @@ def test_a_folder_of_other_things_is_not_replaced(tmp_path):
     with pytest.raises(CheckpointError, match=r"thesis is there and is no checkpoint \(manifest.json is missing\)"):
         save_checkpoint(tmp_path / "thesis", nn.Linear(2, 1))
     assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "x"
+
+
+def dense_layer(optimizer: Any) -> tuple[nn.Linear, KeyedOptimizerWrapper]:
+    layer = nn.Linear(2, 1)
+    return layer, KeyedOptimizerWrapper(dict(layer.named_parameters()), optimizer)
+
+
+def step(layer: nn.Linear, optimizer: KeyedOptimizerWrapper) -> None:
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+def test_a_checkpoint_from_before_the_first_step_empties_the_state(tmp_path):
+    layer, adam = dense_layer(lambda params: torch.optim.Adam(params, lr=0.1))
+    save_checkpoint(tmp_path / "fresh", layer, adam)
+    step(layer, adam)
+    assert len(adam.state[layer.weight]) == 3
+    save_checkpoint(tmp_path / "one", layer, adam)
+    load_checkpoint(tmp_path / "fresh", layer, adam)
+    assert len(adam.state[layer.weight]) == 0
+    # AdamW keeps what Adam keeps.
+    other, adamw = dense_layer(lambda params: torch.optim.AdamW(params, lr=0.2))
+    load_checkpoint(tmp_path / "one", other, adamw)
+    assert adamw.state[other.weight]["step"] == 1
+    assert adamw.param_groups[0]["lr"] == 0.1
+    step(other, adamw)
+    # Nothing is lost where there was no state.
+    third, sgd = dense_layer(lambda params: torch.optim.SGD(params, lr=0.5, weight_decay=0.25))
+    load_checkpoint(tmp_path / "fresh", third, sgd)
+    # Of another class only the rate means the same.
+    assert (sgd.param_groups[0]["lr"], sgd.param_groups[0]["weight_decay"]) == (0.1, 0.25)
+
+
+def test_two_rates_do_not_fit_into_one_group(tmp_path):
+    layer = nn.Linear(2, 1)
+    groups = lambda params: torch.optim.SGD([{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(params)])  # noqa: E731
+    save_checkpoint(tmp_path / "two", layer, KeyedOptimizerWrapper(dict(layer.named_parameters()), groups))
+    other, one_group = dense_layer(lambda params: torch.optim.SGD(params, lr=0.5))
+    with pytest.raises(
+        CheckpointError, match=r"lr is 0\.2 for 'bias' in the checkpoint and 0\.1 for 'weight', and here"
+    ):
+        load_checkpoint(tmp_path / "two", other, one_group)
+    assert one_group.param_groups[0]["lr"] == 0.5
 
 
 def test_every_optimizer_of_the_cases_is_known():

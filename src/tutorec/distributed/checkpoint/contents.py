@@ -104,10 +104,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def group_of(model: nn.Module) -> dist.ProcessGroup | None:
     """The ranks that have a model together: those of its sharded tables; else all, where a group has been started."""
+    if isinstance(model, DistributedModelParallel):
+        return model._env.process_group
     for part in unwrapped(model).modules():
         if isinstance(part, ShardedEmbeddingModule):
-            part.env.group_for("a checkpoint")
-            return part.env.process_group
+            return part.env.group_for("a checkpoint")
     return comm.default_group()
 
 

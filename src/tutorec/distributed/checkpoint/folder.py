@@ -51,7 +51,7 @@ class Manifest:
         plan: The sharding plan's JSON document, or None.
         files: Name -> what it must be.
         slices: Name of a state of rows -> columns of each slice.
-        optimizers: Parameter -> ``{"options": {"lr": ...}, "numbers": {...}}`` of its optimizer.
+        optimizers: Parameter -> ``{"kind": its class, "options": {"lr": ...}, "numbers": {...}}`` of its optimizer.
         torch_version: That wrote it.
     """
 

@@ -25,6 +25,9 @@ from tutorec.distributed.shard_geometry import ShardPiece
 from tutorec.errors import CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 
+# A scheduler's base rate comes with the rate.
+_RATES = ("lr", "initial_lr")
+
 
 @dataclass
 class _Order:
@@ -33,12 +36,12 @@ class _Order:
     Args:
         wanted: Name of a stored tensor -> what of it goes where.
         states: (whose, name, new tensor or number) for optimizers that have no state yet, or another.
-        options: (group, option, value) to set.
+        options: (number of the group, option) -> (group, value to set, parameter that wants it).
     """
 
     wanted: dict[str, list[Wanted]] = field(default_factory=dict)
     states: list[tuple[Optimized, dict[str, Any]]] = field(default_factory=list)
-    options: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+    options: dict[tuple[int, str], tuple[dict[str, Any], Any, str]] = field(default_factory=dict)
 
 
 def load_checkpoint(
@@ -168,12 +171,15 @@ def _order_state(order: _Order, one: Optimized, manifest: Manifest, metadata: Me
             "load_checkpoint(..., optimizer_state=False) takes the weights alone"
         )
     found = _stored_states(one, manifest, metadata)
-    matched = match_states(one, found)
+    matched = match_states(one, found, facts["kind"])
     own = one.state
     fresh = {key: new_state(one, key, state) for key, state in matched.items() if key not in own}
     if not one.is_fused:
-        gone = {key: None for key, value in own.items() if key not in matched and isinstance(value, torch.Tensor)}
-        gone = {key: None for key in gone if matched == {} or key != "step"}
+        gone = {
+            key: None
+            for key, value in own.items()
+            if isinstance(value, torch.Tensor) and key not in matched and (key != "step" or not matched)
+        }
         order.states.append((one, {**gone, **fresh, **facts["numbers"]}))
     for key, state in matched.items():
         tensor = fresh.get(key, own.get(key))
@@ -183,7 +189,7 @@ def _order_state(order: _Order, one: Optimized, manifest: Manifest, metadata: Me
             _want_rows(order, one, tensor.detach(), entry.name, state)
         else:
             _want(order, entry, cast(TensorStorageMetadata, metadata.state_dict_metadata[entry.name]))
-    _order_options(order, one, facts["options"])
+    _order_options(order, one, facts)
 
 
 def _is_by_row(one: Optimized, tensor: torch.Tensor, state: StoredState) -> bool:
@@ -203,18 +209,19 @@ def _stored_states(one: Optimized, manifest: Manifest, metadata: Metadata) -> di
     return found
 
 
-def _order_options(order: _Order, one: Optimized, options: Mapping[str, Any]) -> None:
-    for key, value in options.items():
-        if key not in one.group and key != "initial_lr":
+def _order_options(order: _Order, one: Optimized, facts: Mapping[str, Any]) -> None:
+    """The options of its group: all of them where the class is the same; of another's the rate alone means the same."""
+    same = facts["kind"] == type(one.optimizer).__name__
+    for key, value in facts["options"].items():
+        if key not in _RATES and not (same and key in one.group):
             continue
-        wish = next((w for group, name, w in order.options if group is one.group and name == key), value)
-        if wish != value:
+        known = order.options.setdefault((id(one.group), key), (one.group, value, one.place.name))
+        if known[1] != value:
             raise CheckpointError(
-                f"{key} is {value!r} for {one.place.name!r} in the checkpoint and {wish!r} for another table that is "
-                "updated together with it here: give each table its own optimizer, or "
+                f"{key} is {value!r} for {one.place.name!r} in the checkpoint and {known[1]!r} for {known[2]!r}, and "
+                "here they are updated together, with one: give each its own optimizer, or load with "
                 "load_checkpoint(..., optimizer_state=False)"
             )
-        order.options.append((one.group, key, value))
 
 
 def _carry_out(order: _Order) -> None:
@@ -228,7 +235,7 @@ def _carry_out(order: _Order) -> None:
                 state.pop(key)
             else:
                 state[key] = value
-    for group, key, value in order.options:
+    for (_, key), (group, value, _) in order.options.items():
         if isinstance(group.get(key), torch.Tensor):
             group[key].fill_(value)
         else:

@@ -147,12 +147,13 @@ def _check_notes(notes: Mapping[str, Any]) -> None:
 
 
 def _optimizer_facts(contents: Contents) -> dict[str, dict[str, Any]]:
-    """Parameter -> its group's options and the numbers among its state, as JSON takes them."""
+    """Parameter -> its optimizer's class, its group's options and the numbers among its state, as JSON takes them."""
     found: dict[str, dict[str, Any]] = {}
     for one in contents.optimized:
         options = {key: plain(value) for key, value in one.group.items() if key != "params" and is_plain(value)}
         numbers = {key: value for key, value in one.state.items() if isinstance(value, bool | int | float)}
-        found[one.place.name] = {"options": options, "numbers": numbers}
+        kind = type(one.optimizer).__name__
+        found[one.place.name] = {"kind": kind, "options": options, "numbers": numbers}
     return found
 
 

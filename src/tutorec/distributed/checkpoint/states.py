@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -21,6 +20,9 @@ from tutorec.optim.optimizers import PartialRowWiseAdam
 # What torch's Adagrad and Adam keep, by the names of fused kernels: the first state is always momentum1.
 _TORCH_TO_FUSED = {"sum": "momentum1", "exp_avg": "momentum1", "exp_avg_sq": "exp_avg_sq", "step": "step"}
 _STEP = "step"
+_ADAM = {"step", "exp_avg", "exp_avg_sq"}
+# What torch optimizers keep from their first step on.
+_KEPT = {"Adam": _ADAM, "AdamW": _ADAM, "PartialRowWiseAdam": _ADAM}
 
 
 @dataclass(frozen=True)
@@ -40,30 +42,35 @@ class StoredState:
     widths: tuple[int, ...] = ()
 
 
-def match_states(one: Optimized, stored: Mapping[str, StoredState]) -> dict[str, StoredState]:
+def match_states(one: Optimized, stored: Mapping[str, StoredState], kind: str) -> dict[str, StoredState]:
     """Name of a state here -> the stored one that it takes, by equal names or by equal meaning.
 
     Args:
         one: A parameter and its optimizer.
         stored: What the checkpoint has of this parameter.
+        kind: Class of the optimizer that it had.
 
     Raises:
-        CheckpointError: States of a fused kernel are missing, or the checkpoint has some that it does not keep.
+        CheckpointError: It was saved with another optimizer: states are missing, or there are some that are not kept.
     """
     own = {key for key, value in one.state.items() if isinstance(value, torch.Tensor)}
-    if not one.is_fused and (not own or own == stored.keys()):
-        return _named_as_torch(one, stored) if _is_fused_style(stored) else dict(stored)
-    if own == stored.keys():
+    here = type(one.optimizer).__name__
+    if own == stored.keys() or (not stored and not one.is_fused and (not own or kind == here)):
         return dict(stored)
+    if not own and not one.is_fused:
+        found = _named_as_torch(stored) if any("." in key for key in stored) else dict(stored)
+        # Before its first step an optimizer does not say what it keeps.
+        if here == kind or set(found) == _KEPT.get(here):
+            return found
     by_meaning = {_meaning(key): state for key, state in stored.items()}
     found = {key: by_meaning[_meaning(key)] for key in own if _meaning(key) in by_meaning}
     # A count of steps is no loss where the other optimizer keeps none.
-    missing = sorted(key for key in own - found.keys() if _meaning(key) != _STEP)
-    surplus = sorted(state.key for meaning, state in by_meaning.items() if meaning not in map(_meaning, own))
-    surplus = [key for key in surplus if _meaning(key) != _STEP]
+    missing = [key for key in own - found.keys() if _meaning(key) != _STEP]
+    surplus = [meaning for meaning in by_meaning if meaning != _STEP and meaning not in map(_meaning, own)]
     if missing or surplus:
+        keeps = f"keeps {sorted(own)}" if own or one.is_fused else f"is {here}"
         raise CheckpointError(
-            f"the optimizer of {one.place.name!r} keeps {sorted(own)}, and the checkpoint has {sorted(stored)}: it was "
+            f"the optimizer of {one.place.name!r} {keeps}, and the checkpoint has {sorted(stored)} of {kind}: it was "
             "saved with another optimizer; load_checkpoint(..., optimizer_state=False) takes the weights alone"
         )
     return found
@@ -97,11 +104,7 @@ def new_state(one: Optimized, key: str, stored: StoredState) -> torch.Tensor:
     return torch.zeros(shape, dtype=stored.dtype, device=one.parameter.device)
 
 
-def _is_fused_style(stored: Mapping[str, Any]) -> bool:
-    return any("." in key for key in stored)
-
-
-def _named_as_torch(one: Optimized, stored: Mapping[str, StoredState]) -> dict[str, StoredState]:
+def _named_as_torch(stored: Mapping[str, StoredState]) -> dict[str, StoredState]:
     """The states of a fused kernel under torch's names."""
     meanings = {_meaning(key): state for key, state in stored.items()}
     first = "exp_avg" if "exp_avg_sq" in meanings else "sum"
