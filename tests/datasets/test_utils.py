@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from operator import length_hint
 from typing import Any
 
 import pytest
@@ -126,3 +127,11 @@ def test_no_row_is_lost_or_taken_twice_where_batches_are_of_another_size(
 def test_a_position_outside_of_the_epochs_is_refused() -> None:
     with pytest.raises(ValueError, match=r"start=21 is no position in 2 epoch\(s\) of 10 rows: there are 0 to 20"):
         RowBatches(lambda a, b: (a, b), 10, 4, epochs=2, start=21)  # pyright: ignore
+
+
+def test_changed_batches_have_the_position_and_the_number_of_steps_of_what_is_left() -> None:
+    batches: Any = RowBatches(lambda a, b: (a, b), 10, 4, epochs=2)  # pyright: ignore
+    next(batches)
+    changed = batches.map(lambda span: span[1])
+    assert (changed.position, length_hint(changed), list(changed)) == (4, 5, [8, 10, 4, 8, 10])
+    assert (batches.position, changed.position, length_hint(changed)) == (4, 20, 0)

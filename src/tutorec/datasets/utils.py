@@ -194,6 +194,20 @@ class RowBatches(Iterator[Batch]):
         self.position, (first, stop) = step
         return self._read(first, stop)
 
+    def map(self, change: Callable[[Batch], Batch]) -> RowBatches:
+        """The batches from here on, changed as they are read: moved to a device, say; with a position of their own."""
+        read = self._read
+        return RowBatches(
+            lambda first, stop: change(read(first, stop)),
+            self._rows,
+            self._batch_size,
+            self._rank,
+            self._world_size,
+            self._epochs,
+            self._drop_last,
+            self.position,
+        )
+
     def __length_hint__(self) -> int:
         """The steps that are left, or about so many: an epoch that was begun in another world may have one less."""
         epoch, done = divmod(self.position, self._rows)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from tutorec.datasets.random import DENSE_NAMES, Shop
-from tutorec.datasets.utils import RowBatches
+from tutorec.datasets.utils import Batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.examples.running import (
@@ -53,29 +53,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     group = start()
     rank, world_size, samples = group.rank(), group.size(), samples_of_rank(options, group)
     store = shop_of(options)
-    model = build(store, options)
+    device = device_of(group)
     model = DistributedModelParallel(
-        model,
-        device=device_of(group),
+        build(store, options),
+        device=device,
         sharders=[
             EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad", "learning_rate": options.table_rate})
         ],
     )
     optimizer = combined_optimizer(model, lambda params: torch.optim.Adam(params, lr=options.rate))
     say(f"{store}\n{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group)
-
     begun = go_on(model, optimizer, options, group)
 
+    def to_device(batch: Batch) -> Batch:
+        return batch.to(device)
+
     def judge(when: str) -> None:
-        found = evaluate(model, store.batches(2048, rank, world_size, split="test"))
+        test = store.batches(2048, rank, world_size, split="test")
+        found = evaluate(model, test.map(to_device))
         say(f"{when}: {found}; best possible AUC {store.best_auc:.4f}", group)
 
-    def batches_from(position: int) -> tuple[RowBatches, RowBatches]:
-        rows = store.batches(samples, rank, world_size, epochs=options.epochs, start=position)
-        return rows, rows
-
     judge("before")
-    say_speed(train_on(model, optimizer, batches_from, begun, options, group), group)
+    batches = store.batches(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(to_device)
+    say_speed(train_on(model, optimizer, batches, begun.step, options, group), group)
     judge("after")
     return 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec.datasets.random import Shop, shop
-from tutorec.datasets.utils import Batch, RowBatches
+from tutorec.datasets.utils import RowBatches
 from tutorec.distributed.checkpoint.loading import load_checkpoint
 from tutorec.distributed.checkpoint.reading import latest_checkpoint
 from tutorec.distributed.checkpoint.saving import save_checkpoint
@@ -152,8 +151,8 @@ def go_on(model: nn.Module, optimizer: KeyedOptimizer, options: argparse.Namespa
 def train_on(
     model: nn.Module,
     optimizer: KeyedOptimizer,
-    batches_from: Callable[[int], tuple[RowBatches, Iterable[Batch]]],
-    begun: Begun,
+    batches: RowBatches,
+    done: int,
     options: argparse.Namespace,
     group: dist.ProcessGroup,
 ) -> Trained:
@@ -162,18 +161,17 @@ def train_on(
     Args:
         model: to be trained.
         optimizer: of the whole model.
-        batches_from: makes, from a position on, this rank's rows and the batches that come of them.
-        begun: what :func:`go_on` found.
+        batches: this rank's, from where the run begins.
+        done: steps that were made before.
         options: of the command line.
         group: all ranks.
     """
-    rows, batches = batches_from(begun.position)
-    done = saved = begun.step
+    saved = done
 
     def save(step: int) -> None:
         nonlocal saved
         saved = step
-        save_checkpoint(options.checkpoints / f"step-{step}", model, optimizer, step=step, position=rows.position)
+        save_checkpoint(options.checkpoints / f"step-{step}", model, optimizer, step=step, position=batches.position)
         if group.rank() == 0:
             _drop_old(options.checkpoints)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -69,14 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(f"{store}\n{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group)
     begun = go_on(model, optimizer, options, group)
 
-    def clicks(rows: Iterable[Batch]) -> Iterator[Batch]:
-        return (clicks_of(batch).to(device) for batch in rows)
+    def clicks(batch: Batch) -> Batch:
+        return clicks_of(batch).to(device)
 
-    def batches_from(position: int) -> tuple[RowBatches, Iterator[Batch]]:
-        rows = store.batches(samples, rank, world_size, epochs=options.epochs, start=position)
-        return rows, clicks(rows)
-
-    say_speed(train_on(model, optimizer, batches_from, begun, options, group), group)
+    batches = store.batches(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(clicks)
+    say_speed(train_on(model, optimizer, batches, begun.step, options, group), group)
     towers = model.module.model
     assert isinstance(towers, TwoTower), "build() makes a TwoTowerTrain of a TwoTower"
     ks = [k for k in KS if k <= len(counts)]
@@ -87,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def found(batch: Batch) -> torch.Tensor:
         return index.retrieve(towers.queries(batch.sparse_features), max(ks))[0]
 
-    def test() -> Iterator[Batch]:
-        return clicks(store.batches(2048, rank, world_size, split="test"))
+    def test() -> RowBatches:
+        return store.batches(2048, rank, world_size, split="test").map(clicks)
 
     of_model = recall_at(ks, test(), found, "item")
     of_popular = recall_at(ks, test(), lambda batch: popular.expand(len(batch.labels), -1), "item")

@@ -165,9 +165,9 @@ def train(
             show(detached)
             if after_step is not None:
                 after_step(step)
-    mine = torch.stack(losses).double().cpu() if losses else torch.zeros(0, dtype=torch.float64)
-    weights = torch.tensor(sizes, dtype=torch.float64)
-    total, weight = _summed(mine * weights, group), _summed(weights, group)
+    mine = torch.stack(losses).double() if losses else torch.zeros(0, dtype=torch.float64)
+    weights = torch.tensor(sizes, dtype=torch.float64, device=mine.device)
+    total, weight = _summed(mine * weights, group).cpu(), _summed(weights, group).cpu()
     mean = total / weight
     _check_finite(mean, first_step)
     return Trained(mean, int(weight.sum()), time.perf_counter() - began)
@@ -217,7 +217,7 @@ def evaluate(
     finally:
         model.train(was_training)
     columns = torch.cat(found, 1) if found else torch.zeros(2, 0)
-    logits, labels = _gathered(columns.t().reshape(-1).cpu(), group).view(-1, 2).unbind(1)
+    logits, labels = _gathered(columns.t().reshape(-1), group).cpu().view(-1, 2).unbind(1)
     area = auc(labels, logits)  # refuses what has no AUC, before a number is divided by zero
     loss = float(F.binary_cross_entropy_with_logits(logits.double(), labels.double()))
     return Metrics(area, loss / base_entropy(labels), loss, len(labels))
