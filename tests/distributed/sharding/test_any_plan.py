@@ -29,9 +29,16 @@ from tutorec.distributed.sharding_plan import (
 )
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-RATE = 0.25
+RATE, EPS = 0.25, 0.5
+# One of its own for each table. Both of the latter make the same first step; neither sees how a table is cut.
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
+    "sgd": (torch.optim.SGD, {"lr": RATE}),
+    "adagrad": (torch.optim.Adagrad, {"lr": RATE, "eps": EPS}),
+    "adam": (torch.optim.Adam, {"lr": RATE, "eps": EPS}),
+}
 Word = tuple[str, Any]
 
 
@@ -45,6 +52,7 @@ class Case:
     ids: list[dict[str, list[list[int]]]]  # of each rank
     samples: list[dict[str, int] | None]  # strides of each rank's features, None where all have as many lists
     inverse: list[list[list[int]] | None]
+    optimizers: dict[str, str]  # of each table
 
 
 def generator(word: Word) -> ParameterShardingGenerator:
@@ -103,7 +111,8 @@ def cases(draw: st.DrawFn, world_size: int, local_size: int) -> Case:
         means = [[draw(st.integers(0, strides[name] - 1)) for _ in range(count)] for name in features]
         inverse.append(means if variable and count else None)
     placed = {t.name: draw(words(t.embedding_dim, world_size, local_size)) for t in tables}
-    return Case(tables, weighted, placed, ids, samples, inverse)
+    optimizers = {t.name: draw(st.sampled_from([*OPTIMIZERS])) for t in tables}
+    return Case(tables, weighted, placed, ids, samples, inverse, optimizers)
 
 
 def batch_of(case: Case, rank: int) -> KeyedJaggedTensor:
@@ -130,12 +139,28 @@ def collection(case: Case) -> EmbeddingBagCollection:
     return EmbeddingBagCollection(case.tables, is_weighted=case.weighted)
 
 
+def apply_optimizers(case: Case, tables: Any) -> None:
+    """Leave each table's optimizer on it, for the sharder to read; ``tables`` are modules by name."""
+    for name, optimizer in case.optimizers.items():
+        kind, words = OPTIMIZERS[optimizer]
+        apply_optimizer_in_backward(kind, [tables[name].weight], words)
+
+
+def first_step(case: Case, name: str, weight: Tensor, world_size: int) -> Tensor:
+    """A table [R, D] after the first step with the mean of the ranks' gradients, of which ``.grad`` is the sum."""
+    if weight.grad is None:
+        return weight.detach()
+    mean = weight.grad / world_size
+    way = mean if case.optimizers[name] == "sgd" else mean / (mean.abs() + EPS)
+    return weight.detach() - RATE * way
+
+
 def gradient(like: Tensor, rank: int) -> Tensor:
     return torch.linspace(-1, 1, max(like.numel(), 2))[: like.numel()].view_as(like) * (rank + 1)
 
 
 def run_cases(rank: int, world_size: int, drawn: list[Case]) -> list[tuple[Tensor, dict[str, Tensor]]]:
-    """Output of each case, and this rank's pieces after one step of SGD: `table/row/column` -> rows."""
+    """Output of each case, and this rank's pieces after one step: `table/row/column` -> rows."""
     env = ShardingEnv.from_process_group(group())
     found = []
     for case in drawn:
@@ -143,8 +168,8 @@ def run_cases(rank: int, world_size: int, drawn: list[Case]) -> list[tuple[Tenso
         plan = construct_module_sharding_plan(
             ebc, {name: generator(word) for name, word in case.words.items()}, local_size=env.local_size
         )
-        sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": RATE})
-        sharded = sharder.shard(ebc, plan, env)
+        apply_optimizers(case, ebc.embedding_bags)
+        sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, env)
         out = sharded(batch_of(case, rank)).wait()
         out.values().backward(gradient(out.values(), rank))
         pieces: dict[str, Tensor] = {}
@@ -169,9 +194,7 @@ def unsharded(case: Case, world_size: int) -> tuple[list[Tensor], dict[str, Tens
             (out * gradient(out.detach(), rank)).sum().backward()
     tables = {}
     for name, bag in ebc.embedding_bags.items():
-        weight = bag.get_parameter("weight")
-        moved = weight.grad if weight.grad is not None else torch.zeros_like(weight)
-        tables[name] = weight.detach() - RATE * moved / world_size
+        tables[name] = first_step(case, name, bag.get_parameter("weight"), world_size)
     return outputs, tables
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from distributed.cases import group
 from distributed.row_cases import loss, plain
-from distributed.sharding.test_any_plan import RATE, Case, batch_of, cases, generator
+from distributed.sharding.test_any_plan import Case, apply_optimizers, batch_of, cases, first_step, generator
 from hypothesis import given, settings
 from strategies import PROPERTY
 from torch import Tensor
@@ -29,15 +29,15 @@ def collection(case: Case) -> EmbeddingCollection:
 
 
 def run_cases(rank: int, world_size: int, drawn: list[Case]) -> list[tuple[Found, dict[str, Tensor]]]:
-    """Results of each case, and this rank's pieces after one step of SGD: `table/row/column` -> rows."""
+    """Results of each case, and this rank's pieces after one step: `table/row/column` -> rows."""
     env = ShardingEnv.from_process_group(group())
     found = []
     for case in drawn:
         ec = collection(case)
         words = {name: generator(word) for name, word in case.words.items()}
         plan = construct_module_sharding_plan(ec, words, local_size=env.local_size)
-        sharder = EmbeddingCollectionSharder({"optimizer": "exact_sgd", "learning_rate": RATE})
-        sharded = sharder.shard(ec, plan, env)
+        apply_optimizers(case, ec.embeddings)
+        sharded = EmbeddingCollectionSharder().shard(ec, plan, env)
         rows = sharded(batch_of(case, rank)).wait()
         loss(rows, rank).backward()
         pieces: dict[str, Tensor] = {}
@@ -57,9 +57,7 @@ def unsharded(case: Case, world_size: int) -> tuple[list[Found], dict[str, Tenso
     torch.stack([loss(rows, rank) for rank, rows in enumerate(results)]).sum().backward()
     tables = {}
     for name, table in ec.embeddings.items():
-        weight = table.get_parameter("weight")
-        moved = weight.grad if weight.grad is not None else torch.zeros_like(weight)
-        tables[name] = weight.detach() - RATE * moved / world_size
+        tables[name] = first_step(case, name, table.get_parameter("weight"), world_size)
     return [plain(rows) for rows in results], tables
 
 
