@@ -82,6 +82,12 @@ def test_a_batch_that_ranks_cannot_share_is_refused_with_one_that_they_can() -> 
     assert samples_of_rank(argparse.Namespace(batch_size=12), group) == 3
 
 
+def test_saving_after_no_steps_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        dlrm.main(["--save-every", "0"])
+    assert "argument --save-every: '0' is not a whole number from 1 on" in capsys.readouterr().err
+
+
 def _start(words: list[str], ranks: int) -> str:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

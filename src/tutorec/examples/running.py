@@ -51,9 +51,18 @@ def parser(program: str, description: str, rows: int) -> argparse.ArgumentParser
     made.add_argument("--rate", type=float, default=0.003, help="learning rate of the dense parts (%(default)s)")
     made.add_argument("--seed", type=int, default=0, help="of the data and of the first weights (%(default)s)")
     made.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="save there; go on from what is there")
-    made.add_argument("--save-every", type=int, default=200, metavar="N", help="save after every N steps (%(default)s)")
+    made.add_argument(
+        "--save-every", type=_positive, default=200, metavar="N", help="save after every N steps (%(default)s)"
+    )
     made.add_argument("--no-progress", action="store_true", help="show no progress bar")
     return made
+
+
+def _positive(text: str) -> int:
+    """A whole number from 1 on, or argparse's complaint."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
 
 
 def shop_of(options: argparse.Namespace) -> Shop:

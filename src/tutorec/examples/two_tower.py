@@ -54,7 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status, 0.
     """
     made = parser(NAME, "Train a two-tower model on the shop's clicks.", rows=120_000)
-    made.add_argument("--negatives", choices=("in_batch", "random"), default="in_batch", help="(%(default)s)")
+    made.add_argument(
+        "--negatives",
+        choices=("in_batch", "random"),
+        default="in_batch",
+        help="items that stand for all that were not clicked (%(default)s)",
+    )
     options = made.parse_args(argv)
     group = start()
     device, store = device_of(group), shop_of(options)
