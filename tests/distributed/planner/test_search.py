@@ -203,3 +203,11 @@ def test_the_answer_is_the_same_every_time() -> None:
     first, second = _found(problem), _found(problem)
     assert first.chosen.tolist() == second.chosen.tolist()
     assert [ranks.tolist() for ranks in first.ranks] == [ranks.tolist() for ranks in second.ranks]
+
+
+def test_a_piece_as_long_as_the_slowest_rank_is_cut_where_others_have_to_make_room() -> None:
+    """One table takes 10 ms, or 6 ms on both ranks, which two of 3 ms hold already: 10 and 6, or 9 and 9."""
+    rows = Choice(np.array([6.0, 6.0]), np.array([[0, 1]] * 2), Spread.ALL, preference=1)
+    tables = (_whole(10.0, 1), rows), (_whole(3.0, 1),), (_whole(3.0, 1),)
+    found = _found(PlanningProblem(2, 2, _rooms(9, 9), tables))
+    assert found.chosen.tolist() == [1, 0, 0]

@@ -14,7 +14,7 @@ of numpy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,6 +150,7 @@ class Packing:
         ]
         # a rank full of memory weighs as much as one full of work
         self.offsets = np.concatenate([[0.0], np.full(len(self.room), sharpness - of_memory)])[:, None]
+        self._scales = self.factors[:, 0].tolist(), self.offsets[:, 0].tolist()
         self.weights = self._exponentials(self.filled)
 
     @property
@@ -162,13 +163,18 @@ class Packing:
         """What placing keeps small."""
         return float(self.weights.sum())
 
-    def best(self, table: int) -> Place | None:
-        """Where a table that lies nowhere costs least; None where it fits nowhere."""
+    def best(self, table: int, stacks: Sequence[Stack] | None = None) -> Place | None:
+        """Where a table that lies nowhere costs least; None where it fits nowhere.
+
+        Args:
+            table: Which.
+            stacks: Those of its choices that may be used; None: all that are open.
+        """
         self.work += 1
         free = self.ceiling - self.filled
         least = free.min(axis=1).tolist()
         found: Place | None = None
-        for stack in self.stacks[table]:
+        for stack in self.stacks[table] if stacks is None else stacks:
             if stack.sharpened != self._sharpened:
                 stack.steps = np.expm1(np.minimum(stack.needs * self.factors, _LARGEST_EXPONENT))
                 stack.sharpened = self._sharpened
@@ -181,22 +187,43 @@ class Packing:
 
     def put(self, table: int, place: Place) -> None:
         """Lay a table somewhere."""
-        self.places[table] = place
-        if place.spread is not Spread.ALL:
-            for rank in place.ranks.tolist():
-                self.on_rank[rank][table] = None
+        self._enter(table, place)
         self._add(place, place.needs)
 
     def take(self, table: int) -> Place:
         """Take a table off, and say where it lay."""
-        place = self.places[table]
-        assert place is not None, f"table {table} lies nowhere"
-        self.places[table] = None
-        if place.spread is not Spread.ALL:
-            for rank in place.ranks.tolist():
-                self.on_rank[rank].pop(table, None)
+        place = self._leave(table)
         self._add(place, -place.needs)
         return place
+
+    def lift(self, tables: Iterable[int]) -> dict[int, Place]:
+        """Take several tables off at once, and say where they lay."""
+        was = {table: self._leave(table) for table in tables}
+        for place in was.values():
+            if len(place.ranks) == 1:
+                self.filled[:, place.ranks[0]] -= place.needs[:, 0]
+            else:
+                np.subtract.at(self.filled.T, place.ranks, place.needs.T)
+        self.weights = self._exponentials(self.filled)
+        return was
+
+    def loads(self) -> tuple[Floats, Floats]:
+        """What the ranks hold, for `put_back`."""
+        return self.filled.copy(), self.weights.copy()
+
+    def put_back(self, was: Mapping[int, Place], loads: tuple[Floats, Floats]) -> None:
+        """Lay tables that were lifted where they lay, whether they lie elsewhere by now or nowhere.
+
+        Args:
+            was: Where they lay.
+            loads: Of the ranks before they were lifted: nothing has to be added up anew, nor is a rounding error left.
+        """
+        for table in was:
+            if self.places[table] is not None:
+                self._leave(table)
+        for table, place in was.items():
+            self._enter(table, place)
+        self.filled, self.weights = loads
 
     def settle(self) -> None:
         """Add all loads up anew: what is put and taken many times leaves rounding errors."""
@@ -241,6 +268,21 @@ class Packing:
                 self.put(table, place)
         self.settle()
 
+    def _enter(self, table: int, place: Place) -> None:
+        self.places[table] = place
+        if place.spread is not Spread.ALL:
+            for rank in place.ranks.tolist():
+                self.on_rank[rank][table] = None
+
+    def _leave(self, table: int) -> Place:
+        place = self.places[table]
+        assert place is not None, f"table {table} lies nowhere"
+        self.places[table] = None
+        if place.spread is not Spread.ALL:
+            for rank in place.ranks.tolist():
+                self.on_rank[rank].pop(table, None)
+        return place
+
     def _needs(self, choice: Choice) -> Floats:
         """``[1 + K, P]`` of a choice, its pieces in the packing's order."""
         needs = np.concatenate([choice.time[None], choice.memory.T[self.kinds]]).astype(np.float64)
@@ -275,11 +317,12 @@ class Packing:
             self.weights = self._exponentials(self.filled)
             return
         if len(ranks) == 1:
-            rank = ranks[0]
-            held = self.filled[:, rank]
-            held += needs[:, 0]
-            exponents = held * self.factors[:, 0] + self.offsets[:, 0]
-            self.weights[:, rank] = np.exp(np.minimum(exponents, _LARGEST_EXPONENT))
+            # two or three numbers: one by one they take less time than an operation of numpy
+            rank = ranks.item()
+            for kind, (need, factor, offset) in enumerate(zip(needs[:, 0].tolist(), *self._scales, strict=True)):
+                held = self.filled.item(kind, rank) + need
+                self.filled[kind, rank] = held
+                self.weights[kind, rank] = math.exp(min(held * factor + offset, _LARGEST_EXPONENT))
             return
         if place.spread is Spread.HOST_ROWS:
             self.filled[:, ranks] += needs

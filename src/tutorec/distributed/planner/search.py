@@ -3,8 +3,10 @@
 1. **Place** the tables one by one, the one with the most work first, each where the potential of ``packing`` grows
    least, and sweep: take each table off once and put it back where it is best among all others.
 2. **Ruin and repair**: take off some tables of the slowest rank and some drawn at random, put them back in a drawn
-   order, and keep the result when the potential did not grow. The potential sharpens meanwhile: at first it counts
-   the work of all ranks, at the end little but the slowest.
+   order, and keep the result when the potential did not grow, or now and then when it did, at first more, at the end
+   less. The potential sharpens meanwhile: at first it counts the work of all ranks, at the end little but the slowest.
+   Some repairs begin with a table that is cut in another way, for which tables of its new ranks have to make room.
+   Choices that no faster plan can have are closed, those of the plan, too.
 3. **Polish**: of equally fast plans the one with less work, with preferred choices, and with less memory on the fullest
    rank.
 
@@ -23,6 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tutorec.distributed.planner.bounds import Totals, lower_bound
+from tutorec.distributed.planner.dominance import undominated
 from tutorec.distributed.planner.local_search import EQUAL, Budget, LocalSearch, Progress
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, cost
 from tutorec.distributed.planner.search_order import SortedProblem
@@ -30,7 +33,7 @@ from tutorec.distributed.planner.search_order import SortedProblem
 # A plan this near to the bound ends the search.
 _CLOSE = 1.0005
 # Places looked for: of a table, in total at most, and beyond that for each table of a large model.
-_PLACES_OF_A_TABLE, _PLACES, _MORE_PLACES_OF_A_TABLE = 400, 6000, 10
+_PLACES_OF_A_TABLE, _PLACES, _MORE_PLACES_OF_A_TABLE = 800, 12000, 10
 # Of what all ranks have, the part that tables take at least, where memory counts as short.
 _SHORT = 0.5
 # Times the bound, the longest pieces that are used as long as all tables find a place.
@@ -84,6 +87,12 @@ class _Search:
     def __init__(self, problem: PlanningProblem, bound: float, budget: Budget) -> None:
         self.problem, self.bound, self.budget = problem, bound, budget
         self.totals = Totals(problem)
+        worth_a_try = [set(numbers) for numbers in undominated(problem)]
+        self.usable = self.totals.usable & [
+            number in numbers
+            for choices, numbers in zip(problem.choices, worth_a_try, strict=True)
+            for number in range(len(choices))
+        ]
         self.cost = math.inf
         self.placement: Placement | None = None
 
@@ -101,9 +110,7 @@ class _Search:
         finalists = sorted(tried, key=lambda entry: entry[:2])[:_SETS_SEARCHED]
         for following, (_, _, local, opened) in enumerate(finalists, start=1):
             places = self.budget.left if following == len(finalists) else self.budget.left // 2
-            local.narrow(self._open_choices(opened, self.totals.fruitful(self.cost)))
-            local.ruin_and_repair(places, self.bound * _CLOSE - self._latency(local))
-            self._keep(local)
+            self._improve(local, places, opened)
         return self._polished()
 
     def _first_plans(self, bound: float, opened: frozenset[int] | None) -> LocalSearch | None:
@@ -130,12 +137,22 @@ class _Search:
             self.cost, self.placement = found, placement
         return found
 
+    def _improve(self, local: LocalSearch, places: int, opened: frozenset[int] | None) -> None:
+        """Ruin and repair the best plan of a set of groups; None: all groups."""
+        latency = self._latency(local)
+
+        def fruitful(slowest: float) -> list[list[int]]:
+            return self._open_choices(opened, self.totals.fruitful(slowest + latency))
+
+        local.ruin_and_repair(places, self.bound * _CLOSE - latency, fruitful)
+        self._keep(local)
+
     def _latency(self, local: LocalSearch) -> float:
         return cost(self.problem, local.placement()) - local.slowest
 
     def _open_choices(self, opened: frozenset[int] | None, fruitful: np.ndarray | None = None) -> list[list[int]]:
         """For each table the choices that could be used and whose groups are all open; None: any groups."""
-        flat = iter((self.totals.usable if fruitful is None else fruitful).tolist())
+        flat = iter((self.usable if fruitful is None else self.usable & fruitful).tolist())
         return [
             [
                 number
@@ -188,8 +205,7 @@ class _Search:
         """What finds a plan where memory is so short that placing one table after the other does not."""
         local = LocalSearch(self.problem, self._open_choices(None), self.budget, self.bound)
         if local.squeeze():
-            local.ruin_and_repair(self.budget.left, self.bound * _CLOSE - self._latency(local))
-            self._keep(local)
+            self._improve(local, self.budget.left, None)
             return self._polished()
         return self._solved()
 
