@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 import warnings
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from distributed.cases import batch, collection, home, tables
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -430,6 +432,35 @@ def test_names_of_sparse_gradients_are_listed():
     wrapped = DistributedModelParallel(model, env=ShardingEnv.from_local(1, 0), plan=plan, init_data_parallel=False)
     assert wrapped.sparse_grad_parameter_names() == ["word.weight"]
     assert wrapped.sparse_grad_parameter_names(["a"], "net") == ["a", "net.word.weight"]
+
+
+def halves(rank: int, world_size: int) -> tuple[list[float], dict[str, Tensor]]:
+    """Two models on two ranks each, planned and trained at the same time."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    own = groups[rank // 2]
+    torch.manual_seed(rank // 2)
+    model = DistributedModelParallel(Model(seed=rank // 2), env=ShardingEnv.from_process_group(own))
+    losses = []
+    for step in range(3):
+        model.zero_grad()
+        loss = model(*data(rank, step))
+        loss.backward()
+        with torch.no_grad():
+            for _, dense in in_backward_optimizer_filter(model.named_parameters()):
+                assert dense.grad is not None
+                dense -= RATE * dense.grad
+        losses.append(float(loss.detach()))
+    return losses, {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("over")}
+
+
+@pytest.mark.world4
+def test_two_models_train_on_two_halves_of_the_ranks(ranks):
+    found = ranks(4).run(halves)
+    for rank, (losses, dense) in enumerate(found):
+        other = found[rank ^ 1][1]
+        assert all(torch.equal(value, other[name]) for name, value in dense.items())
+        assert not torch.equal(dense["over.weight"], found[(rank + 2) % 4][1]["over.weight"])
+        assert all(math.isfinite(loss) for loss in losses)
 
 
 def quietly(rank: int, world_size: int) -> list[str]:
