@@ -1,7 +1,7 @@
 """The tensors of a checkpoint: how each is stored, and which blocks of a stored one a rank wants.
 
 A checkpoint knows whole tensors under the names of the unsharded model, each cut into blocks. A rank stores the blocks
-of what it holds; who loads asks for rectangles, and takes them out of whatever blocks there are. Three forms exist:
+of what it holds; who loads asks for rectangles, and takes them out of whatever blocks there are. Three forms exist::
 
     WHOLE    a dense tensor, or a number: as it is
     TABLE    a table's weights and any state of their shape: [R, D]
