@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
 from tutorec._kernels.backend import use_backend
-from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
@@ -27,7 +29,7 @@ VALUES = torch.tensor([3, 3, 49, 0, 29, 29])
 OFFSETS = torch.tensor([0, 2, 3, 4, 6])
 
 
-@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("kind", get_args(OptimizerKind))
 def test_torch_kernels_give_the_same_rows_on_cuda(kind):
     weights = [torch.rand(table.rows, table.columns) for table in GROUP.tables]
     rows = {}
