@@ -13,6 +13,7 @@ from distributed.cases import KINDS, MIXES, collection, column_slices, group, ki
 from distributed.checkpoint_cases import OPTIMIZERS, Model, batch, by_column, held, sharded, train, with_optimizer
 from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.nn.parallel import DistributedDataParallel
 
 from tutorec.distributed.checkpoint import (
     full_state_dict,
@@ -420,6 +421,24 @@ def test_a_rank_without_tables_saves_and_loads_with_the_others(ranks, tmp_path):
         results = ranks(2).run(lambda rank, now=load: one_table(str(path), rank, now))
         assert sorted(results) == [[], [5 * 11 * 8]]
     assert sorted(file.name for file in path.iterdir()) == [".metadata", "__1_0.distcp", "manifest.json"]
+
+
+def data_parallel_only(path: str, rank: int) -> list[str]:
+    torch.manual_seed(rank)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+    model(torch.randn(4, 2))
+    save_checkpoint(path, model, step=1)
+    return list(full_state_dict(model))
+
+
+def test_a_model_without_tables_is_saved_once_under_its_own_names(ranks, tmp_path):
+    path = tmp_path / "model"
+    names = ranks(2).run(data_parallel_only, str(path))
+    plain = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    assert names == [list(plain.state_dict()), []]
+    load_checkpoint(path, plain)
+    assert plain.state_dict()["1.num_batches_tracked"] == 1
+    assert not (path / "__1_0.distcp").exists()
 
 
 def test_the_latest_checkpoint_is_that_of_the_highest_step(tmp_path):

@@ -1,4 +1,4 @@
-"""The folder that a checkpoint is: whole or not there, and checked before anything of it is believed::
+"""The folder that a checkpoint is: whole or not there, and checked before anything of it is believed.
 
     <path>/.metadata         where which block lies, by torch.distributed.checkpoint
     <path>/__0_0.distcp ...  the blocks that rank 0 wrote, ...
