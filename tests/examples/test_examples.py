@@ -7,8 +7,10 @@ import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ import pytest
 import torch
 
 from tutorec.datasets.random import shop
+from tutorec.distributed.checkpoint.reading import latest_checkpoint
 from tutorec.examples import dlrm, two_tower
 from tutorec.examples.running import parser, samples_of_rank
 from tutorec.spmd import Ranks
@@ -110,6 +113,23 @@ def test_torchrun_and_one_process_take_turns_and_end_like_one_run(tmp_path: Path
     whole = _start(words, ranks=1)
     loss = [float(re.findall(r"log loss (0\.\d+)", text)[-1]) for text in (alone, whole)]
     assert loss[0] == pytest.approx(loss[1], abs=2e-4)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_and_ends_to_the_digit_like_one_that_was_not(tmp_path: Path) -> None:
+    words = [*SMALL, "--epochs", "10"]
+    saved = [*words, "--checkpoints", str(tmp_path), "--save-every", "5"]
+    command = [sys.executable, "-m", "tutorec.examples.dlrm", *saved]
+    killed = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 120
+    while latest_checkpoint(tmp_path) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    killed.kill()
+    output = killed.communicate(timeout=60)[0].decode()
+    assert killed.returncode == -signal.SIGKILL and "after: " not in output
+    gone_on = _start(saved, ranks=1)
+    assert "goes on from step-" in gone_on
+    assert gone_on.splitlines()[-1] == _start(words, ranks=1).splitlines()[-1]
 
 
 def test_the_tables_are_on_the_meta_device_until_they_are_sharded() -> None:

@@ -114,7 +114,8 @@ class TwoTowerTrain(nn.Module):
     - ``"random"``: ids drawn evenly, the same ones for all samples of a batch. What is drawn is a function of the
       batch, so that a run that goes on from a checkpoint draws what it would have drawn.
 
-    A candidate that is the sample's own by chance is left out. Each rank finds others among its own samples.
+    A candidate that is the sample's own by chance is left out. Each rank finds others among its own samples, and the
+    gradient is the mean over ranks, however many samples each has.
 
     Args:
         two_tower: the model.
