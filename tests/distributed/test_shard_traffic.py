@@ -9,7 +9,7 @@ import pytest
 import torch
 from distributed.cases import group
 from distributed.row_cases import loss
-from distributed.sharding.test_any_plan import Case, Word, batch_of, cases, collection, generator
+from distributed.sharding.test_any_plan import Case, Word, apply_optimizers, batch_of, cases, collection, generator
 from distributed.sharding.test_any_plan_rows import collection as row_collection
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -231,6 +231,7 @@ def count_cases(rank: int, world_size: int, drawn: list[Case], narrow: bool, poo
             qcomm_codecs_registry=codecs
         )
         plan = construct_module_sharding_plan(unsharded, words, local_size=env.local_size)
+        apply_optimizers(case, unsharded.embedding_bags if pooled else unsharded.embeddings)
         sharded: Any = sharder.shard(unsharded, plan, env)  # pyright: ignore[reportArgumentType]
 
         def step(sharded: Any = sharded, features: KeyedJaggedTensor = features) -> None:

@@ -27,7 +27,8 @@ samples that one of these has on rank r,
     gradient sums      4 * (E_s + E_r)
 
 where a table whose ids, weights and rows, of all ranks together, are more than 8 * R * D bytes leaves the sums over f,
-and adds its R * D numbers to E instead, of which rank r has E_r = E / W (the first E % W ranks one more).
+and adds its R * D numbers to E instead, of which rank r has E_r = E / W (the first E % W ranks one more). Where rows
+move without gradient, as Adam's do, R more say which of them are in the batch.
 
 The counter of `traffic` sees tensors and knows nothing of this; tests hold the two to be equal.
 """
@@ -233,7 +234,8 @@ def _replicated(tables: Sequence[PlacedTable], batches: StepBatches) -> Bytes:
         weight_bytes = 4 if table.weighted else 0
         looked_up = sum(ids) * (id_bytes + weight_bytes) + sum(lists) * 4 + sum(bags) * table.columns * 4
         if looked_up > 8 * table.rows * table.columns:
-            elements += table.rows * table.columns
+            marked = table.optimizer is not None and table.optimizer.moves_without_gradient
+            elements += table.rows * (table.columns + marked)
             continue
         for rank in ranks:
             per_rank[rank][COPIES_IDS] += id_bytes * (lists[rank] + ids[rank])
