@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from distributed import row_cases
 from distributed.cases import batch, coefficients, collection, kind_of, local_weights, seed_of, shard
 from torch import Tensor
 
+from tutorec.modules.embedding_configs import PoolingType
 from tutorec.optim import debug_grads
 
 KINDS = ["table_wise", "column_wise", "row_wise", "grid_shard", "data_parallel", "mixed"]
@@ -46,3 +48,54 @@ def test_gradients_of_all_ranks_are_those_of_one_process(ranks, kind: str, sizes
         else:
             torch.testing.assert_close(torch.stack(parts).sum(0), gradient)
     assert all(same for _, same in found)
+
+
+def watched_rows(rank: int, world_size: int, kind: str) -> dict[str, Tensor]:
+    model = row_cases.shard(row_cases.collection(), kind=kind)
+    with debug_grads(model) as grads:
+        row_cases.loss(model(batch(seed_of(rank, 0), 3 + rank)).wait(), rank).backward()
+    return {name: gradient.to_dense() for name, gradient in grads.items()}
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "column_wise", "data_parallel"])
+def test_so_are_those_of_rows_that_are_not_pooled(ranks, kind: str) -> None:
+    whole = row_cases.collection()
+    for rank in range(2):
+        (row_cases.loss(whole(batch(seed_of(rank, 0), 3 + rank)), rank) / 2).backward()
+    found = ranks(2).run(watched_rows, kind)
+    for name, parameter in whole.named_parameters():
+        parts = [grads[name] for grads in found if name in grads]
+        total = parts[0] if kind == "data_parallel" else torch.stack(parts).sum(0)
+        torch.testing.assert_close(total, parameter.grad)
+
+
+def watched_forms(
+    rank: int, world_size: int, pooling: PoolingType, weighted: bool, optimizer: str
+) -> dict[str, Tensor]:
+    model = shard(collection(pooling, weighted), optimizer, kind="mixed with copies")
+    with debug_grads(model) as grads:
+        found = model(batch(seed_of(rank, 0), 3 + rank, weighted)).values()
+        (found * coefficients(found, rank)).sum().backward()
+    return {name: gradient.to_dense() for name, gradient in grads.items()}
+
+
+@pytest.mark.parametrize(
+    ("pooling", "weighted", "optimizer"),
+    [
+        (PoolingType.MEAN, False, "exact_sgd"),
+        (PoolingType.SQRTN, True, "exact_row_wise_adagrad"),
+        (PoolingType.SUM, True, "adam"),
+    ],
+)
+def test_pooling_weights_and_the_optimizer_are_taken_into_account(
+    ranks, pooling: PoolingType, weighted: bool, optimizer: str
+) -> None:
+    whole = collection(pooling, weighted)
+    for rank in range(2):
+        found = whole(batch(seed_of(rank, 0), 3 + rank, weighted)).values()
+        ((found * coefficients(found, rank)).sum() / 2).backward()
+    of_ranks = ranks(2).run(watched_forms, pooling, weighted, optimizer)
+    for index, (name, parameter) in enumerate(whole.named_parameters()):
+        parts = [grads[name] for grads in of_ranks if name in grads]
+        total = parts[0] if kind_of("mixed with copies", index) == "data_parallel" else torch.stack(parts).sum(0)
+        torch.testing.assert_close(total, parameter.grad)

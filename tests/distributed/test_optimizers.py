@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from distributed.cases import batch, collection, home, seed_of, tables
 from torch import Tensor, nn
 
+from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan import ShardingPlan
@@ -290,8 +292,10 @@ def test_a_bad_rate_names_the_table_and_a_sharded_table_takes_no_second_optimize
 # --- state through every wrapper
 
 
-def resumed(rank: int, world_size: int, groups: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
-    """Four steps, and two whose state another model takes over for the other two."""
+def resumed(
+    rank: int, world_size: int, groups: bool, path: str | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[str]]:
+    """Four steps, and two whose state another model takes over for the other two, by hand or from a checkpoint."""
 
     def built() -> tuple[DistributedModelParallel, WarmupOptimizer]:
         model = parallel(Model(), world_size, optimizer="adam", learning_rate=9.0)
@@ -313,16 +317,24 @@ def resumed(rank: int, world_size: int, groups: bool) -> tuple[dict[str, Tensor]
     train(straight, optimizer, range(2))
     weights, state = straight.state_dict(), optimizer.state_dict()
     other, fresh = built()
-    other.load_state_dict(weights)
-    fresh.load_state_dict(state)
+    if path is None:
+        other.load_state_dict(weights)
+        fresh.load_state_dict(state)
+    else:
+        save_checkpoint(path, straight, optimizer)
+        load_checkpoint(path, other, fresh)
     train(straight, optimizer, range(2, 4))
     train(other, fresh, range(2, 4))
     return parts(straight), parts(other), sorted(state["state"])
 
 
 @pytest.mark.parametrize("groups", [False, True])
-def test_state_of_tables_dense_layers_and_schedule_goes_on_in_another_model(ranks, groups: bool) -> None:
-    for straight, other, names in ranks(2).run(resumed, groups):
+@pytest.mark.parametrize("file", [None, "checkpoint"])
+def test_state_of_tables_dense_layers_and_schedule_goes_on_in_another_model(
+    ranks, tmp_path: Path, groups: bool, file: str | None
+) -> None:
+    path = None if file is None else str(tmp_path / file)
+    for straight, other, names in ranks(2).run(resumed, groups, path):
         assert {"__warmup", "d.over.bias", "d.over.weight"} <= set(names)
         assert any(name.startswith("t.tables.embedding_bags.t2") for name in names)
         for name, weight in straight.items():

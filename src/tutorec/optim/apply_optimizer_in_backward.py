@@ -33,7 +33,8 @@ def apply_optimizer_in_backward(
 
     On tables the semantics are those of fused kernels (``updating_lookup.py``). Learning rates are changed, and state
     is stored and loaded, through the optimizers, ``parameter._in_backward_optimizers``. A deep copy of a module carries
-    no marks, and neither do parameters put in by ``load_state_dict(assign=True)``: apply again.
+    no marks, and neither do parameters put in by ``load_state_dict(assign=True)``: apply again. Where it is refused, no
+    parameter has been touched.
 
     Args:
         optimizer_class: Such as ``torch.optim.SGD`` or ``RowWiseAdagrad``.
@@ -41,9 +42,8 @@ def apply_optimizer_in_backward(
         optimizer_kwargs: For the constructor.
 
     Raises:
-        TypeError: ``optimizer_class`` is no class of optimizers, takes other arguments, or ``params`` holds no tensors.
-        ValueError: A rate that is negative or not a number, a parameter that does not require grad, or one of a table
-            that is sharded already. No parameter has been touched then.
+        TypeError: A class that is no optimizer's, arguments that it does not take, ``params`` that hold no tensors.
+        ValueError: A rate that cannot be, a parameter that does not require grad, one of a table sharded already.
 
     Example:
         >>> import torch
