@@ -6,7 +6,10 @@ import enum
 
 
 class EmbOptimType(enum.Enum):
-    """An optimizer that runs inside backward. Names and values are fbgemm's; which of them run is another matter.
+    """An optimizer that runs inside backward. Names and values are fbgemm's.
+
+    SGD, Adagrad, row-wise Adagrad, Adam and partial row-wise Adam run; the others are refused by name. All are exact,
+    those too whose name does not say it: ids that repeat in a batch are summed before one update of their row.
 
     Example:
         >>> EmbOptimType.EXACT_ROWWISE_ADAGRAD.value
