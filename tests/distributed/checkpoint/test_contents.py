@@ -240,7 +240,7 @@ def refused(path: str, rank: int, what: str) -> tuple[str, str, bool]:
         apply_to = Model(("rowwise", "adam"))
         arguments["model"] = other_optimizer(apply_to)
         arguments["optimizer"] = None
-    elif what == "other dense optimizer":
+    elif what == "other dense optimizer" or (what == "on one rank" and rank == 1):
         over = dict(model.module.get_submodule("over").named_parameters(prefix="over"))
         arguments["optimizer"] = KeyedOptimizerWrapper(over, lambda params: torch.optim.SGD(params, lr=0.1))
     elif what == "torch optimizer":
@@ -284,6 +284,7 @@ def saved_small(path: str, rank: int) -> None:
             "the checkpoint is of another model: ['sparse.ebc.embedding_bags.sgd0.weight'",
         ),
         ("other optimizer", "CheckpointError", "optimizer_state=False) takes the weights alone"),
+        ("on one rank", "CheckpointError", "failed on rank 1: the optimizer of 'over.weight' is SGD"),
         (
             "other dense optimizer",
             "CheckpointError",

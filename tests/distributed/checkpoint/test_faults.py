@@ -24,7 +24,8 @@ from tutorec.errors import CheckpointError
 def in_a_process_of_its_own(call: str) -> Any:
     """What a function of `checkpoint_kills` found; it forks, and wants no threads around it."""
     code = f"import json; from distributed import checkpoint_kills; print(json.dumps(checkpoint_kills.{call}))"
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
