@@ -217,3 +217,16 @@ def test_parts_of_a_model_keep_their_paths() -> None:
         loss_of(model["shop"], batch()).backward()
     assert set(grads) == {f"shop.embedding_bags.t{number}.weight" for number in (1, 2, 3)}
     assert repr(grads).startswith("{'shop.embedding_bags.t1.weight': 3 rows of 6,")
+
+
+@both
+@pytest.mark.parametrize("build", [bags, rows, lambda: bags(PoolingType.MEAN), lambda: bags(PoolingType.SQRTN)])
+def test_it_is_the_gradient_that_the_step_is_made_with_clipped_where_that_is(name: str, build: Any) -> None:
+    with use_backend(name):
+        model = sharded(build(), learning_rate=1.0, gradient_clipping=True, max_gradient=0.75)
+        before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
+        with debug_grads(model) as grads:
+            loss_of(model, batch()).backward()
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(grads[key].to_dense(), before[key] - parameter.detach())
+    assert build is not bags or any(gradient.to_dense().eq(0.75).any() for gradient in grads.values())
