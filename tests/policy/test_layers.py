@@ -35,7 +35,9 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
         (
             tuple(
                 f"distributed.{name}"
-                for name in "state_dict optimizer_state embedding_base embeddingbag embedding quant_embeddingbag mix_vocab".split()
+                for name in (
+                    "state_dict optimizer_state embedding_base embeddingbag embedding quant_embeddingbag mix_vocab"
+                ).split()
             ),
             ("distributed.planner",),
         ),
