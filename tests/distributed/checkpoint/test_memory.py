@@ -67,11 +67,11 @@ def growth(path: str, rank: int, rows: int, block_bytes: int) -> dict[str, int]:
 @pytest.mark.parametrize(("block", "most"), [(4 * MIB, 40 * MIB), (512 * MIB, None)])
 def test_saving_and_loading_take_a_few_blocks(tmp_path, block, most):
     with Ranks(2, timeout=120) as world:
-        results = world.run(lambda rank: growth(str(tmp_path), rank, 400_000, block))
+        results = world.run(lambda rank: growth(str(tmp_path), rank, 600_000, block))
     for found in results:
-        assert found["shard"] > 48 * MIB
+        assert found["shard"] > 70 * MIB
         if most is None:  # What would be seen if a shard were one block.
-            assert found["load"] > 0.9 * found["shard"]
+            assert found["load"] > 0.6 * found["shard"] > 40 * MIB
         else:
             assert found["save"] < most, found
             assert found["load"] < most, found
