@@ -442,6 +442,46 @@ def test_a_model_without_tables_is_saved_once_under_its_own_names(ranks, tmp_pat
     assert not (path / "__1_0.distcp").exists()
 
 
+class Around(nn.Module):
+    """A model of which a sharded one is a part."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.last = nn.Linear(1, 1)
+
+
+def nested(path: str, rank: int) -> tuple[list[str], bool]:
+    inner, _ = sharded(1, ("rowwise",))
+    save_checkpoint(path, Around(inner))
+    other = Around(sharded(3, ("rowwise",))[0])
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    load_checkpoint(path, other)
+    found, wanted = full_state_dict(other), full_state_dict(Around(inner))
+    same = all(torch.equal(found[name], wanted[name]) for name in found if name.startswith("inner."))
+    return list(found), same
+
+
+def test_a_sharded_model_inside_another_has_the_names_of_the_unsharded_one(ranks, tmp_path):
+    (names, same), _ = ranks(2).run(nested, str(tmp_path / "model"))
+    assert sorted(names) == sorted(Around(Model(("rowwise",))).state_dict())
+    assert same
+
+
+def test_state_that_is_no_tensor_is_refused_by_name(tmp_path):
+    class Odd(nn.Module):
+        def get_extra_state(self) -> Any:
+            return {"seen": 3}
+
+    with pytest.raises(
+        CheckpointError, match=r"'0\._extra_state' of the model's state is a dict, .* pass .* as extra="
+    ):
+        save_checkpoint(tmp_path / "model", nn.Sequential(Odd()))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_latest_checkpoint_is_that_of_the_highest_step(tmp_path):
     layer = nn.Linear(2, 1)
     assert latest_checkpoint(tmp_path) is None

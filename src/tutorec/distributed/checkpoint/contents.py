@@ -95,18 +95,11 @@ class Contents:
     plan: ShardingPlan | None = None
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model without what is wrapped around it, so that names are those of the unsharded one."""
-    while isinstance(model, DistributedModelParallel | DistributedDataParallel):
-        model = model.module
-    return model
-
-
 def group_of(model: nn.Module) -> dist.ProcessGroup | None:
     """The ranks that have a model together: those of its sharded tables; else all, where a group has been started."""
     if isinstance(model, DistributedModelParallel):
         return model._env.process_group
-    for part in unwrapped(model).modules():
+    for part in model.modules():
         if isinstance(part, ShardedEmbeddingModule):
             return part.env.group_for("a checkpoint")
     return comm.default_group()
@@ -120,7 +113,7 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
         optimizer: What steps outside of backward. May hold parameters that are updated in backward, too.
 
     Raises:
-        CheckpointError: A parameter has two optimizers, or the optimizer holds one that is not the model's.
+        CheckpointError: A parameter has two optimizers, or the model's state holds what is no tensor.
         TypeError: ``model`` is no module, or ``optimizer`` no keyed optimizer.
     """
     if not isinstance(model, nn.Module):
@@ -131,19 +124,18 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
             "KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), lambda params: ...)"
         )
     plan = model.plan if isinstance(model, DistributedModelParallel) else None
-    bare = unwrapped(model)
     found = Contents(group=group_of(model), plan=plan)
     places: dict[int, Place] = {}
     parameters: dict[int, torch.Tensor] = {}
-    for path, part in bare.named_modules(remove_duplicate=False):
+    for path, part in _parts(model):
+        prefix = f"{path}." if path else ""
         if isinstance(part, ShardedEmbeddingModule):
-            for name, entry in _table_entries(path, part, places, parameters):
-                found.model[name] = entry
-    for name, tensor in _dense_state(bare):
-        found.model[name] = Entry(("model", name), Form.WHOLE, (Part(tensor),))
-    for name, parameter in bare.named_parameters():
-        places.setdefault(id(parameter), Place(name))
-        parameters.setdefault(id(parameter), parameter)
+            found.model |= _table_entries(prefix, part, places, parameters)
+            continue
+        found.model |= _dense_entries(prefix, part)
+        for name, parameter in part.named_parameters(recurse=False):
+            places.setdefault(id(parameter), Place(prefix + name))
+            parameters.setdefault(id(parameter), parameter)
     found.optimized = _optimized(places, parameters, optimizer)
     return found
 
@@ -194,41 +186,47 @@ def state_form(one: Optimized, value: torch.Tensor) -> Form:
     )
 
 
+def _parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """(path, module) down to the sharded ones; what is wrapped around a module leaves no mark in the path."""
+    if isinstance(module, DistributedModelParallel | DistributedDataParallel):
+        yield from _parts(module.module, path)
+        return
+    yield path, module
+    # Not named_modules(): of a layer that stands in two places it names one.
+    for child, part in module._modules.items():
+        if part is not None and not isinstance(module, ShardedEmbeddingModule):
+            yield from _parts(part, f"{path}.{child}" if path else child)
+
+
 def _table_entries(
-    path: str,
+    prefix: str,
     part: ShardedEmbeddingModule[Any, Any, Any, Any, Any],
     places: dict[int, Place],
     parameters: dict[int, torch.Tensor],
-) -> Iterator[tuple[str, Entry]]:
+) -> dict[str, Entry]:
     """The tables of a sharded module; notes which parameter is which piece."""
+    found: dict[str, Entry] = {}
     for held in part.held_tables():
-        name = f"{path}.{held.name}" if path else held.name
-        parts = []
+        name, parts = prefix + held.name, []
         for rows, piece in zip(held.rows, held.pieces, strict=True):
             places.setdefault(id(rows), Place(name, held.table, piece))
             parameters.setdefault(id(rows), rows)
             parts.append(Part(rows.detach(), piece))
-        yield name, Entry(("model", name), Form.TABLE, tuple(parts), held.table)
+        found[name] = Entry(("model", name), Form.TABLE, tuple(parts), held.table)
+    return found
 
 
-def _dense_state(module: nn.Module, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The state of what is not sharded, live."""
-    if isinstance(module, ShardedEmbeddingModule):
-        return
-    prefix = f"{path}." if path else ""
+def _dense_entries(prefix: str, part: nn.Module) -> dict[str, Entry]:
+    """The parameters and buffers of a module itself, live."""
     own: dict[str, Any] = {}
-    module._save_to_state_dict(own, prefix, False)
+    part._save_to_state_dict(own, prefix, False)
     for name, value in own.items():
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(
                 f"{name!r} of the model's state is a {type(value).__name__}, and a checkpoint holds tensors: "
                 "pass what is small as extra="
             )
-        yield name, value
-    # Not named_children(): of a layer that stands in two places it names one.
-    for child, part in module._modules.items():
-        if part is not None:
-            yield from _dense_state(part, prefix + child)
+    return {name: Entry(("model", name), Form.WHOLE, (Part(value),)) for name, value in own.items()}
 
 
 def _optimized(

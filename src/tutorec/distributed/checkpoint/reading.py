@@ -99,8 +99,8 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
     widths.
 
     Returns:
-        ``{"model": {name: tensor}, "optimizer": {"state": {name: {state: tensor or number}},
-        "options": {name: {"lr": ...}}}}``.
+        Under ``"model"`` name -> tensor; under ``"optimizer"`` ``"state"``, parameter -> name of a state -> tensor or
+        number, and ``"options"``, parameter -> options of its group, such as ``"lr"``.
 
     Raises:
         CheckpointError: It is damaged, or of a later version.
