@@ -70,7 +70,7 @@ class RowShares:
 
         Example:
             >>> even = RowShares(np.array([0, 4]), np.array([1.0]))
-            >>> even.distinct(2.0, np.array([0]), np.array([4])).tolist()  # 4 * (1 - (3 / 4) ** 2)
+            >>> even.distinct(2.0, np.array([0]), np.array([4])).round(9).tolist()  # 4 * (1 - (3 / 4) ** 2)
             [1.75]
         """
         touched = self._touched(ids)
