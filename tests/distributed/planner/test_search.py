@@ -211,3 +211,13 @@ def test_a_piece_as_long_as_the_slowest_rank_is_cut_where_others_have_to_make_ro
     tables = (_whole(10.0, 1), rows), (_whole(3.0, 1),), (_whole(3.0, 1),)
     found = _found(PlanningProblem(2, 2, _rooms(9, 9), tables))
     assert found.chosen.tolist() == [1, 0, 0]
+
+
+def test_no_overfull_rank_is_left_of_a_search_that_lets_ranks_be_overfull() -> None:
+    """Only one of the ranks has room for the table in both kinds of memory, and no plan takes longer than another."""
+    table = (Choice(np.zeros(1), np.array([[9, 3]]), Spread.ANY),)
+    rows = Choice(np.zeros(4), np.array([[0, 0], [5, 0], [5, 0], [3, 0]]), Spread.HOSTS_ROWS)
+    halves = (Choice(np.zeros(2), np.array([[6, 0], [6, 0]]), Spread.ANY),)
+    capacity = np.array([[4, 0], [16, 0], [9, 100], [4, 0]])
+    problem = PlanningProblem(4, 2, capacity, ((*table, rows), halves))
+    assert broken_rules(problem, _found(problem)) == []

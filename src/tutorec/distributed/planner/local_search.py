@@ -220,6 +220,7 @@ class LocalSearch:
             if (packing.filled <= ceiling).all():
                 break
         packing.ceiling = ceiling
+        self.best, self.slowest = None, math.inf  # what was kept meanwhile may be overfull
         return packing.fits() and self._improve()
 
     def trimmed(self, placement: Placement) -> Placement | None:

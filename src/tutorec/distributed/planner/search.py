@@ -32,8 +32,9 @@ from tutorec.distributed.planner.search_order import SortedProblem
 
 # A plan this near to the bound ends the search.
 _CLOSE = 1.0005
-# Places looked for: of a table, in total at most, and beyond that for each table of a large model.
-_PLACES_OF_A_TABLE, _PLACES, _MORE_PLACES_OF_A_TABLE = 800, 12000, 10
+# Places looked for: of a table, of two tables (few tables have few plans), in total at most, and beyond that for each
+# table of a large model.
+_PLACES_OF_A_TABLE, _PLACES_OF_TWO, _PLACES, _MORE_PLACES_OF_A_TABLE = 100, 15, 12000, 10
 # Of what all ranks have, the part that tables take at least, where memory counts as short.
 _SHORT = 0.5
 # Times the bound, the longest pieces that are used as long as all tables find a place.
@@ -76,7 +77,7 @@ def search(
     if math.isinf(bound):
         return None
     tables = len(problem.choices)
-    places = min(_PLACES_OF_A_TABLE * tables, _PLACES) + _MORE_PLACES_OF_A_TABLE * tables
+    places = min((_PLACES_OF_A_TABLE + _PLACES_OF_TWO * tables) * tables, _PLACES) + _MORE_PLACES_OF_A_TABLE * tables
     found = _Search(ordered.problem, bound, Budget(places, seconds, progress)).run()
     return None if found is None else ordered.restore(found)
 
