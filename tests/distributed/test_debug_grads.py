@@ -6,10 +6,11 @@ import pytest
 import torch
 from distributed import row_cases
 from distributed.cases import batch, coefficients, collection, kind_of, local_weights, seed_of, shard
-from torch import Tensor
+from torch import Tensor, nn
 
+from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.modules.embedding_configs import PoolingType
-from tutorec.optim import debug_grads
+from tutorec.optim import apply_optimizer_in_backward, debug_grads
 
 KINDS = ["table_wise", "column_wise", "row_wise", "grid_shard", "data_parallel", "mixed"]
 
@@ -99,3 +100,22 @@ def test_pooling_weights_and_the_optimizer_are_taken_into_account(
         parts = [grads[name] for grads in of_ranks if name in grads]
         total = parts[0] if kind_of("mixed with copies", index) == "data_parallel" else torch.stack(parts).sum(0)
         torch.testing.assert_close(total, parameter.grad)
+
+
+def names_inside_a_larger_model(rank: int, world_size: int) -> tuple[set[str], set[str]]:
+    tables = collection()
+    apply_optimizer_in_backward(torch.optim.SGD, tables.parameters(), {"lr": 0.5})
+    # The dense part puts DistributedDataParallel between the model and its tables.
+    wrapped = DistributedModelParallel(nn.ModuleDict({"tables": tables, "dense": nn.Linear(2, 1)}))
+    model = nn.ModuleDict({"part": wrapped})
+    with debug_grads(model) as grads:
+        wrapped.module["tables"](batch(seed_of(rank, 0), 4)).values().sum().backward()
+    return set(grads), set(model.state_dict())
+
+
+def test_a_sharded_part_of_a_model_keeps_the_names_of_the_unsharded_one(ranks) -> None:
+    found = ranks(2).run(names_inside_a_larger_model)
+    assert set.union(*(grads for grads, _ in found)) == {
+        f"part.tables.{name}" for name, _ in collection().named_parameters()
+    }
+    assert all(grads <= names for grads, names in found)

@@ -219,6 +219,14 @@ def test_parts_of_a_model_keep_their_paths() -> None:
     assert repr(grads).startswith("{'shop.embedding_bags.t1.weight': 3 rows of 6,")
 
 
+def test_a_part_that_is_called_module_keeps_its_name() -> None:
+    model = nn.ModuleDict({"module": bags(), "embedding_bags": nn.Identity()})
+    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": RATE})
+    with debug_grads(model) as grads:
+        loss_of(model["module"], batch()).backward()
+    assert set(grads) == set(model.state_dict())
+
+
 @both
 @pytest.mark.parametrize("build", [bags, rows, lambda: bags(PoolingType.MEAN), lambda: bags(PoolingType.SQRTN)])
 def test_it_is_the_gradient_that_the_step_is_made_with_clipped_where_that_is(name: str, build: Any) -> None:

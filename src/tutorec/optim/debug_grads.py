@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer
 from tutorec.optim.updating_lookup import GRADIENT_LISTENER
-
-# What wrappers put between a model and its parts; names are those of the bare model.
-_WRAPPERS = ("_dmp_wrapped_module.", "module.")
 
 
 @contextmanager
@@ -142,7 +140,7 @@ def _watch_sharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
         # A whole model may be one, of which the collections inside know where their pieces lie.
         if not isinstance(part, FusedOptimizerModule) or any(_inner_parts(part)):
             continue
-        prefix = _bare(f"{path}." if path else "")
+        prefix = _bare(model, f"{path}." if path else "")
         places = _places(part, prefix)
         for optimizer in _leaves(part.fused_optimizer):
             of_tables = [
@@ -166,7 +164,7 @@ def _watch_unsharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
         optimizers = getattr(parameter, "_in_backward_optimizers", ())
         if parameter.dim() != 2 or not optimizers or any(isinstance(one, KeyedOptimizer) for one in optimizers):
             continue
-        place = _Place(_bare(name), *parameter.shape)
+        place = _Place(_bare(model, name), *parameter.shape)
         seen.names[place.name] = None
 
         def listener(rows: Tensor, sums: Tensor, place: _Place = place) -> None:
@@ -193,10 +191,15 @@ def _leaves(optimizer: KeyedOptimizer) -> Iterator[EmbeddingFusedOptimizer]:
         yield optimizer
 
 
-def _bare(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.removeprefix(wrapper)
-    return name
+def _bare(model: nn.Module, name: str) -> str:
+    """The name without what wrappers put into it; a part that the model's author calls "module" keeps its name."""
+    kept: list[str] = []
+    inside: Any = model
+    for part in name.split("."):
+        wraps = part == "_dmp_wrapped_module" or (part == "module" and isinstance(inside, DistributedDataParallel))
+        kept += [] if wraps else [part]
+        inside = getattr(inside, part, None)
+    return ".".join(kept)
 
 
 __all__ = ["debug_grads"]
