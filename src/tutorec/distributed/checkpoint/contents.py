@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from tutorec.distributed import comm
@@ -225,6 +226,14 @@ def _dense_entries(prefix: str, part: nn.Module) -> dict[str, Entry]:
             raise CheckpointError(
                 f"{name!r} of the model's state is a {type(value).__name__}, and a checkpoint holds tensors: "
                 "pass what is small as extra="
+            )
+        parameter = part._parameters.get(name.removeprefix(prefix))
+        has_no_size = parameter is not None and is_lazy(parameter)
+        if has_no_size or value.is_meta or value.layout is not torch.strided:
+            what = "has no size yet" if has_no_size else "is on the meta device" if value.is_meta else "is sparse"
+            raise CheckpointError(
+                f"{name!r} of the model {what}, and a checkpoint holds dense numbers: run one forward, use "
+                "model.to_empty(device='cpu'), or make it dense first"
             )
     return {name: Entry(("model", name), Form.WHOLE, (Part(value),)) for name, value in own.items()}
 

@@ -126,7 +126,10 @@ def stored_blocks(entry: Entry, rank: int, world_size: int) -> Iterator[Block]:
     if entry.form is Form.WHOLE or entry.table is None:
         writer = entry.table.pieces[0].rank if entry.table is not None and not copies else 0
         if rank == writer and entry.parts:
-            yield from _cut(entry.parts[0].tensor, (0,) * entry.parts[0].tensor.dim())
+            tensor = entry.parts[0].tensor
+            offsets = (0,) * tensor.dim()
+            # An empty one has a block all the same: it is known by its blocks.
+            yield from _cut(tensor, offsets) if tensor.numel() else [Block(offsets, tensor)]
         return
     for part in entry.parts:
         blocks = _cut(part.tensor, _stored_at(entry, part))

@@ -88,7 +88,9 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} is no whole checkpoint: {MANIFEST} is missing (found: {found}); it is written last, so that a "
             "save that was interrupted has none: load another one, latest_checkpoint() finds them"
         ) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): load another checkpoint") from None
+    except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error}): load another checkpoint") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CheckpointError(f"{path} is no manifest of a {FORMAT}: it is another program's file")
@@ -140,8 +142,13 @@ def start_partial(target: Path) -> Path:
     """An empty folder beside the target; what interrupted saves of the same target have left is removed first.
 
     Raises:
-        CheckpointError: The target is a file, or a folder that is no checkpoint.
+        CheckpointError: The target is a file, a folder that is no checkpoint, or has a name that another's save uses.
     """
+    if target.name.endswith(_PREVIOUS) or _PARTIAL in target.name:
+        raise CheckpointError(
+            f"{target} has a name that saving another checkpoint uses and removes: save under one that does not end in "
+            f"{_PREVIOUS!r} and has no {_PARTIAL!r} in it"
+        )
     finish_interrupted(target)
     if target.exists() and not (target / MANIFEST).is_file() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(
@@ -187,8 +194,12 @@ def finish_interrupted(target: Path) -> None:
 
 def whole_folder(path: Path) -> Path:
     """Where the checkpoint called ``path`` lies now; nothing is changed."""
-    previous = path.with_name(path.name + _PREVIOUS)
-    return previous if not path.exists() and previous.is_dir() else path
+    try:
+        previous = path.with_name(path.name + _PREVIOUS)
+        return previous if not path.exists() and previous.is_dir() else path
+    except (OSError, ValueError):
+        # A name that cannot be, or no permission: who opens the manifest is told.
+        return path
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

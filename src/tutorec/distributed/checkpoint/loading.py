@@ -78,7 +78,7 @@ def load_checkpoint(
         >>> load_checkpoint(folder, other).position, torch.equal(layer.weight, other.weight)
         ({'epoch': 1}, True)
     """
-    target = Path(os.path.abspath(path))
+    target = Path(os.path.realpath(path))
     ranks = Together(group_of(model) if isinstance(model, nn.Module) else None, f"loading the checkpoint {target}")
     problem: Exception | None = None
     manifest, contents, folder = None, Contents(), whole_folder(target)
@@ -194,7 +194,11 @@ def _order_state(order: _Order, one: Optimized, manifest: Manifest, metadata: Me
 
 def _is_by_row(one: Optimized, tensor: torch.Tensor, state: StoredState) -> bool:
     """Whether a state is by rows though its shape does not say so: of an unsharded table, or of a single column."""
-    by_row = tensor.dim() > 0 and one.parameter.dim() == 2 and tensor.numel() == one.parameter.shape[0]
+    shape = one.parameter.shape
+    by_row = tensor.dim() > 0 and len(shape) == 2 and tensor.numel() == shape[0]
+    if by_row and tensor.shape == shape and shape[1] > 1:
+        # A number for each weight of a piece without rows.
+        by_row = False
     return by_row and (bool(state.widths) or tuple(tensor.shape) != state.shape)
 
 

@@ -65,7 +65,7 @@ def read_info(path: str | os.PathLike[str]) -> CheckpointInfo:
     Raises:
         CheckpointError: There is none, it is damaged, or of a later version.
     """
-    folder = whole_folder(Path(os.path.abspath(path)))
+    folder = whole_folder(Path(os.path.realpath(path)))
     manifest = read_manifest(folder)
     check_file(folder, METADATA, manifest.files[METADATA])
     return info_of(manifest, read_metadata(folder))
@@ -105,7 +105,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         CheckpointError: It is damaged, or of a later version.
     """
-    folder = whole_folder(Path(os.path.abspath(path)))
+    folder = whole_folder(Path(os.path.realpath(path)))
     manifest = read_manifest(folder)
     for name, facts in manifest.files.items():
         check_file(folder, name, facts)

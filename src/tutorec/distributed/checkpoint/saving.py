@@ -56,7 +56,7 @@ def save_checkpoint(
         >>> load_checkpoint(folder, torch.nn.Linear(2, 1)).step
         3
     """
-    target = Path(os.path.abspath(path))
+    target = Path(os.path.realpath(path))
     ranks = Together(group_of(model) if isinstance(model, nn.Module) else None, f"saving the checkpoint {target}")
     problem: Exception | None = None
     contents, entries, partial = Contents(), [], None
@@ -140,10 +140,26 @@ def _check_notes(notes: Mapping[str, Any]) -> None:
     for name in ("position", "extra"):
         try:
             json.dumps(notes[name], allow_nan=False)
-        except (TypeError, ValueError) as error:
+            _check_keys(notes[name])
+        except (TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{name} does not fit into JSON ({error}): use numbers, text, lists, and dicts with text as keys"
             ) from None
+
+
+def _check_keys(value: Any) -> None:
+    """Refuse dicts whose keys JSON would turn into text: they would come back as other dicts.
+
+    Raises:
+        TypeError: A key is no text.
+    """
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"{key!r} is a key")
+    if isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            _check_keys(each)
 
 
 def _optimizer_facts(contents: Contents) -> dict[str, dict[str, Any]]:
