@@ -465,3 +465,21 @@ def load_sharded(rank: int, world_size: int) -> list[float]:
     optimizer = KeyedOptimizer({"one": one}, state, [{"params": [one]}])
     optimizer.load_state_dict({"state": {"one": {"momentum": sharded_tensor.full(spec, (4,), fill_value=9.0)}}})
     return optimizer.state_dict()["state"]["one"]["momentum"].local_shards()[0].tensor.tolist()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda weight: KeyedOptimizerWrapper([weight], torch.optim.SGD),
+            "params maps names to parameters, got a list",
+        ),
+        (lambda weight: KeyedOptimizerWrapper({"w": weight}, lambda params: None), "made a NoneType"),
+        (lambda weight: KeyedOptimizerWrapper({"w": weight}, torch.optim.SGD([weight])), "it is a SGD and made a None"),
+        (lambda weight: CombinedOptimizer([torch.optim.SGD([weight])]), "combines keyed optimizers, got a SGD"),
+        (lambda weight: CombinedOptimizer(torch.optim.SGD([weight])), "takes a list of optimizers, got a SGD"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(make, said):
+    with pytest.raises(TypeError, match=said):
+        make(torch.nn.Parameter(torch.zeros(2)))

@@ -302,3 +302,12 @@ def test_a_warmup_is_pickled_with_its_position() -> None:
     assert two.state_dict()["state"]["__warmup"]["warmup"].tolist() == [1, 0]
     two.step()
     assert two.param_groups[0]["lr"] == pytest.approx(0.1 * (0.01 + 0.99 * 0.02))
+
+
+def test_a_stage_may_name_its_policy_and_must_be_a_stage():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    plain = KeyedOptimizerWrapper({"w": weight}, lambda params: torch.optim.SGD(params, lr=1.0))
+    warm = WarmupOptimizer(plain, [WarmupStage("linear", max_iters=2, value=0.5)], lr=0.1)  # type: ignore[arg-type]
+    assert warm.param_groups[0]["lr"] == pytest.approx(0.05)
+    with pytest.raises(TypeError, match="a stage is a WarmupStage, got a int"):
+        WarmupOptimizer(plain, [1])  # type: ignore[list-item]

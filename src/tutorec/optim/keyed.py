@@ -10,7 +10,7 @@ any optimizer of this module changes the very dict that the optimizer at the bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -205,6 +205,7 @@ class CombinedOptimizer(KeyedOptimizer):
         optims: Keyed optimizers, or pairs (prefix, keyed optimizer); a parameter's name here is ``prefix.name``.
 
     Raises:
+        TypeError: What is combined is no keyed optimizer.
         ValueError: Two optimizers hold a parameter of the same name, or only some save their parameter groups.
 
     Example:
@@ -219,9 +220,17 @@ class CombinedOptimizer(KeyedOptimizer):
     """
 
     def __init__(self, optims: Sequence[KeyedOptimizer | tuple[str, KeyedOptimizer]]) -> None:
+        if not isinstance(optims, Iterable):
+            raise TypeError(f"CombinedOptimizer takes a list of optimizers, got a {type(optims).__name__}: [optimizer]")
         self._optims: list[tuple[str, KeyedOptimizer]] = [
             optim if isinstance(optim, tuple) else ("", optim) for optim in optims
         ]
+        for _, optim in self._optims:
+            if not isinstance(optim, KeyedOptimizer):
+                raise TypeError(
+                    f"CombinedOptimizer combines keyed optimizers, got a {type(optim).__name__}: give it names with "
+                    "KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), ...)"
+                )
         seen: set[str] = set()
         for key, optim in self._optims:
             for name in optim.params:
@@ -380,6 +389,7 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         pass_params_dict: Give ``params`` itself to ``optim_factory`` instead.
 
     Raises:
+        TypeError: ``params`` is no mapping, or ``optim_factory`` makes no optimizer.
         ValueError: There are no parameters.
 
     Example:
@@ -396,12 +406,24 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
     def __init__(
         self, params: Mapping[str, torch.Tensor], optim_factory: OptimizerFactory, pass_params_dict: bool = False
     ) -> None:
+        if not isinstance(params, Mapping):
+            raise TypeError(
+                f"params maps names to parameters, got a {type(params).__name__}: dict(model.named_parameters())"
+            )
         if not params:
             raise ValueError(
                 "there are no parameters to optimize: fused tables are updated during backward and "
                 "in_backward_optimizer_filter leaves them out; without dense parameters model.fused_optimizer is enough"
             )
-        self._optimizer: Optimizer = optim_factory(params if pass_params_dict else list(params.values()))
+        made = None
+        if callable(optim_factory):
+            made = optim_factory(params if pass_params_dict else list(params.values()))
+        if not isinstance(made, Optimizer):
+            raise TypeError(
+                "optim_factory must be a function from parameters to an optimizer, lambda params: "
+                f"torch.optim.SGD(params, lr=0.1); it is a {type(optim_factory).__name__} and made a {type(made).__name__}"
+            )
+        self._optimizer: Optimizer = made
         super().__init__(params, self._optimizer.state, self._optimizer.param_groups)
         check_rates(self.param_groups, type(self._optimizer).__name__)
 

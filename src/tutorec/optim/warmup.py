@@ -94,6 +94,7 @@ class WarmupOptimizer(OptimizerWrapper):
         param_name: Name of the parameter that stands for the schedule in ``params`` and ``state_dict()``.
 
     Raises:
+        TypeError: A stage is no `WarmupStage`.
         ValueError: Stages that do not follow one another, a rate that is negative or not a number, an ``lr_param`` that
             no group has, or a ``param_name`` that is taken.
 
@@ -232,7 +233,12 @@ def _checked_stages(stages: Sequence[WarmupStage]) -> list[WarmupStage]:
     """The stages with what they leave open filled in, and one of factor 1 that does not end."""
     found, before = [], 0
     for given in stages:
+        if not isinstance(given, WarmupStage):
+            raise TypeError(
+                f"a stage is a WarmupStage, got a {type(given).__name__}: WarmupStage(WarmupPolicy.LINEAR, ...)"
+            )
         stage = copy(given)
+        stage.policy = WarmupPolicy(stage.policy)
         if not stage.max_iters > before:
             raise ValueError(
                 f"Max iter of the stage {stage} must be greater than the previous max iter {before}: max_iters counts "
