@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed.sharding.test_any_plan import Case, batch_of, collection, generator
+from distributed.sharding.test_any_plan import Case, apply_optimizers, batch_of, collection, generator
 from distributed.sharding.test_any_plan_rows import collection as row_collection
 from distributed.test_shard_traffic import cases_with_copies, count_cases
 from hypothesis import given, settings
@@ -28,6 +28,7 @@ from tutorec.modules.embedding_tables import get_embedding_names_by_table
 
 def planned(case: Case, pooled: bool, world_size: int, local_size: int) -> tuple[Any, Any]:
     unsharded: Any = collection(case) if pooled else row_collection(case)
+    apply_optimizers(case, unsharded.embedding_bags if pooled else unsharded.embeddings)
     words = {name: data_parallel() if word[0] == "dp" else generator(word) for name, word in case.words.items()}
     sharder = EmbeddingBagCollectionSharder() if pooled else EmbeddingCollectionSharder()
     plan = construct_module_sharding_plan(unsharded, words, sharder, local_size=local_size, world_size=world_size)

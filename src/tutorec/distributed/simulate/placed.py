@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from tutorec.distributed.fused_params import optimizer_spec_of_parameter
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
 from tutorec.distributed.planner.kernels import kernel_model
@@ -51,7 +53,11 @@ def placed_tables(
     for path, module_plan in by_path.items():
         configs, is_weighted = _tables_of(path, tables, list(by_path), weighted)
         check_plan_covers([config.name for config in configs], module_plan)
-        found += [_placed(path, config, module_plan[config.name], topology, is_weighted) for config in configs]
+        marking = _marking_rows(path, tables)
+        for config in configs:
+            table = _placed(path, config, module_plan[config.name], topology, is_weighted)
+            marks_rows = config.name in marking and not table.leaves_gradient
+            found.append(replace(table, marks_rows=marks_rows))
     return found
 
 
@@ -111,6 +117,15 @@ def _placed(
         id_ms=getattr(topology, "id_ms", 0.0),
         leaves_gradient=not kernel.updates,
     )
+
+
+def _marking_rows(path: str, tables: Any) -> set[str]:
+    """Tables of a collection whose optimizer in backward moves rows without gradient, as Adam's does."""
+    if not isinstance(tables, nn.Module):
+        return set()
+    named = [(name.split(".")[-2], weight) for name, weight in tables.get_submodule(path).named_parameters()]
+    specs = {table: optimizer_spec_of_parameter(table, weight) for table, weight in named}
+    return {table for table, spec in specs.items() if spec is not None and spec.moves_without_gradient}
 
 
 def _tables_of(path: str, tables: Any, paths: Sequence[str], weighted: bool) -> tuple[Configs, bool]:

@@ -42,6 +42,8 @@ class SimulatedTable:
         update_factor: Time of an update for the time of a lookup.
         id_ms: Milliseconds of each id of an update, beyond the bytes that are moved.
         leaves_gradient: Whether its kernel leaves a gradient as large as the piece.
+        marks_rows: Whether its optimizer moves rows whose gradient is 0, so that a summed gradient says of each row
+            whether it is in the batch.
     """
 
     path: str
@@ -57,6 +59,7 @@ class SimulatedTable:
     update_factor: float
     id_ms: float
     leaves_gradient: bool
+    marks_rows: bool = False
 
     def lookup_ms(self, ids: Floats, columns: Ints | int, numbers: Floats) -> Floats:
         """Milliseconds to look so many ids up in pieces of so many columns, which gives so many numbers."""
@@ -222,7 +225,7 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
             work.update_ms += table.whole_ms(size)
         looked_up = loads.members @ (ids * (id_bytes + weight_bytes) + lists * 4 + numbers * 4)
         if looked_up > 8 * table.rows * table.columns and world_size > 1:
-            elements += table.rows * table.columns
+            elements += table.rows * (table.columns + table.marks_rows)
             work.update_ms += own[loads.classes] + table.whole_ms(size)
             continue
         work.update_ms += loads.members @ own
