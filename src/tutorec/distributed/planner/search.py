@@ -34,7 +34,7 @@ from tutorec.distributed.planner.search_order import SortedProblem
 _CLOSE = 1.0005
 # Places looked for: of a table, of two tables (few tables have few plans), in total at most, and beyond that for each
 # table of a large model.
-_PLACES_OF_A_TABLE, _PLACES_OF_TWO, _PLACES, _MORE_PLACES_OF_A_TABLE = 100, 15, 12000, 10
+_PLACES_OF_A_TABLE, _PLACES_OF_TWO, _PLACES, _MORE_PLACES_OF_A_TABLE = 150, 15, 12000, 10
 # Of what all ranks have, the part that tables take at least, where memory counts as short.
 _SHORT = 0.5
 # Times the bound, the longest pieces that are used as long as all tables find a place.
