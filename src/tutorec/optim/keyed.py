@@ -421,7 +421,8 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         if not isinstance(made, Optimizer):
             raise TypeError(
                 "optim_factory must be a function from parameters to an optimizer, lambda params: "
-                f"torch.optim.SGD(params, lr=0.1); it is a {type(optim_factory).__name__} and made a {type(made).__name__}"
+                f"torch.optim.SGD(params, lr=0.1); it is a {type(optim_factory).__name__} and made a "
+                f"{type(made).__name__}"
             )
         self._optimizer: Optimizer = made
         super().__init__(params, self._optimizer.state, self._optimizer.param_groups)
