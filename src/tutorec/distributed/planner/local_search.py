@@ -19,7 +19,7 @@ OpenChoices = Sequence[Sequence[int]]
 # Sharpness of the potential while tables are placed, and at the start and the end of ruin and repair.
 _PLACING, _DULL, _SHARP, _STAGES = 10.0, 3.0, 300.0, 9
 # By which part ranks may get slower for once, on average, at the start and the end of ruin and repair.
-_HOT, _COLD = 0.02, 0.001
+_HOT, _COLD = 0.002, 0.0002
 # Sharpness where the placing of tables is to be right at the first try.
 _PRECISE = 100.0
 # Of a potential that counts little but work and memory of all ranks.
