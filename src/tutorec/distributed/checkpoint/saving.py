@@ -45,8 +45,7 @@ def save_checkpoint(
 
     Raises:
         AgreementError: Ranks differ in what they save.
-        CheckpointError: A rank could not write, has ended, or holds what cannot be saved; what stood at ``path`` before
-            stands there still.
+        CheckpointError: A rank could not write, has ended, or holds what cannot be saved; ``path`` is as it was.
 
     Example:
         >>> import tempfile, torch
