@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tutorec import datasets as datasets
     from tutorec import distributed as distributed
     from tutorec import errors as errors
+    from tutorec import fx as fx
+    from tutorec import inference as inference
     from tutorec import models as models
     from tutorec import modules as modules
     from tutorec import optim as optim
@@ -66,7 +68,7 @@ _DEFINED_IN = {
     "validation_enabled": "_validation",
 }
 _SUBMODULES = (
-    *("bench", "datasets", "distributed", "errors", "models", "modules", "optim"),
+    *("bench", "datasets", "distributed", "errors", "fx", "inference", "models", "modules", "optim"),
     *("sparse", "spmd", "streamable", "teach", "types"),
 )
 

@@ -1,0 +1,78 @@
+"""Marks in a traced graph, and checks that a tracer must not meet.
+
+A transformation of a graph has to find places in it: where ids leave for another device, where they have arrived. A
+*marker* is a call without effect that stands at such a place. It exists in traced graphs only; eager code pays an
+``if``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.fx.node import has_side_effect
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
+
+__all__ = ["assert_fx_safe", "fx_marker", "is_marker_node"]
+
+
+# Its result is used by nobody, and it must not be taken out as dead code. TorchScript compiles it as it stands.
+@has_side_effect
+@torch.fx.wrap
+def _fx_marker(s: str, any_proxy_unused: Any) -> None:
+    """Do nothing: the call is the mark."""
+
+
+def fx_marker(s: str, any_proxy_unused: Any) -> None:
+    """Leave a mark in the graph that is being traced; nothing in eager code.
+
+    Args:
+        s: The mark's name, for example ``"KJT_ONE_TO_ALL_FORWARD_BEGIN"``.
+        any_proxy_unused: A value of the graph that the mark stands behind: it is what ties the call to a place.
+
+    Example:
+        >>> import torch
+        >>> def double(x):
+        ...     fx_marker("HERE", x)
+        ...     return x + x
+        >>> double(torch.ones(1))
+        tensor([2.])
+        >>> traced = torch.fx.symbolic_trace(double)
+        >>> [node.name for node in traced.graph.nodes if is_marker_node(node, "HERE")]
+        ['_fx_marker']
+
+    Source:
+        TorchRec's ``torchrec.fx.utils.fx_marker``.
+    """
+    if is_fx_symbolic_tracing():
+        _fx_marker(s, any_proxy_unused)
+
+
+def is_marker_node(node: torch.fx.Node, marker_name: str) -> bool:
+    """Whether a node of a graph is the mark of that name, see `fx_marker`."""
+    return (
+        node.op == "call_function" and node.target is _fx_marker and len(node.args) > 0 and node.args[0] == marker_name
+    )
+
+
+def assert_fx_safe(condition: bool, message: str) -> None:
+    """Assert in eager code and in TorchScript; while a graph is traced there is no number to look at, and nothing runs.
+
+    Args:
+        condition: What has to hold. A traced one may be used here, though not in an ``if``.
+        message: What is wrong otherwise.
+
+    Raises:
+        AssertionError: It does not hold.
+
+    Example:
+        >>> assert_fx_safe(2 < 1, "two are more than one")
+        Traceback (most recent call last):
+            ...
+        AssertionError: two are more than one
+    """
+    traced = False
+    if not is_scripting():
+        traced = is_fx_symbolic_tracing()
+    assert traced or condition, message
