@@ -147,6 +147,51 @@ def test_operations_on_a_batch_built_in_the_graph_are_traced() -> None:
     assert got.values().tolist() == [[5.0, 18.5, 2.0, 4.0]]
 
 
+class Moves(nn.Module):
+    """What stands before a lookup on a device of its own."""
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return features.to(torch.device("meta"), non_blocking=True).to(torch.device("meta"), False, torch.float64)
+
+
+class MovesToCpu(nn.Module):
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        moved = features.to(torch.device("cpu"), non_blocking=True, dtype=torch.float64)
+        return KeyedTensor(["w"], [6], (moved.weights() * moved.values()).unsqueeze(0))
+
+
+def test_a_batch_is_moved_in_torchscript() -> None:
+    weights = torch.tensor([0.5, 2.0, 1.0, 1.0, 1.0, 1.0])
+    for module in (MovesToCpu(), torch.fx.symbolic_trace(MovesToCpu())):
+        got = through_a_file(torch.jit.script(Calls(module)))(LENGTHS, VALUES, weights).values()
+        assert got.dtype == torch.float64
+        assert got.tolist() == [[0.5, 18.0, 3.0, 3.0, 0.0, 5.0]]
+
+
+class MovesVariable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves = Moves()
+
+    def forward(self, lengths: Tensor, values: Tensor) -> tuple[KeyedJaggedTensor, KeyedJaggedTensor]:
+        inverse = (["a", "b"], torch.zeros(2, 4, dtype=torch.int64))
+        features = KeyedJaggedTensor.from_lengths_sync(
+            ["a", "b"], values, lengths, None, None, [[2], [4]], inverse_indices=inverse
+        )
+        return features, self.moves(features)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_moved_batch_knows_what_the_first_one_knew(eager: bool) -> None:
+    module = MovesVariable()
+    stayed, moved = module(LENGTHS, VALUES) if eager else through_a_file(torch.jit.script(module))(LENGTHS, VALUES)
+    for batch, device in ((stayed, "cpu"), (moved, "meta")):
+        assert {str(part.device) for part in (batch.values(), batch.lengths(), batch.offsets())} == {device}
+        assert str(batch.inverse_indices()[1].device) == device
+        assert (batch.length_per_key(), batch.offset_per_key(), batch.stride_per_key()) == ([2, 4], [0, 2, 6], [2, 4])
+        assert batch.stride_per_key_per_rank() == [[2], [4]]
+
+
 class ReturnsBatch(nn.Module):
     def forward(self, lengths: Tensor, values: Tensor) -> tuple[KeyedJaggedTensor, JaggedTensor]:
         return KeyedJaggedTensor(["a", "b"], values, lengths=lengths, stride=3), JaggedTensor(values, lengths=lengths)

@@ -77,9 +77,7 @@ class Tracer(torch.fx.Tracer):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 
-    def trace(
-        self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | tuple[Any, ...] | None = None
-    ) -> Graph:
+    def trace(self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None) -> Graph:
         """The calls of a model as a graph.
 
         Args:
@@ -132,7 +130,7 @@ class Tracer(torch.fx.Tracer):
 
 def symbolic_trace(
     root: nn.Module | Callable[..., Any],
-    concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
+    concrete_args: dict[str, Any] | None = None,
     leaf_modules: Sequence[str] | None = None,
 ) -> torch.fx.GraphModule:
     """A model as a graph that runs in its place.

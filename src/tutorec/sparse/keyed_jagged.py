@@ -18,6 +18,7 @@ from tutorec.sparse.kjt_layout import (
     offset_per_key_of,
     offsets_at,
     offsets_of_lengths,
+    optional_to,
     permute_pieces,
     positions,
     running_sum,
@@ -230,12 +231,6 @@ class KeyedJaggedTensor:
         ``stride()`` are kept.
         """
         return _empty_like(kjt, device)
-
-    @torch.jit.unused
-    def copy_(self, kjt: "KeyedJaggedTensor", non_blocking: bool = False) -> "KeyedJaggedTensor":
-        """Copy the other's parts, of equal keys and shapes, into this one's memory."""
-        move.copy_parts(self, kjt, non_blocking)
-        return self
 
     def sync(self) -> "KeyedJaggedTensor":
         """Read the ids per key from the device, once: what later calls need then costs no sync point."""
@@ -489,37 +484,32 @@ class KeyedJaggedTensor:
         else:
             return KeyedJaggedTensor._from_parts(keys, values, weights, lengths, None, stride, length_per_key, strides)
 
-    @torch.jit.unused
-    def flatten_lengths(self) -> "KeyedJaggedTensor":
-        """The batch with lengths as one dimension [F * B]: as they are here anyhow."""
-        return move.each_part(self, lambda part: part)
-
-    @torch.jit.unused
     def to(
         self, device: torch.device, non_blocking: bool = False, dtype: torch.dtype | None = None
     ) -> "KeyedJaggedTensor":
         """A copy on ``device``; ``dtype`` is for the weights."""
-        return move.each_on_device(self, device, non_blocking, dtype)
+        if not is_scripting():
+            return move.each_on_device(self, device, non_blocking, dtype)
+        weights, inverse = self._weights, self._inverse_indices
+        if weights is not None:
+            weights = weights.to(device, dtype=dtype, non_blocking=non_blocking)
+        if inverse is not None:
+            inverse = (inverse[0], inverse[1].to(device, non_blocking=non_blocking))
+        # fmt: off
+        return KeyedJaggedTensor(
+            self._keys, self._values.to(device, non_blocking=non_blocking), weights,
+            optional_to(self._lengths, device, non_blocking), optional_to(self._offsets, device, non_blocking),
+            self._stride, self._stride_per_key_per_rank, self._stride_per_key, self._length_per_key,
+            self._lengths_offset_per_key, self._offset_per_key, self._index_per_key, None, inverse,
+        )
+        # fmt: on
 
-    @torch.jit.unused
-    def pin_memory(self) -> "KeyedJaggedTensor":
-        """A copy in page-locked memory, from which a copy to a GPU can overlap with computation."""
-        return move.each_pinned(self)
-
-    @torch.jit.unused
-    def record_stream(self, stream: Any) -> None:
-        """Tell the allocator that ``stream`` reads the parts."""
-        move.record_stream(self, stream)
-
-    @torch.jit.unused
-    def size_in_bytes(self) -> int:
-        """Bytes of all parts."""
-        return move.bytes_of(self)
-
-    @torch.jit.unused
-    def clear_storage(self) -> int:
-        """Give the parts' memory back at once, whoever else holds them; the bytes that were freed."""
-        return move.free_storage(self)
+    flatten_lengths = move.flatten_lengths
+    copy_ = move.copy_
+    pin_memory = move.pin_memory
+    record_stream = move.record_stream
+    size_in_bytes = move.size_in_bytes
+    clear_storage = move.clear_storage
 
     # What an exchange that knows no batches sends of this one, and how it is rebuilt.
     dist_labels = wire.dist_labels

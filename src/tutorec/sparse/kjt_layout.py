@@ -134,6 +134,13 @@ def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[
     return out
 
 
+def optional_to(tensor: Tensor | None, device: torch.device, non_blocking: bool) -> Tensor | None:
+    """The tensor on a device, or None where there is none."""
+    if tensor is None:
+        return None
+    return tensor.to(device, non_blocking=non_blocking)
+
+
 def permute_pieces(tensor: Tensor, sizes: list[int], indices: list[int]) -> Tensor:
     """The tensor's pieces of ``sizes``, with piece ``indices[i]`` at position i: joining slices beats a gather."""
     if len(indices) == 0:

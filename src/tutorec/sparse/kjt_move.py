@@ -1,4 +1,7 @@
-"""A batch elsewhere: copied, moved, pinned, freed; every part goes the same way."""
+"""A batch elsewhere: copied, moved, pinned, freed; every part goes the same way.
+
+What TorchScript leaves alone here is a method of `KeyedJaggedTensor`.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +61,15 @@ def each_on_device(
     return moved
 
 
-def each_pinned(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The batch in page-locked memory."""
+@torch.jit.unused
+def flatten_lengths(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The batch with lengths as one dimension [F * B]: as they are here anyhow."""
+    return each_part(batch, lambda part: part)
+
+
+@torch.jit.unused
+def pin_memory(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """A copy in page-locked memory, from which a copy to a GPU can overlap with computation."""
     return each_part(batch, lambda part: part.pin_memory())
 
 
@@ -85,25 +95,27 @@ def without_keys(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
     )
 
 
-def copy_parts(target: KeyedJaggedTensor, source: KeyedJaggedTensor, non_blocking: bool) -> None:
-    """Copy numbers into the memory of another batch of equal keys and shapes, and take over what is known of them.
+@torch.jit.unused
+def copy_(target: KeyedJaggedTensor, kjt: KeyedJaggedTensor, non_blocking: bool = False) -> KeyedJaggedTensor:
+    """Copy the other's parts, of equal keys and shapes, into this one's memory, with what is known of them.
 
     Raises:
         ValueError: Keys differ, or only one of the two has weights.
     """
-    if target._keys != source._keys:
+    if target._keys != kjt._keys:
         raise ValueError(
-            f"KeyedJaggedTensor.copy_: the source has the keys {source._keys} and the target {target._keys}; make the "
+            f"KeyedJaggedTensor.copy_: the source has the keys {kjt._keys} and the target {target._keys}; make the "
             "target with KeyedJaggedTensor.empty_like(source, device)"
         )
-    copy_numbers("KeyedJaggedTensor", target, source, non_blocking)
-    mine, theirs = target._inverse_indices, source._inverse_indices
+    copy_numbers("KeyedJaggedTensor", target, kjt, non_blocking)
+    mine, theirs = target._inverse_indices, kjt._inverse_indices
     if mine is not None and theirs is not None:
         target._inverse_indices = (theirs[0], mine[1].copy_(theirs[1], non_blocking=non_blocking))
-    _copy_facts(target, source)
+    _copy_facts(target, kjt)
     # What was derived from the numbers that were here.
     target._jt_dict = target._shared_offsets = None
-    _keep_pending(target, source)
+    _keep_pending(target, kjt)
+    return target
 
 
 def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> None:
@@ -158,21 +170,24 @@ def tensors_of(batch: KeyedJaggedTensor) -> list[Tensor]:
     return [part for part in parts if part is not None]
 
 
+@torch.jit.unused
 def record_stream(batch: KeyedJaggedTensor, stream: Any) -> None:
-    """Tell the allocator that a stream reads every tensor of the batch."""
+    """Tell the allocator that ``stream`` reads the parts."""
     for part in tensors_of(batch):
         part.record_stream(stream)
 
 
-def bytes_of(batch: KeyedJaggedTensor) -> int:
+@torch.jit.unused
+def size_in_bytes(batch: KeyedJaggedTensor) -> int:
     """Bytes of all tensors, those of strides and inverse indices among them."""
     strides = batch._stride_per_key_per_rank
     parts = tensors_of(batch) + ([] if strides is None else [strides])
     return sum(part.numel() * part.element_size() for part in parts)
 
 
-def free_storage(batch: KeyedJaggedTensor) -> int:
-    """Give back the memory of the batch's tensors on its device; the bytes that they held."""
+@torch.jit.unused
+def clear_storage(batch: KeyedJaggedTensor) -> int:
+    """Give the parts' memory back at once, whoever else holds them; the bytes that were freed."""
     freed = 0
     for part in (batch._values, batch._weights, batch._lengths, batch._offsets):
         if part is not None:
