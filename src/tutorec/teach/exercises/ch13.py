@@ -1,0 +1,131 @@
+"""Exercises of chapter 13: what a row takes, two numbers in a byte, and one number that spoils its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tutorec.teach.grading import Exercise, Mistake
+
+__all__ = ["EXERCISES"]
+
+_Unpack = Callable[[Sequence[int], float, float], list[float]]
+
+
+def _unpack_with(code: Callable[[int, int], int], value: Callable[[int, float, float], float]) -> _Unpack:
+    """An unpacking function from what it takes for a code, and for the number that a code stands for."""
+
+    def unpack_row(payload: Sequence[int], scale: float, bias: float) -> list[float]:
+        return [value(code(byte, half), scale, bias) for byte in payload for half in (0, 1)]
+
+    return unpack_row
+
+
+def _low_first(byte: int, half: int) -> int:
+    """The first number of a byte stands in its low half."""
+    return byte >> 4 * half & 15
+
+
+def _high_first(byte: int, half: int) -> int:
+    """As one reads hexadecimal digits, from the left."""
+    return byte >> 4 * (1 - half) & 15
+
+
+def _signed(byte: int, half: int) -> int:
+    """Four bits in two's complement."""
+    code = _low_first(byte, half)
+    return code - 16 if code > 7 else code
+
+
+def _number(code: int, scale: float, bias: float) -> float:
+    """What a code stands for."""
+    return code * scale + bias
+
+
+def _bias_in_steps(code: int, scale: float, bias: float) -> float:
+    """The bias taken for a zero point, a number of steps."""
+    return (code + bias) * scale
+
+
+EXERCISES: tuple[Exercise, ...] = (
+    Exercise(
+        id="13.1",
+        compared="64, 64, 32 and 80 bytes: 52, 52 and 20 are filled up, and fp16 has nothing to fill up",
+        solution=[64, 64, 32, 80],
+        mistakes=(
+            Mistake(
+                misconception="forgets that a row carries its own scale and bias",
+                answer=[48, 48, 16, 80],
+                hint="By what is a code multiplied when it is read, and where does that number come from? It has to "
+                "be stored somewhere.",
+            ),
+            Mistake(
+                misconception="lets rows begin anywhere",
+                answer=[52, 52, 20, 80],
+                hint="That is what the rows hold. Where may the next row begin?",
+            ),
+            Mistake(
+                misconception="gives fp16 rows a scale and a bias, too",
+                answer=[64, 64, 32, 96],
+                hint="Three of four are right. A number in half precision has an exponent of its own; what would it "
+                "need a scale for?",
+            ),
+        ),
+        shape="a list of four numbers of bytes",
+    ),
+    Exercise(
+        id="13.2",
+        compared="the numbers of the row, for every payload that was tried",
+        solution=_unpack_with(_low_first, _number),
+        cases=(
+            ([0x21], 0.5, -1.0),
+            ([0xF0, 0x7A], 0.25, 2.0),
+            ([0x00, 0x88, 0x3C], 0.125, -0.75),
+        ),
+        mistakes=(
+            Mistake(
+                misconception="reads a byte from the left, the high half first",
+                answer=_unpack_with(_high_first, _number),
+                hint="Neighbours have changed places. Which half of a byte was filled first?",
+            ),
+            Mistake(
+                misconception="takes codes for signed numbers",
+                answer=_unpack_with(_signed, _number),
+                hint="Small codes are right and large ones too small. A code counts steps from the smallest number of "
+                "the row; can it be negative?",
+            ),
+            Mistake(
+                misconception="takes the bias for a zero point that counts steps",
+                answer=_unpack_with(_low_first, _bias_in_steps),
+                hint="You multiply the bias by the scale. It is a number of the row, the smallest one, and stands for "
+                "itself.",
+            ),
+        ),
+        shape="a function that returns a list of numbers, two for each byte",
+    ),
+    Exercise(
+        id="13.3",
+        compared="the step grows from 0.4 / 255 to 50.2 / 255",
+        solution=50.2 / 0.4,
+        tolerance=1e-3,
+        mistakes=(
+            Mistake(
+                misconception="measures a row by its largest number instead of its range",
+                answer=50 / 0.2,
+                hint="You have divided the largest number by the largest number. The codes count from the smallest "
+                "number of the row; what do 255 steps have to cover?",
+            ),
+            Mistake(
+                misconception="forgets that the row still begins below zero",
+                answer=50 / 0.4,
+                hint="Close. The row now ends at 50; where does it begin?",
+            ),
+            Mistake(
+                misconception="believes that every number has a scale of its own",
+                answer=1.0,
+                hint="Nothing would change if each number had its own scale, as in floating point. How many scales "
+                "does a row have?",
+            ),
+        ),
+        shape="a number, how many times larger",
+    ),
+)
