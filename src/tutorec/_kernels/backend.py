@@ -30,7 +30,7 @@ _CPU_WHEEL = "fbgemm-gpu-cpu"
 _CUDA_WHEEL = "fbgemm-gpu"
 _ASK_TORCH = "ask torch"
 # The libraries that hold the operators used here; those that they need are found through their RPATH.
-_LIBRARIES = ("fbgemm_gpu_tbe_training_backward.so", "fbgemm_gpu_py.so")
+_LIBRARIES = ("fbgemm_gpu_tbe_training_backward.so", "fbgemm_gpu_tbe_inference.so", "fbgemm_gpu_py.so")
 # The operators, with the number of arguments that tutorec passes: another number means another fbgemm.
 _OPERATORS = {
     "split_embedding_codegen_lookup_rowwise_adagrad_function_cpu": 25,
@@ -40,6 +40,8 @@ _OPERATORS = {
     "asynchronous_complete_cumsum": 1,
     "block_bucketize_sparse_features": 13,
     "jagged_to_padded_dense": 4,
+    "bounds_check_indices": 13,
+    "int_nbit_split_embedding_codegen_lookup_function": 23,
 }
 # CUDA major that a CUDA wheel was linked against, where the wheel's version does not say it (no "+cu" suffix).
 _CUDA_MAJOR_OF_WHEEL = {(1, 8): 13}

@@ -1,0 +1,340 @@
+"""Lookups of quantized tables: all tables of a group in one call, their packed rows in one buffer.
+
+The buffer holds the rows of each table as ``packed_layout`` describes them, whatever their number formats; a few small
+tensors say where each feature's table begins, and what it is. fbgemm's inference operator takes exactly these, so the
+call is made to the operator itself: its Python module would cost more than the lookup of a small batch.
+
+In eager mode ids are not checked here: the module that owns the tables has done it, with names. A traced, scripted or
+exported graph has no such module around it, so there a check stands in front of the lookup.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, groupby
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
+
+from tutorec._kernels.backend import backend
+from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowLayout, row_layout
+from tutorec._kernels.packed_torch import assert_rows, check_rows, packed_lookup
+from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_pooling
+from tutorec._kernels.tbe_layout import column_slices, pick_columns
+from tutorec.types import DataType
+
+__all__ = ["IntNBitTableBatchedEmbeddingBagsCodegen", "PackedTable"]
+
+# Tables begin at multiples of a cache line, as fbgemm's do.
+_TABLE_ALIGNMENT = 128
+_HOST = 3  # fbgemm's code of the place where the rows of a CPU table are
+_TYPE_CODES = {DataType.FP32: 0, DataType.FP16: 1, DataType.INT8: 2, DataType.INT4: 3, DataType.INT2: 4}
+_POOLING_CODES = {"sum": 0, "mean": 1, "none": 2}
+_OUTPUT_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 5}
+# The operator asks for the largest width of each format, in this order.
+_WIDTH_ORDER = (DataType.INT2, DataType.INT4, DataType.INT8, DataType.FP16, DataType.FP32)
+_FATAL = 0  # a wrong id raises
+
+torch.fx.wrap("packed_lookup")
+torch.fx.wrap("check_rows")
+torch.fx.wrap("assert_rows")
+torch.fx.wrap("bag_weights")
+
+
+@dataclass(frozen=True)
+class PackedTable:
+    """One quantized table.
+
+    Attributes:
+        name: For messages.
+        rows: R.
+        columns: D, as the table shows it.
+        data_type: FP32, FP16, INT8, INT4 or INT2.
+
+    Example:
+        >>> PackedTable("item", rows=100, columns=64, data_type=DataType.INT8).layout.row_bytes
+        80
+    """
+
+    name: str
+    rows: int
+    columns: int
+    data_type: DataType
+
+    @property
+    def layout(self) -> RowLayout:
+        """Where the parts of a row are."""
+        return row_layout(self.columns, self.data_type)
+
+
+class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
+    """The lookup of a group of quantized tables; named after the fbgemm class whose operator it calls.
+
+    Args:
+        tables: The tables, of any number formats.
+        feature_tables: For each feature the index of its table.
+        pooling: ``"sum"``, ``"mean"``, ``"sqrtn"``, or ``"none"`` for one row an id (all tables of one width).
+        output_dtype: float32, float16 or bfloat16.
+        device: Where the rows are; ``"meta"`` for none.
+        storage: Bytes in which rows lie already, such as ``weights`` of another operator; nothing is copied then.
+        table_offsets: The byte of ``storage`` at which each table begins, a multiple of 16.
+
+    Attributes:
+        weights: All rows, uint8, one buffer for all tables.
+        table_offsets: The byte at which each table begins in it.
+
+    Raises:
+        ValueError: A feature names no table, tables of different widths are not pooled, the pooling or the output type
+            is unknown, or ``storage`` does not hold the tables.
+
+    Shapes: ids [N] and offsets [F*B+1], feature by feature, weights [N] or None -> [B, sum of D], or [N, D].
+
+    Example:
+        >>> import torch
+        >>> op = IntNBitTableBatchedEmbeddingBagsCodegen([PackedTable("item", 3, 2, DataType.FP32)], [0], "sum")
+        >>> rows = op.table_rows(0)  # uint8 [3, 16]: two numbers and padding
+        >>> _ = rows[:, :8].copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).view(torch.uint8))
+        >>> op(torch.tensor([2, 0]), torch.tensor([0, 2])).tolist()
+        [[6.0, 8.0]]
+    """
+
+    # Known while it is scripted, so that a branch for the other backend is not compiled.
+    __constants__ = ("_on_fbgemm",)
+    # Python's own; a graph has no use for them.
+    __jit_ignored_attributes__ = ("tables", "feature_tables", "table_offsets", "output_dtype", "_head", "_tail")
+    __jit_unused_properties__ = ("pooling", "total_columns")
+
+    weights: Tensor
+    _starts: Tensor
+    _placements: Tensor
+    _types: Tensor
+    _column_offsets: Tensor
+    _no_rows: Tensor
+    _last_rows: Tensor
+    _warning: Tensor
+    _pooling: str
+    _total: int
+    _widths: list[int]
+    _blocks: list[list[int]]
+    _slices: list[tuple[int, int]]
+    _rows: list[int]
+    _names: list[str]
+
+    def __init__(
+        self,
+        tables: Sequence[PackedTable],
+        feature_tables: Sequence[int],
+        pooling: PoolingKind,
+        *,
+        output_dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        storage: Tensor | None = None,
+        table_offsets: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.tables, self.feature_tables = tuple(tables), tuple(feature_tables)
+        self.output_dtype, self._pooling = output_dtype, pooling
+        self._check()
+        if storage is None:
+            sizes = [table.rows * table.layout.row_bytes for table in self.tables]
+            starts = [*accumulate((-(-size // _TABLE_ALIGNMENT) * _TABLE_ALIGNMENT for size in sizes), initial=0)]
+            # Not filled: pages that no row was written to cost nothing.
+            storage, table_offsets = torch.empty(starts[-1], dtype=torch.uint8, device=device), starts[:-1]
+        self.table_offsets: tuple[int, ...] = tuple(table_offsets or ())
+        self._check_storage(storage)
+        self.register_buffer("weights", storage, persistent=False)
+        self._describe()
+
+    @property
+    def pooling(self) -> str:
+        """How bags are pooled, as it was asked for."""
+        return self._pooling
+
+    @property
+    def total_columns(self) -> int:
+        """Columns of the output."""
+        columns = [self.tables[table].columns for table in self.feature_tables]
+        return columns[0] if columns and self._pooling == "none" else sum(columns)
+
+    def table_rows(self, index: int) -> Tensor:
+        """Packed rows of a table, uint8 [R, row_bytes]: a view to read and to write."""
+        table, start = self.tables[index], self.table_offsets[index]
+        row_bytes = table.layout.row_bytes
+        return self.weights[start : start + table.rows * row_bytes].view(table.rows, row_bytes)
+
+    def forward(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Ids [N], offsets [F*B+1], weights [N] or None -> [B, sum of D], or [N, D] without pooling."""
+        if not is_scripting():  # noqa: SIM102 (alone, so that it is not compiled)
+            if type(indices) is Tensor and not torch.compiler.is_compiling() and not is_tracing():
+                return self._eager(indices, offsets, per_sample_weights)
+        return self._in_graph(indices, offsets, per_sample_weights)
+
+    @torch.jit.unused
+    def _eager(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        if indices.dtype != offsets.dtype:
+            indices, offsets = indices.long(), offsets.long()
+        if self._pooling == "sqrtn":
+            weights = bag_weights(self._pooling, offsets, weights, indices.shape[0])
+        if weights is not None:
+            weights = weights.detach().float()
+        if not self._on_fbgemm:
+            return self._in_torch(indices, offsets, weights)
+        pooled = _operator()(*self._head, indices, offsets, self._mode, weights, *self._tail)
+        return pooled if not self._slices else pick_columns(pooled, tuple(self._slices))
+
+    def _in_graph(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """The same, preceded by a check of the ids, in calls that can be traced, scripted and exported."""
+        offsets = offsets.type_as(indices)
+        if self._pooling == "sqrtn":
+            weights = bag_weights(self._pooling, offsets, weights, indices.shape[0])
+        if weights is not None:
+            weights = weights.float()
+        exporting = False
+        if not is_scripting():
+            exporting = torch.compiler.is_compiling()
+        if exporting:
+            assert_rows(self._last_rows, indices, offsets)
+        if not self._on_fbgemm:
+            if not exporting:
+                indices = check_rows(self._rows, self._names, indices, offsets)
+            return self._in_torch(indices, offsets, weights)
+        if not exporting:
+            # The operator takes -1 for an id that was pruned and skips it; so the ids are checked against the last
+            # rows one lower, where -1 is no exception.
+            torch.ops.fbgemm.bounds_check_indices(self._last_rows, indices - 1, offsets, _FATAL, self._warning, None)
+        pooled = torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function(
+            dev_weights=self.weights,
+            uvm_weights=self._no_rows,
+            weights_placements=self._placements,
+            weights_offsets=self._starts,
+            weights_tys=self._types,
+            D_offsets=self._column_offsets,
+            total_D=self._total,
+            max_int2_D=self._widths[0],
+            max_int4_D=self._widths[1],
+            max_int8_D=self._widths[2],
+            max_float16_D=self._widths[3],
+            max_float32_D=self._widths[4],
+            indices=indices,
+            offsets=offsets,
+            pooling_mode=self._mode,
+            indice_weights=weights,
+            output_dtype=self._output_code,
+            lxu_cache_weights=None,
+            lxu_cache_locations=None,
+            row_alignment=ROW_ALIGNMENT,
+        )
+        if len(self._slices) == 0:
+            return pooled
+        pieces: list[Tensor] = []
+        for start, stop in self._slices:
+            pieces.append(pooled[:, start:stop])
+        return torch.cat(pieces, dim=1)
+
+    def _in_torch(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        pooling = "sum" if self._pooling == "sqrtn" else self._pooling
+        pooled = packed_lookup(self.weights, self._starts, self._blocks, indices, offsets, pooling, weights)
+        return pooled.to(self._output_dtype)
+
+    @torch.jit.unused
+    def _describe(self) -> None:
+        """Write down for the kernels where each feature's rows are, and how they are read."""
+        weights, features = self.weights, [self.tables[table] for table in self.feature_tables]
+        layouts = [table.layout for table in features]
+        stored = [layout.stored_columns for layout in layouts]
+        one_width = self._pooling != "none" or len(set(stored)) < 2
+        self._on_fbgemm = weights.device.type in ("cpu", "meta") and one_width and backend().name == "fbgemm"
+
+        def put(name: str, numbers: Sequence[int], dtype: torch.dtype) -> None:
+            self.register_buffer(name, torch.tensor(numbers, dtype=dtype, device=weights.device), persistent=False)
+
+        put("_starts", [self.table_offsets[table] for table in self.feature_tables], torch.int64)
+        put("_last_rows", [table.rows - 1 for table in features], torch.int64)
+        put("_placements", [_HOST] * len(features), torch.int32)
+        put("_types", [_TYPE_CODES[table.data_type] for table in features], torch.uint8)
+        put("_column_offsets", [*accumulate(stored, initial=0)], torch.int32)
+        put("_no_rows", [], torch.uint8)
+        put("_warning", [0], torch.int64)
+        self._total = sum(stored)
+        kinds = [table.data_type for table in features]
+        self._widths = [
+            max((width for width, own in zip(stored, kinds, strict=True) if own is kind), default=0)
+            for kind in _WIDTH_ORDER
+        ]
+        self._mode = _POOLING_CODES[kernel_pooling(cast(PoolingKind, self._pooling), weighted=False)]
+        self._output_code, self._output_dtype = _OUTPUT_CODES[self.output_dtype], self.output_dtype
+        facts = [(layout.bits, layout.columns, layout.row_bytes) for layout in layouts]
+        self._blocks = [[len([*run]), *kind] for kind, run in groupby(facts)]
+        self._rows, self._names = [table.rows for table in features], [table.name for table in features]
+        self._slices = self._cuts(layouts)
+        self._head = (
+            *(weights, self._no_rows, self._placements, self._starts, self._types, self._column_offsets),
+            *(self._total, *self._widths),
+        )
+        self._tail = (self._output_code, None, None, ROW_ALIGNMENT)
+
+    @torch.jit.unused
+    def _cuts(self, layouts: Sequence[Any]) -> list[tuple[int, int]]:
+        """Which columns of the operator's output are shown; none where all are."""
+        if all(layout.columns == layout.stored_columns for layout in layouts):
+            return []
+        if self._pooling == "none":
+            return [(0, layouts[0].columns)]
+        every = range(len(layouts))
+        shown, stored = [one.columns for one in layouts], [one.stored_columns for one in layouts]
+        return [*column_slices(every, shown, stored)]
+
+    def _check(self) -> None:
+        names = [table.name for table in self.tables]
+        if self._pooling not in POOLINGS:
+            raise ValueError(f"tables {names}: pooling {self._pooling!r} is none of {list(POOLINGS)}")
+        if self.output_dtype not in _OUTPUT_CODES:
+            known = [str(dtype) for dtype in _OUTPUT_CODES]
+            raise ValueError(
+                f"tables {names}: quantized rows cannot be read as {self.output_dtype}; choose one of {known}"
+            )
+        wrong = [table for table in self.feature_tables if not 0 <= table < len(self.tables)]
+        if wrong:
+            raise ValueError(f"features read tables {wrong}, and there are {len(self.tables)}: {names}; count from 0")
+        widths = {table.name: table.columns for table in self.tables}
+        if self._pooling == "none" and len(set(widths.values())) > 1:
+            raise ValueError(
+                f"rows that are not pooled need tables of one width, got {widths}; make an operator for each"
+            )
+
+    def _check_storage(self, storage: Tensor) -> None:
+        names, size = [table.name for table in self.tables], storage.numel()
+        if len(self.table_offsets) != len(self.tables):
+            raise ValueError(
+                f"{len(self.table_offsets)} table_offsets for {len(self.tables)} tables {names}; give one each"
+            )
+        if storage.dtype != torch.uint8 or storage.dim() != 1 or not storage.is_contiguous():
+            raise ValueError(
+                f"tables {names}: storage must be a row of bytes, uint8 [n], got {storage.dtype} {list(storage.shape)}"
+                "; pass another operator's weights"
+            )
+        for table, start in zip(self.tables, self.table_offsets, strict=True):
+            stop = start + table.rows * table.layout.row_bytes
+            if start < 0 or start % ROW_ALIGNMENT or stop > size:
+                raise ValueError(
+                    f"table {table.name!r}: bytes {start} to {stop} are not in a storage of {size} bytes, or do not "
+                    f"begin at a multiple of {ROW_ALIGNMENT}; take table_offsets from the operator that owns it"
+                )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self._describe()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._describe()
+
+
+@cache
+def _operator() -> Any:
+    """The lookup of fbgemm without the layers of Python in front of it, which cost a third of a small call."""
+    operator: Any = torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function.default
+    return getattr(operator, "_op", operator)

@@ -1,0 +1,85 @@
+"""How one row of a quantized table lies in memory: scale and bias, then the numbers, then padding.
+
+    fp16 scale | fp16 bias | payload: 8, 4 or 2 bits for each column | zeros up to a multiple of 16 bytes
+
+A number is ``scale * code + bias``. FP16 and FP32 rows have neither scale nor bias. It is the layout that fbgemm's
+inference operators read; the plain-torch lookup reads the same bytes, so that a saved model moves between the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tutorec.types import DataType
+
+__all__ = ["PACKED_TYPES", "ROW_ALIGNMENT", "RowLayout", "row_layout"]
+
+ROW_ALIGNMENT = 16
+_SCALE_AND_BIAS = 4
+# Bits of a column, and the columns that kernels handle at once: narrower rows are padded up to a multiple of them.
+_BITS = {DataType.FP32: 32, DataType.FP16: 16, DataType.INT8: 8, DataType.INT4: 4, DataType.INT2: 2}
+_COLUMNS_AT_ONCE = {DataType.INT4: 4, DataType.INT2: 8}
+PACKED_TYPES: tuple[DataType, ...] = tuple(_BITS)
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where the parts of a row are; ``row_layout`` makes it.
+
+    Attributes:
+        columns: D, as the table shows it.
+        data_type: Number format.
+        bits: Of one column.
+        stored_columns: Columns in the row: D, or the next multiple of 4 (INT4) or 8 (INT2).
+        scale_bytes: In front of the payload: 4, or 0 where numbers are floats.
+        payload_bytes: Of all stored columns.
+        row_bytes: Of the whole row, padding included.
+    """
+
+    columns: int
+    data_type: DataType
+    bits: int
+    stored_columns: int
+    scale_bytes: int
+    payload_bytes: int
+    row_bytes: int
+
+    @property
+    def levels(self) -> int:
+        """The largest code of a column."""
+        return (1 << self.bits) - 1
+
+
+@lru_cache(maxsize=4096)
+def row_layout(columns: int, data_type: DataType, alignment: int = ROW_ALIGNMENT) -> RowLayout:
+    """The layout of rows of ``columns`` numbers.
+
+    Args:
+        columns: D, at least 1.
+        data_type: FP32, FP16, INT8, INT4 or INT2.
+        alignment: Rows are padded to a multiple of so many bytes.
+
+    Raises:
+        ValueError: No columns, a format that has no packed rows, or an alignment that is no multiple of 4.
+
+    Example:
+        >>> from tutorec.types import DataType
+        >>> [row_layout(64, kind).row_bytes for kind in (DataType.FP32, DataType.INT8, DataType.INT4, DataType.INT2)]
+        [256, 80, 48, 32]
+        >>> row_layout(6, DataType.INT4).stored_columns
+        8
+    """
+    if data_type not in _BITS:
+        known = ", ".join(str(kind) for kind in _BITS)
+        raise ValueError(f"rows of {data_type} have no packed form; choose one of {known}")
+    if columns < 1:
+        raise ValueError(f"a row of {columns} columns cannot be packed; it needs at least 1")
+    if alignment < 4 or alignment % 4:
+        raise ValueError(f"row alignment {alignment} is no multiple of 4 bytes; use {ROW_ALIGNMENT}")
+    bits, step = _BITS[data_type], _COLUMNS_AT_ONCE.get(data_type, 1)
+    stored = -(-columns // step) * step
+    scale = _SCALE_AND_BIAS if bits <= 8 else 0
+    payload = stored * bits // 8
+    total = -(-(scale + payload) // alignment) * alignment
+    return RowLayout(columns, data_type, bits, stored, scale, payload, total)

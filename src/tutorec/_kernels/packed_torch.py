@@ -1,0 +1,157 @@
+"""Packed rows read in plain torch: the numbers of a row, and the lookup of all tables of a group.
+
+Every function runs on any device, compiles under ``torch.jit.script`` and exports with dynamic numbers of ids and
+samples. Numbers are summed in float32, as fbgemm's operators do.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["assert_rows", "check_rows", "numbers_of_rows", "packed_lookup"]
+
+
+def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
+    """Packed rows [R, row_bytes] -> the numbers in them, float32 [R, columns].
+
+    Args:
+        packed: Rows in the layout of ``packed_layout``.
+        bits: Of one column: 32, 16, 8, 4 or 2.
+        columns: How many to read.
+
+    Example:
+        >>> import torch
+        >>> row = torch.tensor([[0.5, -1.0]], dtype=torch.float16).view(torch.uint8)  # scale and bias
+        >>> numbers_of_rows(torch.cat([row, torch.tensor([[2, 4]], dtype=torch.uint8)], 1), bits=8, columns=2).tolist()
+        [[0.0, 1.0]]
+    """
+    rows = packed.shape[0]
+    if bits == 32:
+        return packed[:, : 4 * columns].contiguous().view(torch.float32)
+    if bits == 16:
+        return packed[:, : 2 * columns].contiguous().view(torch.float16).float()
+    scale_bias = packed[:, :4].contiguous().view(torch.float16).float()
+    per_byte = 8 // bits
+    payload = packed[:, 4 : 4 + (columns + per_byte - 1) // per_byte]
+    if bits < 8:
+        # The first column of a byte is in its lowest bits.
+        places = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+        payload = torch.bitwise_right_shift(payload.unsqueeze(2), places).bitwise_and((1 << bits) - 1)
+        payload = payload.reshape(rows, -1)[:, :columns]
+    return torch.addcmul(scale_bias[:, 1:], payload.float(), scale_bias[:, :1])
+
+
+def packed_lookup(
+    flat: Tensor,
+    places: Tensor,
+    blocks: list[list[int]],
+    indices: Tensor,
+    offsets: Tensor,
+    pooling: str,
+    weights: Tensor | None,
+) -> Tensor:
+    """Rows of all features, pooled [B, sum of D] or one by one [N, D].
+
+    Args:
+        flat: The bytes of all tables.
+        places: For each feature where its table begins in ``flat`` [F].
+        blocks: For each run of neighbouring features of one kind: how many, bits, columns, bytes of a row.
+        indices: Ids [N], feature by feature.
+        offsets: Where each bag begins and the last one ends [F*B+1].
+        pooling: ``"sum"``, ``"mean"`` or ``"none"``.
+        weights: One for each id [N], or None.
+
+    Example:
+        >>> import torch
+        >>> flat = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]).view(torch.uint8)  # two tables [2, 2] in fp32
+        >>> ids, offsets = torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3])
+        >>> packed_lookup(flat, torch.tensor([0, 16]), [[2, 32, 2, 8]], ids, offsets, "sum", None).tolist()
+        [[4.0, 6.0, 7.0, 8.0]]
+    """
+    features = places.shape[0]
+    lengths = offsets.diff()
+    batch = lengths.shape[0] // features
+    count = indices.shape[0]
+    bags = torch.arange(lengths.shape[0], device=indices.device)
+    bags = bags.repeat_interleave(lengths, output_size=count)
+    starts = places.unsqueeze(1).expand(features, batch).reshape(-1).index_select(0, bags)
+    pieces: list[Tensor] = []
+    first = 0
+    for block in blocks:
+        in_block, bits, columns, row_bytes = block
+        # Bytes of each id's row, one by one: tables begin anywhere, so that there is no one matrix of rows.
+        low, high = first * batch, (first + in_block) * batch
+        first += in_block
+        if in_block == features:
+            own_ids, own_starts, own_bags = indices, starts, bags
+        else:
+            own = ((bags >= low) & (bags < high)).nonzero().view(-1)
+            own_ids, own_starts = indices.index_select(0, own), starts.index_select(0, own)
+            own_bags = bags.index_select(0, own) - low
+        byte = torch.arange(row_bytes, device=flat.device)
+        where = (own_starts + own_ids.long() * row_bytes).unsqueeze(1) + byte
+        rows = numbers_of_rows(flat.index_select(0, where.view(-1)).view(-1, row_bytes), bits, columns)
+        if weights is not None:
+            own_weights = weights if in_block == features else weights.index_select(0, own)
+            rows = rows * own_weights.float().unsqueeze(1)
+        if pooling != "none":
+            pooled = torch.zeros([in_block * batch, columns], device=flat.device).index_add(0, own_bags, rows)
+            if pooling == "mean":
+                pooled = pooled / lengths[low:high].clamp(min=1).unsqueeze(1)
+            rows = pooled.view(in_block, batch, columns).transpose(0, 1).reshape(batch, in_block * columns)
+        pieces.append(rows)
+    if len(pieces) == 1:
+        return pieces[0]
+    return torch.cat(pieces, dim=0 if pooling == "none" else 1)
+
+
+def check_rows(rows: list[int], names: list[str], indices: Tensor, offsets: Tensor) -> Tensor:
+    """The ids, after a check that each is a row of the table that its feature reads.
+
+    Args:
+        rows: R of each feature's table [F].
+        names: Of these tables [F].
+        indices: Ids [N], feature by feature.
+        offsets: Where each bag begins and the last one ends [F*B+1].
+
+    Raises:
+        ValueError: An id is negative or not below R; under ``torch.jit.script`` its text is in a ``torch.jit.Error``.
+
+    Example:
+        >>> import torch
+        >>> check_rows([4], ["items"], torch.tensor([3, 4]), torch.tensor([0, 2]))
+        Traceback (most recent call last):
+            ...
+        ValueError: table 'items' has 4 rows (ids 0 to 3), and the batch holds id 4; ...
+    """
+    features = len(rows)
+    batch = (offsets.shape[0] - 1) // max(features, 1)
+    for feature in range(features):
+        own = indices[int(offsets[feature * batch]) : int(offsets[(feature + 1) * batch])]
+        if own.numel() > 0:
+            low, high = int(own.min()), int(own.max())
+            if low < 0 or high >= rows[feature]:
+                raise ValueError(
+                    f"table '{names[feature]}' has {rows[feature]} rows (ids 0 to {rows[feature] - 1}), and the batch "
+                    f"holds id {low if low < 0 else high}; hash ids to the table's rows, or make it larger"
+                )
+    return indices
+
+
+def assert_rows(last_rows: Tensor, indices: Tensor, offsets: Tensor) -> None:
+    """The same check without a look at the numbers, for exported graphs: the assertion stays in the graph.
+
+    Args:
+        last_rows: R - 1 of each feature's table [F].
+        indices: Ids [N], feature by feature.
+        offsets: Where each bag begins and the last one ends [F*B+1].
+
+    Example:
+        >>> import torch
+        >>> assert_rows(torch.tensor([3]), torch.tensor([3, 0]), torch.tensor([0, 2]))
+    """
+    lengths = offsets.diff()
+    features = last_rows.shape[0]
+    limits = last_rows.unsqueeze(1).expand(features, lengths.shape[0] // features).reshape(-1)
+    limits = limits.repeat_interleave(lengths, output_size=indices.shape[0])
+    inside = ((indices >= 0) & (indices <= limits)).all()
+    torch._assert_async(inside, "an id is no row of the table that its feature looks up")
