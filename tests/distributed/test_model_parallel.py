@@ -16,7 +16,7 @@ from distributed.cases import batch, collection, home, tables
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tutorec.distributed import comm
+from tutorec.distributed import comm, embedding_base
 from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, sharded_parameter_names
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
@@ -492,6 +492,23 @@ def quietly(rank: int, world_size: int) -> list[str]:
 def test_the_happy_path_says_nothing(ranks):
     # TorchRec says that it cannot determine LOCAL_WORLD_SIZE, among other things.
     assert ranks(2).run(quietly) == [[], []]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, and nothing to say")
+def test_a_device_that_is_not_here_becomes_the_cpu_with_one_notice(caplog, monkeypatch):
+    # The model replaced the device before the sharder saw it, and nobody said so.
+    monkeypatch.setattr(embedding_base, "_noticed", set())
+    env, plan = ShardingEnv.from_local(1, 0), plan_of(Model().sparse.tables, 1)
+    with caplog.at_level(logging.WARNING, logger="tutorec"):
+        models = [
+            DistributedModelParallel(Model(), env, torch.device("cuda"), plan, init_data_parallel=False)
+            for _ in range(2)
+        ]
+    assert [record.message for record in caplog.records] == [
+        "CUDA is not available here: tables that were to live on cuda are placed on cpu"
+    ]
+    assert {each.device.type for each in models[0].state_dict().values() if isinstance(each, Tensor)} == {"cpu"}
+    assert models[1].device == torch.device("cpu")
 
 
 def planned_model(rank: int, world_size: int) -> tuple[dict[str, tuple[str, list[int] | None]], float]:

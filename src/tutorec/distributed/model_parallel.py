@@ -18,6 +18,7 @@ from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.collectives.autograd import division_fact, get_gradient_division
 from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, sharded_parts
+from tutorec.distributed.embedding_base import usable_device
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.gradient_norm import NormOverRanks
 from tutorec.distributed.plan import ShardingPlan
@@ -69,9 +70,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         super().__init__()
         _check_wrapped_once(module)
         self._env = env if env is not None else _default_env()
-        self.device = torch.device(device) if device is not None else torch.device("cpu")
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            self.device = torch.device("cpu")
+        self.device = usable_device(device, {})
         sharders = sharders if sharders is not None else default_sharders()
         shardable = dict(_shardable_modules(module, sharders))
         plan = _given_or_made(plan, module, sharders, self._env, self.device)
