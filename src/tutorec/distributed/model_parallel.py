@@ -6,7 +6,7 @@ small and expensive to compute with, so every rank has it whole and gradients ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         data_parallel_wrapper: Wraps the dense parts; `DefaultDataParallelWrapper` by default.
 
     Raises:
+        TypeError: An argument is of another kind than the ones above.
         ValueError: There is no process group, the model is wrapped already, a dense part cannot be allocated, or the
             plan does not fit; `PlannerError` where none is given and none is found.
         AgreementError: Ranks differ.
@@ -68,10 +69,11 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         data_parallel_wrapper: DataParallelWrapper | None = None,
     ) -> None:
         super().__init__()
+        _check_arguments(module, env, data_parallel_wrapper)
         _check_wrapped_once(module)
         self._env = env if env is not None else _default_env()
         self.device = usable_device(device, {})
-        sharders = sharders if sharders is not None else default_sharders()
+        sharders = _checked_sharders(sharders) if sharders is not None else default_sharders()
         shardable = dict(_shardable_modules(module, sharders))
         plan = _given_or_made(plan, module, sharders, self._env, self.device)
         self._plan = _agreed_plan(plan, module, shardable, self._env)
@@ -173,6 +175,11 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         """Copy state in, of names that begin with ``prefix``; tables may be whole, as an unsharded model's are."""
         if not isinstance(prefix, str):
             raise TypeError(f"load_state_dict(state_dict, {prefix!r}): the second argument is a prefix, write strict=")
+        if not (isinstance(state_dict, Mapping) and all(isinstance(name, str) for name in state_dict)):
+            raise TypeError(
+                f"what is loaded is a {type(state_dict).__name__}: pass a dict from names to tensors, as state_dict() "
+                "gives it"
+            )
         wanted = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         return self.module.load_state_dict(wanted, strict)
 
@@ -183,6 +190,45 @@ def _insert_wrapped_path(module: nn.Module, state_dict: dict[str, Any], prefix: 
     inner = "_dmp_wrapped_module." + ("" if module.module is module._dmp_wrapped_module else "module.")
     for name in [name for name in state_dict if name.startswith(prefix)]:
         state_dict[f"{prefix}{inner}{name.removeprefix(prefix)}"] = state_dict.pop(name)
+
+
+def _check_arguments(module: Any, env: Any, wrapper: Any) -> None:
+    """Refuse what is no model, no ranks or no wrapper, before it is asked for anything."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"DistributedModelParallel shards a torch.nn.Module, got {_a_or_class(module)}: pass the model, an object"
+        )
+    if env is not None and not isinstance(env, ShardingEnv):
+        raise TypeError(
+            f"env is {_a_or_class(env)} and no ShardingEnv: ShardingEnv.from_process_group(group), or leave it out "
+            "for all ranks"
+        )
+    if wrapper is not None and not isinstance(wrapper, DataParallelWrapper):
+        raise TypeError(
+            f"data_parallel_wrapper is {_a_or_class(wrapper)} and no DataParallelWrapper: pass an object, "
+            "DefaultDataParallelWrapper(...)"
+        )
+
+
+def _checked_sharders(sharders: Any) -> list[ModuleSharder[Any]]:
+    """The sharders, if they are some."""
+    if not isinstance(sharders, Iterable):
+        raise TypeError(
+            f"sharders is {_a_or_class(sharders)}: pass a list of sharders, [EmbeddingBagCollectionSharder()]"
+        )
+    found: list[ModuleSharder[Any]] = []
+    for sharder in sharders:
+        if isinstance(sharder, type) or not (hasattr(sharder, "module_type") and hasattr(sharder, "shard")):
+            raise TypeError(
+                f"sharders holds {_a_or_class(sharder)} and no ModuleSharder: pass objects, "
+                "[EmbeddingBagCollectionSharder()]"
+            )
+        found.append(sharder)
+    return found
+
+
+def _a_or_class(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _check_wrapped_once(module: nn.Module) -> None:

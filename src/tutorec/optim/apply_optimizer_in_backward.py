@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -79,6 +79,13 @@ def _checked(
         raise TypeError(f"optimizer_class is {optimizer_class!r}; pass a class of optimizers, such as torch.optim.SGD")
     if isinstance(params, torch.Tensor):
         raise TypeError(f"params is one tensor of shape {list(params.shape)}; pass a list, [parameter]")
+    if isinstance(params, nn.Module) or not isinstance(params, Iterable):
+        raise TypeError(f"params is a {type(params).__name__}; pass parameters, model.parameters() or a list of some")
+    if not isinstance(arguments, Mapping):
+        raise TypeError(
+            f"optimizer_kwargs is a {type(arguments).__name__}; pass a dict of the optimizer's arguments, "
+            '{"lr": 0.1}'
+        )
     _check_arguments(optimizer_class, arguments)
     found = list(params)
     for parameter in found:
@@ -105,7 +112,7 @@ def _check_arguments(optimizer_class: type[torch.optim.Optimizer], arguments: di
     known = [name for name, each in signature.items() if each.kind is not each.VAR_KEYWORD and name != "params"]
     # Ours takes any word and ignores it, as TorchRec's does; of others it cannot be known what they do with it.
     open_ended = len(known) + 1 < len(signature) and optimizer_class is not RowWiseAdagrad
-    unknown = sorted(name for name in arguments if name not in known)
+    unknown = sorted((name for name in arguments if name not in known), key=str)
     if unknown and not open_ended:
         raise TypeError(f"{optimizer_class.__name__} takes no {unknown}; optimizer_kwargs may hold {', '.join(known)}")
     if "lr" in arguments:

@@ -10,6 +10,7 @@ import torch
 
 from tutorec._kernels.tbe import TableBatch
 from tutorec.optim.keyed import KeyedOptimizer
+from tutorec.optim.keyed_state import check_form
 from tutorec.optim.rates import check_rate
 
 
@@ -132,7 +133,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
 
     def _of_parameters(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
         """What is loaded, by the parameters here."""
-        if self._form is None or "state" not in state_dict or isinstance(state_dict, _OfParameters):
+        check_form(state_dict)
+        if self._form is None or isinstance(state_dict, _OfParameters):
             return state_dict
         own = super().state_dict()["state"]
         return _OfParameters({**state_dict, "state": self._form.local(state_dict["state"], own)})

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from tutorec.optim.keyed_state import check_names, check_state, extract_state, load_state
+from tutorec.optim.keyed_state import check_form, check_names, check_state, extract_state, load_state
 from tutorec.optim.rates import check_rates
 
 OptimizerFactory = Callable[[Any], Optimizer]
@@ -132,6 +132,7 @@ class KeyedOptimizer(Optimizer):
             state_dict: As ``state_dict()`` gives it.
 
         Raises:
+            TypeError: It is no dict, or holds none where ``state_dict()`` does. Nothing has changed.
             ValueError: Parameters, names of states, numbers of shards, shapes or groups differ. Nothing has changed.
         """
         self.check_state_dict(state_dict)
@@ -154,8 +155,7 @@ class KeyedOptimizer(Optimizer):
         Raises:
             ValueError: See ``load_state_dict``.
         """
-        if "state" not in state_dict:
-            raise ValueError(f"this is no optimizer's state dict: it has no 'state', only {sorted(state_dict)}")
+        check_form(state_dict)
         new = state_dict["state"]
         own = {name: self.state[parameter] for name, parameter in self.params.items() if parameter in self.state}
         fresh = [name for name in new if name in self.params and name not in own] if self._takes_new_state() else []
@@ -222,9 +222,13 @@ class CombinedOptimizer(KeyedOptimizer):
     def __init__(self, optims: Sequence[KeyedOptimizer | tuple[str, KeyedOptimizer]]) -> None:
         if not isinstance(optims, Iterable):
             raise TypeError(f"CombinedOptimizer takes a list of optimizers, got a {type(optims).__name__}: [optimizer]")
-        self._optims: list[tuple[str, KeyedOptimizer]] = [
-            optim if isinstance(optim, tuple) else ("", optim) for optim in optims
-        ]
+        self._optims: list[tuple[str, KeyedOptimizer]] = []
+        for optim in optims:
+            if isinstance(optim, tuple) and not (len(optim) == 2 and isinstance(optim[0], str)):
+                raise TypeError(
+                    f"CombinedOptimizer takes pairs (prefix, optimizer), got {optim!r}: ('over', optimizer)"
+                )
+            self._optims.append(optim if isinstance(optim, tuple) else ("", optim))
         for _, optim in self._optims:
             if not isinstance(optim, KeyedOptimizer):
                 raise TypeError(
@@ -335,8 +339,7 @@ class CombinedOptimizer(KeyedOptimizer):
         Raises:
             ValueError: See ``KeyedOptimizer.load_state_dict``.
         """
-        if "state" not in state_dict:
-            raise ValueError(f"this is no optimizer's state dict: it has no 'state', only {sorted(state_dict)}")
+        check_form(state_dict)
         names = self.params
         held = [name for name, parameter in names.items() if parameter in self.state]
         strangers = [name for name in state_dict["state"] if name not in names]

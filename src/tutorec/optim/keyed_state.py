@@ -31,6 +31,32 @@ def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def check_form(state_dict: Mapping[str, Any]) -> None:
+    """Raise where what is loaded is no optimizer's state dict: ``{"state": {name: {...}}}``.
+
+    Raises:
+        TypeError: It, its ``"state"`` or a parameter's part of that is no dict.
+        ValueError: It has no ``"state"``.
+
+    Example:
+        >>> check_form({"state": {"weight": None}})
+        Traceback (most recent call last):
+        TypeError: the state of 'weight' in what is loaded is a NoneType: pass the dict that optimizer.state_dict() gave
+    """
+    remedy = "pass the dict that optimizer.state_dict() gave"
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"what is loaded is a {type(state_dict).__name__}: {remedy}")
+    if "state" not in state_dict:
+        found = sorted(state_dict, key=str)
+        raise ValueError(f"this is no optimizer's state dict: it has no 'state', only {found}; {remedy}")
+    state = state_dict["state"]
+    if not isinstance(state, Mapping):
+        raise TypeError(f"'state' in what is loaded is a {type(state).__name__}: {remedy}")
+    for name, each in state.items():
+        if not isinstance(each, Mapping):
+            raise TypeError(f"the state of {name!r} in what is loaded is a {type(each).__name__}: {remedy}")
+
+
 def check_names(counted: str, missed: str, own: Iterable[str], new: Iterable[str], of: str = "") -> None:
     """Raise where names differ; the message begins as TorchRec's does, and names the odd ones.
 
@@ -131,4 +157,4 @@ def _local_shards(value: Any) -> list[torch.Tensor] | None:
     return [getattr(shard, "tensor", shard) for shard in held.local_shards()]
 
 
-__all__ = ["check_names", "check_state", "extract_state", "load_state"]
+__all__ = ["check_form", "check_names", "check_state", "extract_state", "load_state"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam
 from torch.optim.optimizer import Optimizer
 
-from tutorec.optim.rates import check_rate
+from tutorec.optim.rates import check_number, check_rate
 
 
 def in_backward_optimizer_filter(
@@ -25,6 +25,9 @@ def in_backward_optimizer_filter(
     Yields:
         (name, parameter).
 
+    Raises:
+        TypeError: They are no pairs.
+
     Example:
         >>> import torch
         >>> [name for name, _ in in_backward_optimizer_filter(torch.nn.Linear(2, 1).named_parameters())]
@@ -33,7 +36,18 @@ def in_backward_optimizer_filter(
     Source:
         TorchRec's ``torchrec.optim.optimizers.in_backward_optimizer_filter``.
     """
-    for name, parameter in named_parameters:
+    if isinstance(named_parameters, torch.nn.Module) or not isinstance(named_parameters, Iterable):
+        raise TypeError(
+            f"in_backward_optimizer_filter takes pairs (name, parameter), got a {type(named_parameters).__name__}: "
+            "model.named_parameters()"
+        )
+    for pair in named_parameters:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise TypeError(
+                f"in_backward_optimizer_filter takes pairs (name, parameter), got a {type(pair).__name__} among them: "
+                "model.named_parameters(), with names"
+            )
+        name, parameter = pair
         if hasattr(parameter, "_in_backward_optimizers") == include:
             yield name, parameter
 
@@ -84,10 +98,12 @@ class PartialRowWiseAdam(Optimizer):
     ) -> None:
         check_rate(lr, "PartialRowWiseAdam")
         for name, number in (("eps", eps), ("weight_decay", weight_decay)):
-            if not number >= 0.0:
-                raise ValueError(f"PartialRowWiseAdam: {name}={number} must be a number of at least 0")
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"PartialRowWiseAdam: betas={betas} must be numbers of at least 0 and below 1")
+            check_number(number, f"PartialRowWiseAdam: {name}")
+        numbers = isinstance(betas, tuple | list) and all(isinstance(beta, int | float) for beta in betas)
+        if not numbers or len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(
+                f"PartialRowWiseAdam: betas={betas!r} must be numbers of at least 0 and below 1, two of them"
+            )
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()

@@ -24,13 +24,31 @@ def check_rate(rate: Any, owner: str) -> float:
         Traceback (most recent call last):
         ValueError: SGD: the learning rate is -0.5, and must be a finite number of at least 0
     """
-    try:
-        number = float(rate)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = _as_float(rate)
     if not (math.isfinite(number) and number >= 0):
         raise ValueError(f"{owner}: the learning rate is {rate}, and must be a finite number of at least 0")
     return number
+
+
+def check_number(number: Any, what: str) -> float:
+    """A number of at least 0 as a float; infinity is one.
+
+    Args:
+        number: A number, or a tensor of one.
+        what: Whose it is and which, for the message.
+
+    Raises:
+        ValueError: It is negative or not a number.
+
+    Example:
+        >>> check_number("much", "SGD: momentum")
+        Traceback (most recent call last):
+        ValueError: SGD: momentum='much' must be a number of at least 0
+    """
+    found = _as_float(number)
+    if not found >= 0:
+        raise ValueError(f"{what}={number!r} must be a number of at least 0")
+    return found
 
 
 def is_rate(rate: Any) -> bool:
@@ -50,4 +68,14 @@ def check_rates(groups: Iterable[Mapping[str, Any]], owner: str) -> None:
             check_rate(rate, f"param_groups[{index}] of {owner}")
 
 
-__all__ = ["check_rate", "check_rates", "is_rate"]
+def _as_float(number: Any) -> float:
+    """Not a number where it is none; text is none, though it may read as one: it would be used as text."""
+    if isinstance(number, str | bytes):
+        return math.nan
+    try:
+        return float(number)
+    except (TypeError, ValueError, RuntimeError):
+        return math.nan
+
+
+__all__ = ["check_number", "check_rate", "check_rates", "is_rate"]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tutorec.optim.rates import check_number
+
 
 class RowWiseAdagrad(Optimizer):
     """Adagrad whose state is one number a row: the sum of the row's mean squared gradients.
@@ -68,8 +70,7 @@ class RowWiseAdagrad(Optimizer):
             "initial_accumulator_value": initial_accumulator_value,
         }
         for name, number in defaults.items():
-            if not number >= 0.0:
-                raise ValueError(f"RowWiseAdagrad: {name}={number} must be a number of at least 0")
+            check_number(number, f"RowWiseAdagrad: {name}")
         super().__init__(params, {**defaults, "maximize": maximize})
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tutorec.optim.keyed import KeyedOptimizer, OptimizerWrapper
-from tutorec.optim.keyed_state import check_state, load_state
+from tutorec.optim.keyed_state import check_form, check_state, load_state
 from tutorec.optim.rates import check_rate
 
 _STATE = "warmup"
@@ -94,9 +94,9 @@ class WarmupOptimizer(OptimizerWrapper):
         param_name: Name of the parameter that stands for the schedule in ``params`` and ``state_dict()``.
 
     Raises:
-        TypeError: A stage is no `WarmupStage`.
-        ValueError: Stages that do not follow one another, a rate that is negative or not a number, an ``lr_param`` that
-            no group has, or a ``param_name`` that is taken.
+        TypeError: A stage is no `WarmupStage`, or there is no list of them.
+        ValueError: Stages that hold no numbers or do not follow one another, a rate that is negative or not a number,
+            an ``lr_param`` that no group has, or a ``param_name`` that is taken.
 
     Example:
         >>> import torch
@@ -223,14 +223,15 @@ class WarmupOptimizer(OptimizerWrapper):
             group[self._lr_param] = rate
 
     def _of_others(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        if "state" not in state_dict:
-            return dict(state_dict)
+        check_form(state_dict)
         others = {name: state for name, state in state_dict["state"].items() if name != self._param_name}
         return {**state_dict, "state": others}
 
 
 def _checked_stages(stages: Sequence[WarmupStage]) -> list[WarmupStage]:
     """The stages with what they leave open filled in, and one of factor 1 that does not end."""
+    if not isinstance(stages, Sequence) or isinstance(stages, str):
+        raise TypeError(f"stages is a {type(stages).__name__}: pass a list, [WarmupStage(WarmupPolicy.LINEAR, ...)]")
     found, before = [], 0
     for given in stages:
         if not isinstance(given, WarmupStage):
@@ -238,6 +239,7 @@ def _checked_stages(stages: Sequence[WarmupStage]) -> list[WarmupStage]:
                 f"a stage is a WarmupStage, got a {type(given).__name__}: WarmupStage(WarmupPolicy.LINEAR, ...)"
             )
         stage = copy(given)
+        _check_numbers(stage)
         stage.policy = WarmupPolicy(stage.policy)
         if not stage.max_iters > before:
             raise ValueError(
@@ -253,6 +255,19 @@ def _checked_stages(stages: Sequence[WarmupStage]) -> list[WarmupStage]:
         before = stage.max_iters
         found.append(stage)
     return [*found, WarmupStage(WarmupPolicy.NONE, max_iters=_LAST_ITER)]
+
+
+def _check_numbers(stage: WarmupStage) -> None:
+    """Refuse what is no number, before it is compared with others."""
+    if stage.policy not in [*WarmupPolicy, *(each.value for each in WarmupPolicy)]:
+        known = ", ".join(f"WarmupPolicy.{each.name}" for each in WarmupPolicy)
+        raise ValueError(f"policy={stage.policy!r} of the stage {stage} is none of {known}: use one of them")
+    for name in ("max_iters", "value", "lr_scale", "decay_iters", "sgdr_period"):
+        if not isinstance(getattr(stage, name), int | float):
+            raise ValueError(f"{name}={getattr(stage, name)!r} of the stage {stage} must be a number")
+    for name in ("start_interpolating_iters", "end_value"):
+        if not isinstance(getattr(stage, name), int | float | None):
+            raise ValueError(f"{name}={getattr(stage, name)!r} of the stage {stage} must be a number, or None")
 
 
 def _check_interpolation(stage: WarmupStage) -> None:
