@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum, unique
 from math import sqrt
 from numbers import Integral
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from tutorec.types import DataType
@@ -188,3 +190,25 @@ class EmbeddingConfig(BaseEmbeddingConfig):
         >>> EmbeddingConfig(num_embeddings=10, embedding_dim=4, name="user", feature_names=["user_id"]).num_features()
         1
     """
+
+
+class QuantConfig(NamedTuple):
+    """The number formats of a quantized collection; TorchRec's ``QuantConfig``.
+
+    What stands for a format is what torch's quantization passes around, an observer or what makes one, of which only
+    the ``dtype`` is read: ``torch.ao.quantization.PlaceholderObserver.with_args(dtype=torch.int8)``. A plain
+    ``torch.dtype`` or ``DataType`` will do, and needs nothing of ``torch.ao``.
+
+    Args:
+        activation: Format of the pooled rows that come out.
+        weight: Format of the tables.
+        per_table_weight_dtype: Other formats for some tables, by name.
+
+    Example:
+        >>> QuantConfig(torch.float, torch.int8, {"user_table": torch.quint4x2}).weight
+        torch.int8
+    """
+
+    activation: Any
+    weight: Any
+    per_table_weight_dtype: dict[str, torch.dtype] | None = None

@@ -56,7 +56,7 @@ class EmbeddingBagCollection(nn.Module):
     ) -> None:
         super().__init__()
         tables = checked_tables("EmbeddingBagCollection", tables, EmbeddingBagConfig)
-        _check_pooling(tables, is_weighted)
+        check_pooling(tables, is_weighted)
         self._embedding_bag_configs = tables
         self._is_weighted = is_weighted
         self._device = torch.device(device) if device is not None else torch.get_default_device()
@@ -146,8 +146,16 @@ def _pooling(table: EmbeddingBagConfig) -> PoolingKind:
     return cast(PoolingKind, pooling_type_to_str(table.pooling))
 
 
-def _check_pooling(tables: Sequence[EmbeddingBagConfig], is_weighted: bool) -> None:
-    """Check that every table pools, and that its pooling goes with weights."""
+def check_pooling(tables: Sequence[EmbeddingBagConfig], is_weighted: bool) -> None:
+    """Check that every table pools, and that its pooling goes with weights.
+
+    Args:
+        tables: The tables.
+        is_weighted: Whether each id carries a weight.
+
+    Raises:
+        ValueError: A table does not pool, or averages while ids carry weights.
+    """
     for table in tables:
         if table.pooling is PoolingType.NONE:
             raise ValueError(

@@ -16,7 +16,7 @@ from tutorec.types import data_type_to_dtype
 _Config = TypeVar("_Config", bound=BaseEmbeddingConfig)
 
 
-def checked_tables(owner: str, tables: Sequence[_Config], kind: type[_Config]) -> list[_Config]:
+def checked_tables(owner: str, tables: Sequence[_Config], kind: type[_Config], trained: bool = True) -> list[_Config]:
     """The tables of a collection, each with at least one feature, after what one config alone cannot know is checked.
 
     A table without ``feature_names`` is looked up by the feature of its own name, as TorchRec does; the caller's config
@@ -26,6 +26,7 @@ def checked_tables(owner: str, tables: Sequence[_Config], kind: type[_Config]) -
         owner: The collection's class, for messages.
         tables: What each table is.
         kind: The config that this collection takes.
+        trained: Whether the tables are to be trained, which a quantized one cannot be.
 
     Returns:
         The tables, in order.
@@ -53,11 +54,11 @@ def checked_tables(owner: str, tables: Sequence[_Config], kind: type[_Config]) -
             f"tables {repeated} are named more than once in {names}; a name is a table's key in state_dict"
         )
     for table in tables:
-        _check_table(table)
+        _check_table(table, trained)
     return [table if table.feature_names else replace(table, feature_names=[table.name]) for table in tables]
 
 
-def _check_table(table: BaseEmbeddingConfig) -> None:
+def _check_table(table: BaseEmbeddingConfig, trained: bool) -> None:
     """Check one table's name and number format."""
     if not table.name or "." in table.name:
         raise ValueError(f"table name {table.name!r} must not be empty or contain a dot; it becomes part of a path")
@@ -66,7 +67,7 @@ def _check_table(table: BaseEmbeddingConfig) -> None:
             f"table name {table.name!r} is taken by an attribute of torch.nn.ModuleDict, which holds the tables; "
             f"call it {table.name + '_table'!r}"
         )
-    if not data_type_to_dtype(table.data_type).is_floating_point:
+    if trained and not data_type_to_dtype(table.data_type).is_floating_point:
         raise ValueError(
             f"table {table.name!r}: data_type {table.data_type} cannot be trained; use FP32, FP16 or BF16 here, "
             "and quantize the finished collection"

@@ -1,0 +1,202 @@
+"""Quantized EmbeddingCollection: one row per id out of tables of a few bits a number, nothing pooled."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tutorec._kernels.packed_layout import ROW_ALIGNMENT, row_layout
+from tutorec._kernels.pooling import PoolingKind
+from tutorec.modules.embedding_collection import EmbeddingCollection as FloatEmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingConfig
+from tutorec.modules.embedding_rows import samples_of_lists
+from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
+from tutorec.quant.feature_order import features_in_order
+from tutorec.quant.packed_tables import ROWS_FOLLOW, Packed, PackedTables, rows_of
+from tutorec.quant.preparing import device_of, prepared, quantized_configs, weight_of
+from tutorec.quant.table_formats import output_type, packed_type
+from tutorec.sparse.id_check import check_ids
+from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.tensor_dict import maybe_td_to_kjt
+
+
+class EmbeddingCollection(PackedTables):
+    """Quantized embedding tables side by side: ids in, one row per id out, nothing pooled, no gradients.
+
+    In: a batch of F features and B samples. Out: for each feature (and table, where several share it) a
+    ``JaggedTensor`` with values ``[N_f, D]`` and the lengths ``[B]`` of the batch, named as the float collection's.
+    A table [R, D] is a buffer ``embeddings.<table>.weight`` [R, bytes of a row] of uint8.
+
+    Args:
+        tables: What each table is; ``data_type`` is the format of its packed rows. Widths and formats may be mixed.
+        device: Where the tables are; ``meta`` allocates nothing.
+        need_indices: Whether the results carry the ids that they belong to, as weights.
+        output_dtype: Of the rows: float32, float16 or bfloat16.
+        table_name_to_quantized_weights: For each table payload [R, bytes] and scale and bias [R, 4] (None for formats
+            without), both uint8. By default rows are zeros.
+        register_tbes: Whether the operators are submodules ``tbes``, called as modules.
+        quant_state_dict_split_scale_bias: Whether scale and bias are buffers ``weight_qscale`` and ``weight_qbias`` of
+            their own.
+        row_alignment: Bytes that rows are padded to a multiple of.
+
+    Raises:
+        KeyError: Packed rows are given, and a table's are missing.
+        TypeError: A table is no ``EmbeddingConfig``.
+        ValueError: Two tables have one name, a number format cannot be had, or packed rows do not fit.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.modules.embedding_configs import QuantConfig
+        >>> ec = FloatEmbeddingCollection([EmbeddingConfig(10, 4, "item_table", feature_names=["item"])])
+        >>> ec.qconfig = QuantConfig(activation=torch.float, weight=torch.quint4x2)
+        >>> quantized = EmbeddingCollection.from_float(ec)
+        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1]))
+        >>> rows = quantized(batch)["item"]
+        >>> rows.values().shape, rows.lengths().tolist()
+        (torch.Size([3, 4]), [2, 0, 1])
+
+    See Also:
+        TorchRec's ``torchrec.quant.embedding_modules.EmbeddingCollection``, whose tables have one width.
+    """
+
+    _holder = "embeddings"
+
+    def __init__(
+        self,
+        tables: list[EmbeddingConfig],
+        device: torch.device,
+        need_indices: bool = False,
+        output_dtype: torch.dtype = torch.float,
+        table_name_to_quantized_weights: Packed | None = None,
+        register_tbes: bool = False,
+        quant_state_dict_split_scale_bias: bool = False,
+        row_alignment: int = ROW_ALIGNMENT,
+    ) -> None:
+        super().__init__()
+        tables = checked_tables("quantized EmbeddingCollection", tables, EmbeddingConfig, trained=False)
+        self._embedding_configs, self._need_indices = tables, need_indices
+        self._output_dtype = output_type(output_dtype)
+        self.register_tbes, self.row_alignment = register_tbes, row_alignment
+        self.embeddings = nn.ModuleDict()
+        # One call reads rows of one stored width.
+        layouts = [row_layout(table.embedding_dim, packed_type(table.data_type, table.name)) for table in tables]
+        groups: list[tuple[PoolingKind, tuple[int, int]]] = [
+            ("none", (layout.columns, layout.stored_columns)) for layout in layouts
+        ]
+        self._hold(tables, groups, quant_state_dict_split_scale_bias, torch.device(device))
+        self._embedding_names_by_table = get_embedding_names_by_table(tables)
+        self._feature_rows = [
+            (feature, table.name, rows_of(table)) for table in tables for feature in table.feature_names
+        ]
+        named = dict(zip((table.name for table in tables), self._embedding_names_by_table, strict=True))
+        # Results in the order in which the operators give rows.
+        self._names = [name for _, held in self._operators for table in held for name in named[table]]
+        self._embedding_names = [name for names in self._embedding_names_by_table for name in names]
+        self._features_of_names = dict(zip(self._names, self._features, strict=True))
+        self._fill(table_name_to_quantized_weights)
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Look every id up in the tables of its feature.
+
+        Args:
+            features: F features, B samples; or a TensorDict, as ``tutorec.sparse.tensor_dict`` takes it.
+
+        Returns:
+            The rows ``[N_f, D]`` of each feature and table, by name.
+        """
+        traced = isinstance(features, torch.fx.Proxy)
+        if traced:
+            ordered = features_in_order(features, self._features)
+        else:
+            features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
+            check_ids(features, self._feature_rows)
+            ordered = self._in_order(features)
+        rows = self._looked_up(ordered)
+        lists = ordered.to_dict() if traced else features.to_dict()
+        found: dict[str, JaggedTensor] = {}
+        for name in self._embedding_names:
+            ids = lists[self._features_of_names[name]]
+            indices = ids.values() if self._need_indices else None
+            make = JaggedTensor if traced else JaggedTensor._from_parts
+            found[name] = make(rows[name], indices, ids.lengths(), None if traced else ids.offsets())
+        return found if traced else samples_of_lists(found, features, self._features_of_names)
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """What each table is, in order; ``data_type`` is the format of its packed rows."""
+        return self._embedding_configs
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """The names of the results, table by table."""
+        return self._embedding_names_by_table
+
+    def embedding_dim(self) -> int:
+        """Width D of every table; -1 without tables, an error where they differ: see ``embedding_configs()``."""
+        widths = {table.name: table.embedding_dim for table in self._embedding_configs}
+        if len(set(widths.values())) > 1:
+            raise ValueError(f"the tables have no common embedding_dim: {widths}; ask embedding_configs() for each")
+        return next(iter(widths.values()), -1)
+
+    def need_indices(self) -> bool:
+        """Whether the results carry the ids that they belong to, as weights."""
+        return self._need_indices
+
+    def output_dtype(self) -> torch.dtype:
+        """Of the rows."""
+        return self._output_dtype
+
+    @classmethod
+    def from_float(
+        cls, module: FloatEmbeddingCollection, use_precomputed_fake_quant: bool = False
+    ) -> EmbeddingCollection:
+        """The quantized form of a float collection, which stays as it is; ``module.qconfig`` names the formats.
+
+        Args:
+            module: Its attribute ``qconfig`` is a ``QuantConfig``, or torch's ``QConfig``.
+            use_precomputed_fake_quant: torch's convention; no effect.
+
+        Raises:
+            TypeError: It is no float collection.
+            ValueError: It has no ``qconfig``, is quantized already, or a table cannot be packed.
+        """
+        quantized = cls.without_rows(module)
+        for name, table in module.embeddings.items():
+            quantized.pack(name, weight_of(table))
+        return quantized
+
+    @classmethod
+    def without_rows(cls, module: FloatEmbeddingCollection) -> EmbeddingCollection:
+        """The quantized form of a float collection, its rows still to be packed."""
+        settings = prepared(module, FloatEmbeddingCollection)
+        configs = quantized_configs(module.embedding_configs(), module.qconfig)
+        device = device_of(module.embeddings, module.device)
+        return cls(configs, device, module.need_indices(), table_name_to_quantized_weights=ROWS_FOLLOW, **settings)
+
+    def _looked_up(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
+        """The rows of each result, of a batch whose features stand as the operators read them."""
+        several = len(self._operators) > 1
+        parts = features.split(self._feature_splits) if several else [features]
+        rows: dict[str, Tensor] = {}
+        start = 0
+        for index, (operator, _) in enumerate(self._operators):
+            part, count = parts[index], self._feature_splits[index]
+            sizes = part.length_per_key()
+            call = operator if self.register_tbes else operator.forward
+            pieces = call(part.values(), _bounds(part), None).split_with_sizes(sizes)
+            for position in range(count):
+                rows[self._names[start + position]] = pieces[position]
+            start += count
+        return rows
+
+    def _get_name(self) -> str:
+        return "QuantizedEmbeddingCollection"
+
+
+def _bounds(features: KeyedJaggedTensor) -> Tensor:
+    """Where each feature's ids begin, as the operator takes it: of its lists [F*B+1], or of the features alone [F+1].
+
+    Features of different numbers of lists have no common offsets; rows that are not pooled do not need them.
+    """
+    if isinstance(features, torch.fx.Proxy) or not features.variable_stride_per_key():
+        return features.offsets()
+    return torch.tensor(features.offset_per_key(), device=features.device())

@@ -1,0 +1,196 @@
+"""Quantized EmbeddingBagCollection: the same ids in, the same pooled rows out, from tables of a few bits a number."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from tutorec._kernels.packed_layout import ROW_ALIGNMENT
+from tutorec._kernels.pooling import PoolingKind
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, pooling_type_to_str
+from tutorec.modules.embedding_modules import EmbeddingBagCollection as FloatEmbeddingBagCollection
+from tutorec.modules.embedding_modules import check_pooling
+from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
+from tutorec.modules.pooled_lookup import join_samples
+from tutorec.quant.embedding_collection import EmbeddingCollection as EmbeddingCollection
+from tutorec.quant.feature_order import features_in_order, with_equal_strides
+from tutorec.quant.packed_tables import ROWS_FOLLOW, Packed, PackedTables, rows_of
+from tutorec.quant.preparing import device_of, prepared, quantized_configs, weight_of
+from tutorec.quant.preparing import for_each_module_of_type_do as for_each_module_of_type_do
+from tutorec.quant.preparing import quant_prep_customize_row_alignment as quant_prep_customize_row_alignment
+from tutorec.quant.preparing import (
+    quant_prep_enable_quant_state_dict_split_scale_bias as quant_prep_enable_quant_state_dict_split_scale_bias,
+)
+from tutorec.quant.preparing import quant_prep_enable_register_tbes as quant_prep_enable_register_tbes
+from tutorec.quant.table_formats import output_type
+from tutorec.sparse.dict_modules import ComputeKJTToJTDict
+from tutorec.sparse.id_check import check_ids
+from tutorec.sparse.keyed import KeyedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.tensor_dict import maybe_td_to_kjt
+
+
+class EmbeddingBagCollection(PackedTables):
+    """Quantized embedding tables side by side: ids in, one pooled row per feature and sample out, no gradients.
+
+    In: a batch of F features and B samples. Out: ``KeyedTensor`` with values ``[B, D]`` and the names and columns of
+    the float collection that it was made of, which is what ``from_float`` is for. A table [R, D] is a buffer
+    ``embedding_bags.<table>.weight`` [R, bytes of a row] of uint8, see ``tutorec._kernels.packed_layout``.
+
+    Args:
+        tables: What each table is; ``data_type`` is the format of its packed rows, and formats may be mixed.
+        is_weighted: Whether each id carries a weight that multiplies its row.
+        device: Where the tables are; ``meta`` allocates nothing.
+        output_dtype: Of the pooled rows: float32, float16 or bfloat16.
+        table_name_to_quantized_weights: For each table payload [R, bytes] and scale and bias [R, 4] (None for formats
+            without), both uint8. By default rows are zeros.
+        register_tbes: Whether the operators are submodules ``tbes``, called as modules.
+        quant_state_dict_split_scale_bias: Whether scale and bias are buffers ``weight_qscale`` and ``weight_qbias`` of
+            their own.
+        row_alignment: Bytes that rows are padded to a multiple of.
+
+    Raises:
+        KeyError: Packed rows are given, and a table's are missing.
+        TypeError: A table is no ``EmbeddingBagConfig``.
+        ValueError: Two tables have one name, a pooling or number format cannot be had, or packed rows do not fit.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.modules.embedding_configs import QuantConfig
+        >>> tables = [EmbeddingBagConfig(10, 4, "item_table", feature_names=["item"])]
+        >>> ebc = FloatEmbeddingBagCollection(tables)
+        >>> ebc.qconfig = QuantConfig(activation=torch.float, weight=torch.int8)
+        >>> quantized = EmbeddingBagCollection.from_float(ebc)
+        >>> quantized.embedding_bags["item_table"].weight.shape
+        torch.Size([10, 16])
+        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1]))
+        >>> bool((quantized(batch).values() - ebc(batch).values()).abs().max() < 0.01)
+        True
+
+    See Also:
+        TorchRec's ``torchrec.quant.embedding_modules.EmbeddingBagCollection``, which orders columns by pooling.
+    """
+
+    _holder = "embedding_bags"
+
+    def __init__(
+        self,
+        tables: list[EmbeddingBagConfig],
+        is_weighted: bool,
+        device: torch.device,
+        output_dtype: torch.dtype = torch.float,
+        table_name_to_quantized_weights: Packed | None = None,
+        register_tbes: bool = False,
+        quant_state_dict_split_scale_bias: bool = False,
+        row_alignment: int = ROW_ALIGNMENT,
+    ) -> None:
+        super().__init__()
+        tables = checked_tables("quantized EmbeddingBagCollection", tables, EmbeddingBagConfig, trained=False)
+        check_pooling(tables, is_weighted)
+        self._embedding_bag_configs, self._is_weighted = tables, is_weighted
+        self._output_dtype = output_type(output_dtype)
+        self.register_tbes, self.row_alignment = register_tbes, row_alignment
+        self._kjt_to_jt_dict = ComputeKJTToJTDict()
+        self.embedding_bags = nn.ModuleDict()
+        groups: list[tuple[PoolingKind, None]] = [
+            (cast(PoolingKind, pooling_type_to_str(table.pooling)), None) for table in tables
+        ]
+        self._hold(tables, groups, quant_state_dict_split_scale_bias, torch.device(device))
+        names = get_embedding_names_by_table(tables)
+        self._feature_rows = [
+            (feature, table.name, rows_of(table)) for table in tables for feature in table.feature_names
+        ]
+        self._result_features = [feature for feature, _, _ in self._feature_rows]
+        self._embedding_names = [name for of_table in names for name in of_table]
+        self._length_per_name = [table.embedding_dim for table in tables for _ in table.feature_names]
+        self._columns = self._columns_of(tables)
+        self._fill(table_name_to_quantized_weights)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Look every feature's bags up in its tables and pool each bag to one row.
+
+        Args:
+            features: F features, B samples; or a TensorDict, as ``tutorec.sparse.tensor_dict`` takes it.
+
+        Returns:
+            The pooled rows side by side, ``[B, D]``, one key per feature and table.
+        """
+        if isinstance(features, torch.fx.Proxy):
+            return self._keyed(self._looked_up(features_in_order(features, self._features)))
+        features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
+        check_ids(features, self._feature_rows, self._is_weighted)
+        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+            return self._of_lists(features)
+        return self._keyed(self._looked_up(self._in_order(features)))
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """What each table is, in order; ``data_type`` is the format of its packed rows."""
+        return self._embedding_bag_configs
+
+    def is_weighted(self) -> bool:
+        """Whether each id carries a weight."""
+        return self._is_weighted
+
+    def output_dtype(self) -> torch.dtype:
+        """Of the pooled rows."""
+        return self._output_dtype
+
+    @classmethod
+    def from_float(
+        cls, module: FloatEmbeddingBagCollection, use_precomputed_fake_quant: bool = False
+    ) -> EmbeddingBagCollection:
+        """The quantized form of a float collection, which stays as it is; ``module.qconfig`` names the formats.
+
+        Args:
+            module: Its attribute ``qconfig`` is a ``QuantConfig``, or torch's ``QConfig``.
+            use_precomputed_fake_quant: torch's convention; no effect.
+
+        Raises:
+            TypeError: It is no float collection.
+            ValueError: It has no ``qconfig``, is quantized already, or a table cannot be packed.
+        """
+        quantized = cls.without_rows(module)
+        for name, table in module.embedding_bags.items():
+            quantized.pack(name, weight_of(table))
+        return quantized
+
+    @classmethod
+    def without_rows(cls, module: FloatEmbeddingBagCollection) -> EmbeddingBagCollection:
+        """The quantized form of a float collection, its rows still to be packed."""
+        settings = prepared(module, FloatEmbeddingBagCollection)
+        configs = quantized_configs(module.embedding_bag_configs(), module.qconfig)
+        device = device_of(module.embedding_bags, module.device)
+        return cls(configs, module.is_weighted(), device, table_name_to_quantized_weights=ROWS_FOLLOW, **settings)
+
+    def _looked_up(self, features: KeyedJaggedTensor) -> Tensor:
+        """Pooled rows of a batch whose features stand as the operators read them, columns in the tables' order."""
+        if not self._operators:
+            return torch.empty(features.stride(), 0, dtype=self._output_dtype, device=features.device())
+        several = len(self._operators) > 1
+        parts = features.split(self._feature_splits) if several else [features]
+        pooled: list[Tensor] = []
+        for index, (operator, _) in enumerate(self._operators):
+            part = parts[index]
+            weights = part.weights() if self._is_weighted else None
+            call = operator if self.register_tbes else operator.forward
+            pooled.append(call(part.values(), part.offsets(), weights))
+        if not several:
+            return pooled[0]
+        return torch.cat([pooled[index][:, start:stop] for index, start, stop in self._columns], dim=1)
+
+    def _of_lists(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """The pooled rows of the samples of a batch that stores lists, and says which of them each sample means."""
+        strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+        pooled = self._looked_up(self._in_order(with_equal_strides(features)))
+        pieces = pooled.split_with_sizes(self._length_per_name, 1)
+        lists = [piece[: strides[name]] for name, piece in zip(self._result_features, pieces, strict=True)]
+        inverse, variable = features.inverse_indices_or_none(), features.variable_stride_per_key()
+        return self._keyed(join_samples(self._result_features, lists, inverse, variable))
+
+    def _keyed(self, pooled: Tensor) -> KeyedTensor:
+        return KeyedTensor(self._embedding_names, self._length_per_name, pooled)
+
+    def _get_name(self) -> str:
+        return "QuantizedEmbeddingBagCollection"

@@ -1,0 +1,285 @@
+"""What both quantized collections are: tables of packed rows, looked up by a few operators.
+
+An operator looks up all tables of one pooling (or of one width, where rows are not pooled) in one call, and holds their
+rows end to end in one buffer. Each table is shown as a buffer of its own, ``embedding_bags.<table>.weight``, which is a
+view of that buffer. Whatever moves a module's tensors or writes to them (``to``, ``load_state_dict``, deep copies,
+``torch.save``) leaves the two one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
+from tutorec._kernels.packed_layout import ROW_ALIGNMENT, row_layout
+from tutorec._kernels.pooling import PoolingKind
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig
+from tutorec.quant.packing import OnNonfinite, pack_rows
+from tutorec.quant.table_formats import enumerate_chunks, packed_type
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+Packed = Mapping[str, tuple[Tensor, Tensor | None]]
+
+# Instead of packed rows: they will be written by who makes the module, and zeros would only cost memory until then.
+ROWS_FOLLOW: Packed = {}
+
+_MOST_ORDERS = 64
+
+
+class PackedTables(nn.Module):
+    """The base of the quantized collections; see the head of this file.
+
+    Attributes:
+        register_tbes: Whether the operators are submodules, ``tbes``.
+        row_alignment: Bytes that rows are padded to a multiple of.
+    """
+
+    register_tbes: bool
+    row_alignment: int
+
+    _output_dtype: torch.dtype
+    _holder: str  # name of the submodule that shows the tables
+    _operators: list[tuple[IntNBitTableBatchedEmbeddingBagsCodegen, tuple[str, ...]]]
+    _features: list[str]
+    _feature_splits: list[int]
+
+    def _hold(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        groups: Sequence[tuple[PoolingKind, Hashable]],
+        split_scale_bias: bool,
+        device: torch.device,
+    ) -> None:
+        """Make the operators and show their tables.
+
+        Args:
+            tables: The tables.
+            groups: Of each table: its pooling, and what else sets tables apart.
+            split_scale_bias: Whether scale and bias are shown as buffers of their own.
+            device: Where the rows are.
+        """
+        self._split_scale_bias, self._device = split_scale_bias, device
+        self._operators, self._feature_splits, self._features, self._orders = [], [], [], {}
+        for key in dict.fromkeys(groups):
+            members = [table for table, group in zip(tables, groups, strict=True) if group == key]
+            readers = [place for place, table in enumerate(members) for _ in table.feature_names]
+            packed = [_packed_table(table) for table in members]
+            operator = IntNBitTableBatchedEmbeddingBagsCodegen(
+                packed, readers, key[0], output_dtype=self._output_dtype, device=device
+            )
+            self._operators.append((operator, tuple(table.name for table in members)))
+            self._feature_splits.append(len(readers))
+            self._features += [name for table in members for name in table.feature_names]
+        for table in tables:
+            self._shown[table.name] = nn.Module()
+        self._show()
+        if self.register_tbes:
+            self.tbes = nn.ModuleList(operator for operator, _ in self._operators)
+        self.register_load_state_dict_pre_hook(_refuse_other_rows)
+        self.register_load_state_dict_post_hook(_take_rows)
+
+    def _columns_of(self, tables: Sequence[BaseEmbeddingConfig]) -> list[tuple[int, int, int]]:
+        """Where the columns of each table come from: operator, first column, and the one after the last."""
+        places: dict[str, tuple[int, int, int]] = {}
+        widths = {table.name: table.embedding_dim * len(table.feature_names) for table in tables}
+        for index, (_, names) in enumerate(self._operators):
+            start = 0
+            for name in names:
+                places[name] = (index, start, start + widths[name])
+                start += widths[name]
+        merged: list[tuple[int, int, int]] = []
+        for index, start, stop in (places[table.name] for table in tables):
+            if merged and merged[-1][0] == index and merged[-1][2] == start:
+                start = merged.pop()[1]
+            merged.append((index, start, stop))
+        return merged
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tables are."""
+        return self._device
+
+    @property
+    def _shown(self) -> nn.ModuleDict:
+        """An entry for each table, with its buffers."""
+        return self._modules[self._holder]  # pyright: ignore[reportReturnType]
+
+    def table_names(self) -> list[str]:
+        """The tables, in order."""
+        return list(self._shown)
+
+    def pack(self, table: str, weight: Tensor, on_nonfinite: OnNonfinite = "raise") -> None:
+        """Pack a table's numbers [R, D] into its rows, a part at a time; those of pruned rows are left behind."""
+        rows, packed = self.packed_rows(table), self.packed_table(table)
+        if rows.is_meta:
+            return
+        weight = weight.detach()[: packed.rows]
+        if weight.dtype in (torch.float32, torch.float16):
+            pack_rows(weight, packed.data_type, out=rows, name=table, on_nonfinite=on_nonfinite)
+            return
+        for start, some in enumerate_chunks(weight):
+            own = rows[start : start + len(some)]
+            pack_rows(some.float(), packed.data_type, out=own, name=table, on_nonfinite=on_nonfinite)
+
+    def packed_rows(self, table: str) -> Tensor:
+        """A table's packed rows [R, row_bytes] uint8, scale and bias and padding included: a view."""
+        operator, index = self._place_of(table)
+        return operator.table_rows(index)
+
+    def packed_table(self, table: str) -> PackedTable:
+        """What the operator knows of a table: rows, columns, number format, and the layout of a row."""
+        operator, index = self._place_of(table)
+        return operator.tables[index]
+
+    def _place_of(self, table: str) -> tuple[IntNBitTableBatchedEmbeddingBagsCodegen, int]:
+        for operator, names in self._operators:
+            if table in names:
+                return operator, names.index(table)
+        raise KeyError(f"there is no table {table!r}; the tables are {self.table_names()}")
+
+    def _fill(self, weights: Packed | None) -> None:
+        """Write packed rows: (payload, scale and bias) of each table, zeros without any, nothing for ROWS_FOLLOW."""
+        if weights is ROWS_FOLLOW:
+            return
+        if weights is None:
+            for operator, _ in self._operators:
+                operator.weights.zero_()
+            return
+        for name in self._shown:
+            if name not in weights:
+                raise KeyError(f"there are no packed rows for table {name!r}; there are some for {sorted(weights)}")
+            _write_parts(name, self.packed_rows(name), self.packed_table(name), *weights[name])
+
+    def _in_order(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The batch with its features as the operators read them, end to end; the batch itself where they are."""
+        keys = features.keys()
+        if keys == self._features:
+            return features
+        order = self._orders.get(tuple(keys))
+        if order is None:
+            places = features.index_per_key()
+            missing = [name for name in self._features if name not in places]
+            if missing:
+                raise KeyError(f"the tables need the features {missing}, and the batch has the keys {keys}")
+            if len(self._orders) >= _MOST_ORDERS:
+                self._orders.clear()
+            order = self._orders[tuple(keys)] = [places[name] for name in self._features]
+        return features.permute(order)
+
+    def _show(self) -> None:
+        """Let the tables' buffers be views of the operators' buffers."""
+        for operator, names in self._operators:
+            for index, name in enumerate(names):
+                for part, view in _parts(operator.table_rows(index), operator.tables[index], self._split_scale_bias):
+                    self._shown[name].register_buffer(part, view)
+            self._device = operator.weights.device
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedTables:
+        # The rows move once, as the operators' buffers, and are shown anew; moved by themselves they would be copies.
+        for table in self._shown.values():
+            for part in table._buffers:
+                table._buffers[part] = None
+        try:
+            super()._apply(fn, recurse)
+            for operator, _ in self._operators:
+                if not self.register_tbes:
+                    operator._apply(fn)
+        finally:
+            self._show()
+        return self
+
+
+def checked_alignment(alignment: int) -> int:
+    """The alignment of rows; 16 bytes, which is what the operators read.
+
+    Raises:
+        ValueError: Another one.
+    """
+    if alignment != ROW_ALIGNMENT:
+        raise ValueError(f"row_alignment={alignment} is not supported: rows are padded to {ROW_ALIGNMENT} bytes")
+    return alignment
+
+
+def rows_of(table: BaseEmbeddingConfig) -> int:
+    """Rows of the quantized table: those left after pruning, where the config says how many.
+
+    Raises:
+        ValueError: More are left than there were, or none.
+    """
+    left = table.num_embeddings_post_pruning
+    if left is None:
+        return table.num_embeddings
+    if not 0 < left <= table.num_embeddings:
+        raise ValueError(
+            f"table {table.name!r}: num_embeddings_post_pruning={left}, and the table has {table.num_embeddings} rows; "
+            "it is the number of its first rows that are kept"
+        )
+    return left
+
+
+def _packed_table(table: BaseEmbeddingConfig) -> PackedTable:
+    return PackedTable(table.name, rows_of(table), table.embedding_dim, packed_type(table.data_type, table.name))
+
+
+def _parts(rows: Tensor, table: PackedTable, split: bool) -> list[tuple[str, Tensor]]:
+    """The buffers that show a table: all of its rows, or payload, scale and bias by themselves."""
+    if not split:
+        return [("weight", rows)]
+    layout = row_layout(table.columns, table.data_type)
+    parts = [("weight", rows[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes])]
+    if layout.scale_bytes:
+        parts += [
+            ("weight_qscale", rows[:, :2].view(torch.float16)),
+            ("weight_qbias", rows[:, 2:4].view(torch.float16)),
+        ]
+    return parts
+
+
+def _write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, scale_bias: Tensor | None) -> None:
+    """Write the parts of a table's rows that the caller packed."""
+    layout = row_layout(table.columns, table.data_type)
+    end = layout.scale_bytes + layout.payload_bytes
+    expected, shape = [table.rows, layout.payload_bytes], list(payload.shape)
+    if shape != expected or payload.dtype != torch.uint8 or (scale_bias is None) != (layout.scale_bytes == 0):
+        raise ValueError(
+            f"table {name!r} in {table.data_type}: packed rows are uint8 {expected} "
+            f"{'with' if layout.scale_bytes else 'without'} scale and bias, got {payload.dtype} {shape} "
+            f"{'without' if scale_bias is None else 'with'}"
+        )
+    rows[:, end:] = 0
+    rows[:, layout.scale_bytes : end] = payload
+    if scale_bias is not None:
+        rows[:, : layout.scale_bytes] = scale_bias
+
+
+def _refuse_other_rows(module: PackedTables, state_dict: Mapping[str, Any], prefix: str, *_: object) -> None:
+    """A table of floats may have a packed table's shape, and would be copied into it, number by number."""
+    for table in module._shown:
+        found = state_dict.get(f"{prefix}{module._holder}.{table}.weight")
+        if isinstance(found, Tensor) and found.dtype != torch.uint8:
+            raise ValueError(
+                f"table {table!r} holds packed rows, and the state to be loaded has {list(found.shape)} of "
+                f"{found.dtype}; load it into the float model, and quantize that"
+            )
+
+
+def _take_rows(module: PackedTables, _: object) -> None:
+    """Rows that were assigned, not copied, become part of the operators' buffers."""
+    for operator, names in module._operators:
+        for index, name in enumerate(names):
+            own = module._shown[name]
+            for part, view in _parts(operator.table_rows(index), operator.tables[index], module._split_scale_bias):
+                given = own._buffers[part]
+                assert given is not None, "a table always shows its rows"
+                if given.device != view.device:
+                    operator.to_empty(device=given.device) if view.is_meta else operator.to(given.device)
+                    view = dict(_parts(operator.table_rows(index), operator.tables[index], module._split_scale_bias))[
+                        part
+                    ]
+                if given.data_ptr() != view.data_ptr():
+                    view.copy_(given)
+    module._show()

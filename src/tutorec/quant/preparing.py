@@ -1,0 +1,170 @@
+"""What a float collection says about its quantized form: formats in ``qconfig``, the rest in attributes of TorchRec's.
+
+torch's ``quantize_dynamic`` hands a module to ``from_float`` and nothing else, so whatever else is wanted is written on
+the module first, by the functions ``quant_prep_*``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tutorec._kernels.packed_layout import ROW_ALIGNMENT
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig
+from tutorec.quant.packed_tables import PackedTables
+from tutorec.quant.table_formats import output_type, packed_type
+
+MODULE_ATTR_REGISTER_TBES_BOOL = "__register_tbes_in_named_modules"
+MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS = "__quant_state_dict_split_scale_bias"
+MODULE_ATTR_ROW_ALIGNMENT_INT = "__register_row_alignment_in_named_modules"
+
+_Config = TypeVar("_Config", bound=BaseEmbeddingConfig)
+
+
+def for_each_module_of_type_do(
+    module: nn.Module, module_types: Sequence[type[nn.Module]], op: Callable[[nn.Module], None]
+) -> None:
+    """Do something to each submodule of certain types, the module itself included.
+
+    Args:
+        module: Where they are looked for.
+        module_types: Of the submodules; subclasses count.
+        op: What is done.
+
+    Example:
+        >>> for_each_module_of_type_do(nn.Sequential(nn.Linear(2, 3)), [nn.Linear], print)
+        Linear(in_features=2, out_features=3, bias=True)
+
+    See Also:
+        TorchRec's ``torchrec.quant.embedding_modules.for_each_module_of_type_do``.
+    """
+    for each in module.modules():
+        if isinstance(each, tuple(module_types)):
+            op(each)
+
+
+def quant_prep_enable_register_tbes(module: nn.Module, module_types: Sequence[type[nn.Module]]) -> None:
+    """The operators of the quantized collections will be their submodules ``tbes``.
+
+    Args:
+        module: The model.
+        module_types: Float collections that this is for.
+
+    See Also:
+        TorchRec's ``torchrec.quant.embedding_modules.quant_prep_enable_register_tbes``.
+    """
+    for_each_module_of_type_do(module, module_types, lambda each: setattr(each, MODULE_ATTR_REGISTER_TBES_BOOL, True))
+
+
+def quant_prep_enable_quant_state_dict_split_scale_bias(module: nn.Module) -> None:
+    """Scale and bias of this collection's quantized tables will be buffers of their own.
+
+    Args:
+        module: The float collection.
+
+    See Also:
+        TorchRec's ``torchrec.quant.embedding_modules.quant_prep_enable_quant_state_dict_split_scale_bias``.
+    """
+    setattr(module, MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS, True)
+
+
+def quant_prep_customize_row_alignment(
+    module: nn.Module, module_types: Sequence[type[nn.Module]], row_alignment: int
+) -> None:
+    """Rows of the quantized tables will be padded to a multiple of so many bytes.
+
+    Args:
+        module: The model.
+        module_types: Float collections that this is for.
+        row_alignment: Bytes.
+
+    See Also:
+        TorchRec's ``torchrec.quant.embedding_modules.quant_prep_customize_row_alignment``.
+    """
+    for_each_module_of_type_do(
+        module, module_types, lambda each: setattr(each, MODULE_ATTR_ROW_ALIGNMENT_INT, row_alignment)
+    )
+
+
+def prepared(module: nn.Module, expected: type[nn.Module]) -> dict[str, Any]:
+    """What a float collection asks of its quantized form, as arguments of the constructor.
+
+    Args:
+        module: The float collection.
+        expected: Its class.
+
+    Raises:
+        TypeError: It is another module.
+        ValueError: It is quantized already, or has no ``qconfig``, or a format that cannot be had.
+    """
+    name = expected.__name__
+    if isinstance(module, PackedTables):
+        raise ValueError(
+            f"this {name} is quantized already (tables {module.table_names()}); quantize the float model, "
+            "or give each table its format in one go: QuantConfig(..., per_table_weight_dtype={...})"
+        )
+    if not isinstance(module, expected):
+        raise TypeError(f"from_float takes a float {name}, got {type(module).__name__}")
+    qconfig = getattr(module, "qconfig", None)
+    if qconfig is None:
+        raise ValueError(
+            f"this {name} has no qconfig, which says what to quantize it to; set "
+            "module.qconfig = QuantConfig(activation=torch.float, weight=torch.int8), or call tutorec.quantize(model)"
+        )
+    return {
+        "output_dtype": output_type(qconfig.activation),
+        "register_tbes": getattr(module, MODULE_ATTR_REGISTER_TBES_BOOL, False),
+        "quant_state_dict_split_scale_bias": getattr(module, MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS, False),
+        "row_alignment": getattr(module, MODULE_ATTR_ROW_ALIGNMENT_INT, ROW_ALIGNMENT),
+    }
+
+
+def quantized_configs(tables: Sequence[_Config], qconfig: Any) -> list[_Config]:
+    """The tables' configs with the formats of the packed rows; those given stay as they are.
+
+    Args:
+        tables: Of the float collection.
+        qconfig: A ``QuantConfig``, or torch's ``QConfig``, which knows no table by name.
+
+    Raises:
+        ValueError: A format that cannot be had.
+
+    Example:
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig, QuantConfig
+        >>> quantized_configs([EmbeddingBagConfig(10, 4, "item")], QuantConfig(torch.float, torch.int8))[0].data_type
+        <DataType.INT8: 'INT8'>
+    """
+    own = getattr(qconfig, "per_table_weight_dtype", None) or {}
+    configs = []
+    for table in tables:
+        config = copy(table)
+        config.data_type = packed_type(own.get(table.name, qconfig.weight), table.name)
+        config.feature_names = list(table.feature_names)
+        configs.append(config)
+    return configs
+
+
+def weight_of(table: nn.Module) -> Tensor:
+    """The weight [R, D] of one table of a float collection: a parameter, or what is computed in its place."""
+    weight = table.weight
+    assert isinstance(weight, Tensor), f"the weight of a table is a tensor, got {type(weight).__name__}"
+    return weight
+
+
+def device_of(tables: nn.ModuleDict, default: torch.device) -> torch.device:
+    """Where the tables of a float collection are now; where it was made, if it has none.
+
+    Raises:
+        ValueError: They are on several devices.
+    """
+    found = {name: weight_of(table).device for name, table in tables.items()}
+    if len(set(found.values())) > 1:
+        places = {name: str(device) for name, device in found.items()}
+        raise ValueError(
+            f"the tables are on several devices, {places}; an operator reads tables of one: move the model to it first"
+        )
+    return next(iter(found.values()), default)

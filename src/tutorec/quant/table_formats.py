@@ -1,0 +1,154 @@
+"""Which number format a table is packed in: what callers may write for it, and whether the table's numbers fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutorec._kernels.packed_layout import PACKED_TYPES
+from tutorec.types import DataType, data_type_to_dtype, dtype_to_data_type
+
+# torch's own names of 8 bits, as its observers carry them.
+_BYTES = (torch.int8, torch.qint8, torch.quint8)
+_OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
+_CHOICE = "torch.int8, torch.quint4x2 (4 bits), torch.quint2x4 (2 bits), torch.float16 or torch.float32"
+_OTHERS = {
+    DataType.UINT8: "torch.int8 is what has 8 bits a number here",
+    DataType.BF16: "torch.float16 has as many bits",
+    DataType.INT32: "it has as many bits as the float32 that the table is made of",
+    DataType.INT64: "it has more bits than the float32 that the table is made of",
+}
+
+
+def packed_type(asked: Any, table: str = "") -> DataType:
+    """The format that is meant by a dtype, a ``DataType``, or an observer (or what makes one) that carries a dtype.
+
+    Args:
+        asked: What the caller wrote.
+        table: The table that it is for, for messages; empty where it is for all.
+
+    Returns:
+        INT8, INT4, INT2, FP16 or FP32.
+
+    Raises:
+        TypeError: It stands for no dtype.
+        ValueError: Tables are not packed in this format.
+
+    Example:
+        >>> packed_type(torch.quint4x2)
+        <DataType.INT4: 'INT4'>
+        >>> packed_type(torch.int64, "item")
+        Traceback (most recent call last):
+            ...
+        ValueError: table 'item' cannot be quantized to torch.int64: it has more bits than ...; use torch.int8, ...
+    """
+    found = _format_of(asked, table, _CHOICE)
+    if isinstance(found, DataType):
+        if found in PACKED_TYPES:
+            return found
+        found, why = data_type_to_dtype(found), _OTHERS[found]
+    elif found in _BYTES:
+        return DataType.INT8
+    else:
+        why = "no operator reads it"
+    raise ValueError(f"{_of(table)} cannot be quantized to {found}: {why}; use {_CHOICE}")
+
+
+def output_type(asked: Any) -> torch.dtype:
+    """The dtype of the looked-up rows that is meant by a dtype, a ``DataType`` or an observer.
+
+    Args:
+        asked: What the caller wrote.
+
+    Returns:
+        float32, float16 or bfloat16.
+
+    Raises:
+        TypeError: It stands for no dtype.
+        ValueError: Rows cannot be looked up in it.
+
+    Example:
+        >>> output_type(torch.float)
+        torch.float32
+    """
+    choice = ", ".join(map(str, _OUTPUTS))
+    found = _format_of(asked, "", choice)
+    dtype = data_type_to_dtype(found) if isinstance(found, DataType) else found
+    if dtype not in _OUTPUTS:
+        raise ValueError(f"looked-up rows cannot be {dtype}; the output dtype is one of {choice}")
+    return dtype
+
+
+def check_numbers(table: str, weight: Tensor) -> None:
+    """Check that a table's numbers can be packed: none is NaN or infinite.
+
+    Args:
+        table: Its name.
+        weight: Its rows [R, D].
+
+    Raises:
+        ValueError: A number is NaN or infinite.
+
+    Example:
+        >>> check_numbers("item", torch.tensor([[0.5, 1.0], [2.0, float("nan")]]))
+        Traceback (most recent call last):
+            ...
+        ValueError: table 'item' holds nan in row 1, column 1 (1 of its 2 rows is not finite): ...
+    """
+    if weight.is_meta or weight.numel() == 0:
+        return
+    low, high = torch.aminmax(weight.detach())  # one pass, no copy; NaN comes through
+    if bool(torch.isfinite(low)) and bool(torch.isfinite(high)):
+        return
+    first, count = -1, 0
+    for start, rows in enumerate_chunks(weight):
+        wrong = (~torch.isfinite(rows).all(1)).nonzero().view(-1)
+        first = start + int(wrong[0]) if first < 0 and wrong.numel() else first
+        count += wrong.numel()
+    column = int((~torch.isfinite(weight[first])).nonzero()[0])
+    rows = f"{count} of its {weight.shape[0]} rows {'is' if count == 1 else 'are'} not finite"
+    raise ValueError(
+        f"table {table!r} holds {float(weight[first, column])} in row {first}, column {column} ({rows}): scale and "
+        "bias of such a row are no numbers. Find out what it learned from, restore or zero the row, or pass "
+        "on_nonfinite='keep' to tutorec.quantize, whose result reads as NaN there"
+    )
+
+
+def enumerate_chunks(weight: Tensor, numbers: int = 1 << 20) -> Iterable[tuple[int, Tensor]]:
+    """The first row's number and the rows of each piece of a table [R, D], so that what is computed stays small.
+
+    Args:
+        weight: The table.
+        numbers: About how many numbers a piece has.
+
+    Example:
+        >>> [(start, tuple(rows.shape)) for start, rows in enumerate_chunks(torch.zeros(5, 2), numbers=4)]
+        [(0, (2, 2)), (2, (2, 2)), (4, (1, 2))]
+    """
+    step = max(1, numbers // max(1, weight.shape[1]))
+    for start in range(0, weight.shape[0], step):
+        yield start, weight[start : start + step].detach()
+
+
+def _format_of(asked: Any, table: str, choice: str) -> DataType | torch.dtype:
+    """What the caller means, as a DataType where there is one."""
+    carried = asked
+    if not isinstance(carried, torch.dtype | DataType):
+        if not hasattr(carried, "dtype") and callable(carried):
+            carried = carried()
+        carried = getattr(carried, "dtype", carried)
+    if isinstance(carried, DataType):
+        return carried
+    if not isinstance(carried, torch.dtype):
+        raise TypeError(f"{_of(table)}: {asked!r} is no number format and carries none; use {choice}")
+    try:
+        return dtype_to_data_type(carried)
+    except ValueError:
+        return carried
+
+
+def _of(table: str) -> str:
+    return f"table {table!r}" if table else "a table"
