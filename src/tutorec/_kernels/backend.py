@@ -21,7 +21,16 @@ from typing import Literal, cast
 
 from tutorec.errors import BackendError
 
-__all__ = ["ENV_VARIABLE", "BackendChoice", "BackendName", "backend", "choose", "installed", "use_backend"]
+__all__ = [
+    "ENV_VARIABLE",
+    "BackendChoice",
+    "BackendName",
+    "backend",
+    "choose",
+    "installed",
+    "operator_libraries",
+    "use_backend",
+]
 
 BackendName = Literal["fbgemm", "torch"]
 
@@ -173,6 +182,23 @@ def use_backend(name: str) -> Iterator[BackendChoice]:
         _state.current = before
 
 
+def operator_libraries() -> list[str]:
+    """Paths of the operator libraries that this process loaded, in loading order; none with the torch backend.
+
+    Another program that is to run a saved model loads them first.
+
+    Example:
+        >>> from tutorec._kernels.backend import operator_libraries, use_backend
+        >>> with use_backend("torch"):
+        ...     operator_libraries()
+        []
+    """
+    if backend().name != "fbgemm":
+        return []
+    folder = _library_folder()
+    return [os.path.join(folder, library) for library in _LIBRARIES]
+
+
 class _State:
     """What this process has chosen and loaded so far."""
 
@@ -283,16 +309,22 @@ def _reinstall_line(versions: Mapping[str, str | None]) -> str:
     return f'pip install --force-reinstall --no-deps "{wheel}==1.{fitting}.*"'
 
 
-def _load_libraries() -> None:
-    """Load fbgemm's operators by path; fbgemm's own Python package can still be imported later."""
+def _library_folder() -> str:
     from importlib.util import find_spec
-
-    import torch
 
     spec = find_spec("fbgemm_gpu")  # finds the folder, runs nothing
     if spec is None or spec.origin is None:
         raise ImportError("the package folder 'fbgemm_gpu' is missing although its metadata is there: install it again")
-    folder = os.path.dirname(spec.origin)
+    return os.path.dirname(spec.origin)
+
+
+def _load_libraries() -> None:
+    """Load fbgemm's operators by path; fbgemm's own Python package can still be imported later."""
+    import torch
+
+    from tutorec._kernels.operator_shapes import register_shapes
+
+    folder = _library_folder()
     for library in _LIBRARIES:
         torch.ops.load_library(os.path.join(folder, library))
     for name, expected in _OPERATORS.items():
@@ -301,3 +333,4 @@ def _load_libraries() -> None:
         takes = len(getattr(torch.ops.fbgemm, name).default._schema.arguments)
         if takes != expected:
             raise ImportError(f"operator fbgemm::{name} takes {takes} arguments, and tutorec passes {expected}")
+    register_shapes()

@@ -20,8 +20,8 @@ from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateI
 
 from tutorec._kernels.backend import backend
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowLayout, row_layout
-from tutorec._kernels.packed_torch import assert_rows, check_rows, packed_lookup
-from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_pooling
+from tutorec._kernels.packed_torch import assert_rows, check_rows, packed_lookup, sqrtn_weights
+from tutorec._kernels.pooling import POOLINGS, PoolingKind, kernel_pooling
 from tutorec._kernels.tbe_layout import column_slices, pick_columns
 from tutorec.types import DataType
 
@@ -40,7 +40,7 @@ _FATAL = 0  # a wrong id raises
 torch.fx.wrap("packed_lookup")
 torch.fx.wrap("check_rows")
 torch.fx.wrap("assert_rows")
-torch.fx.wrap("bag_weights")
+torch.fx.wrap("sqrtn_weights")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class PackedTable:
         rows: R.
         columns: D, as the table shows it.
         data_type: FP32, FP16, INT8, INT4 or INT2.
+        alignment: Rows are padded to a multiple of so many bytes.
 
     Example:
         >>> PackedTable("item", rows=100, columns=64, data_type=DataType.INT8).layout.row_bytes
@@ -62,11 +63,12 @@ class PackedTable:
     rows: int
     columns: int
     data_type: DataType
+    alignment: int = ROW_ALIGNMENT
 
     @property
     def layout(self) -> RowLayout:
         """Where the parts of a row are."""
-        return row_layout(self.columns, self.data_type)
+        return row_layout(self.columns, self.data_type, self.alignment)
 
 
 class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
@@ -176,7 +178,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         if indices.dtype != offsets.dtype:
             indices, offsets = indices.long(), offsets.long()
         if self._pooling == "sqrtn":
-            weights = bag_weights(self._pooling, offsets, weights, indices.shape[0])
+            weights = sqrtn_weights(indices, offsets, weights)
         if weights is not None:
             weights = weights.detach().float()
         if not self._on_fbgemm:
@@ -188,7 +190,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         """The same, preceded by a check of the ids, in calls that can be traced, scripted and exported."""
         offsets = offsets.type_as(indices)
         if self._pooling == "sqrtn":
-            weights = bag_weights(self._pooling, offsets, weights, indices.shape[0])
+            weights = sqrtn_weights(indices, offsets, weights)
         if weights is not None:
             weights = weights.float()
         exporting = False
@@ -203,7 +205,9 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         if not exporting:
             # The operator takes -1 for an id that was pruned and skips it; so the ids are checked against the last
             # rows one lower, where -1 is no exception.
-            torch.ops.fbgemm.bounds_check_indices(self._last_rows, indices - 1, offsets, _FATAL, self._warning, None)
+            torch.ops.fbgemm.bounds_check_indices(
+                self._last_rows, indices - 1, offsets, self._on_wrong_id, self._warning, None
+            )
         pooled = torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function(
             dev_weights=self.weights,
             uvm_weights=self._no_rows,
@@ -224,7 +228,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
             output_dtype=self._output_code,
             lxu_cache_weights=None,
             lxu_cache_locations=None,
-            row_alignment=ROW_ALIGNMENT,
+            row_alignment=self._alignment,
         )
         if len(self._slices) == 0:
             return pooled
@@ -273,7 +277,10 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
             *(weights, self._no_rows, self._placements, self._starts, self._types, self._column_offsets),
             *(self._total, *self._widths),
         )
-        self._tail = (self._output_code, None, None, ROW_ALIGNMENT)
+        # Numbers for the graph: a scripted method knows attributes, and no numbers of this file.
+        self._on_wrong_id = _FATAL
+        self._alignment = self.tables[0].alignment if self.tables else ROW_ALIGNMENT
+        self._tail = (self._output_code, None, None, self._alignment)
 
     @torch.jit.unused
     def _cuts(self, layouts: Sequence[Any]) -> list[tuple[int, int]]:
@@ -298,6 +305,9 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         wrong = [table for table in self.feature_tables if not 0 <= table < len(self.tables)]
         if wrong:
             raise ValueError(f"features read tables {wrong}, and there are {len(self.tables)}: {names}; count from 0")
+        alignments = {table.name: table.alignment for table in self.tables}
+        if len(set(alignments.values())) > 1:
+            raise ValueError(f"tables of one operator have rows of one alignment, got {alignments}; make one for each")
         widths = {table.name: table.columns for table in self.tables}
         if self._pooling == "none" and len(set(widths.values())) > 1:
             raise ValueError(

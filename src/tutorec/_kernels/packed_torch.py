@@ -7,7 +7,9 @@ samples. Numbers are summed in float32, as fbgemm's operators do.
 import torch
 from torch import Tensor
 
-__all__ = ["assert_rows", "check_rows", "numbers_of_rows", "packed_lookup"]
+from tutorec._kernels.pooling import bag_weights
+
+__all__ = ["assert_rows", "check_rows", "numbers_of_rows", "packed_lookup", "sqrtn_weights"]
 
 
 def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
@@ -24,19 +26,19 @@ def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
         >>> numbers_of_rows(torch.cat([row, torch.tensor([[2, 4]], dtype=torch.uint8)], 1), bits=8, columns=2).tolist()
         [[0.0, 1.0]]
     """
-    rows = packed.shape[0]
+    # Copies, because TorchScript knows a view as another dtype by no other name.
     if bits == 32:
-        return packed[:, : 4 * columns].contiguous().view(torch.float32)
+        return torch.view_copy(packed[:, : 4 * columns].contiguous(), dtype=torch.float32)
     if bits == 16:
-        return packed[:, : 2 * columns].contiguous().view(torch.float16).float()
-    scale_bias = packed[:, :4].contiguous().view(torch.float16).float()
+        return torch.view_copy(packed[:, : 2 * columns].contiguous(), dtype=torch.float16).float()
+    scale_bias = torch.view_copy(packed[:, :4].contiguous(), dtype=torch.float16).float()
     per_byte = 8 // bits
     payload = packed[:, 4 : 4 + (columns + per_byte - 1) // per_byte]
     if bits < 8:
         # The first column of a byte is in its lowest bits.
         places = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
         payload = torch.bitwise_right_shift(payload.unsqueeze(2), places).bitwise_and((1 << bits) - 1)
-        payload = payload.reshape(rows, -1)[:, :columns]
+        payload = payload.flatten(1)[:, :columns]
     return torch.addcmul(scale_bias[:, 1:], payload.float(), scale_bias[:, :1])
 
 
@@ -76,22 +78,21 @@ def packed_lookup(
     starts = places.unsqueeze(1).expand(features, batch).reshape(-1).index_select(0, bags)
     pieces: list[Tensor] = []
     first = 0
-    for block in blocks:
-        in_block, bits, columns, row_bytes = block
-        # Bytes of each id's row, one by one: tables begin anywhere, so that there is no one matrix of rows.
+    for in_block, bits, columns, row_bytes in blocks:
         low, high = first * batch, (first + in_block) * batch
         first += in_block
-        if in_block == features:
-            own_ids, own_starts, own_bags = indices, starts, bags
-        else:
-            own = ((bags >= low) & (bags < high)).nonzero().view(-1)
+        own_ids, own_starts, own_bags, own_weights = indices, starts, bags, weights
+        if in_block != features:
+            own = ((bags >= low) & (bags < high)).nonzero().squeeze(1)
             own_ids, own_starts = indices.index_select(0, own), starts.index_select(0, own)
             own_bags = bags.index_select(0, own) - low
+            if weights is not None:
+                own_weights = weights.index_select(0, own)
+        # Bytes of each id's row, one by one: tables begin anywhere, so that there is no one matrix of rows.
         byte = torch.arange(row_bytes, device=flat.device)
         where = (own_starts + own_ids.long() * row_bytes).unsqueeze(1) + byte
-        rows = numbers_of_rows(flat.index_select(0, where.view(-1)).view(-1, row_bytes), bits, columns)
-        if weights is not None:
-            own_weights = weights if in_block == features else weights.index_select(0, own)
+        rows = numbers_of_rows(flat[where], bits, columns)
+        if own_weights is not None:
             rows = rows * own_weights.float().unsqueeze(1)
         if pooling != "none":
             pooled = torch.zeros([in_block * batch, columns], device=flat.device).index_add(0, own_bags, rows)
@@ -154,4 +155,22 @@ def assert_rows(last_rows: Tensor, indices: Tensor, offsets: Tensor) -> None:
     limits = last_rows.unsqueeze(1).expand(features, lengths.shape[0] // features).reshape(-1)
     limits = limits.repeat_interleave(lengths, output_size=indices.shape[0])
     inside = ((indices >= 0) & (indices <= limits)).all()
-    torch._assert_async(inside, "an id is no row of the table that its feature looks up")
+    torch.ops.aten._assert_async(inside, "an id is no row of the table that its feature looks up")
+
+
+def sqrtn_weights(indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    """Weights with which a sum over bags is the pooling ``"sqrtn"`` [N].
+
+    Args:
+        indices: Ids [N].
+        offsets: Where each bag begins and the last one ends [L+1].
+        weights: One for each id [N], or None.
+
+    Example:
+        >>> import torch
+        >>> sqrtn_weights(torch.tensor([5, 6, 7, 8]), torch.tensor([0, 4]), None)
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    """
+    found = bag_weights("sqrtn", offsets, weights, indices.shape[0])
+    assert found is not None, "this pooling weighs every id"
+    return found

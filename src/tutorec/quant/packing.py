@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tutorec._kernels.packed_layout import RowLayout, row_layout
+from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowLayout, row_layout
 from tutorec._kernels.packed_torch import numbers_of_rows
 from tutorec.types import DataType
 
@@ -35,6 +35,7 @@ def pack_rows(
     out: Tensor | None = None,
     name: str = "",
     on_nonfinite: OnNonfinite = "raise",
+    alignment: int = ROW_ALIGNMENT,
 ) -> Tensor:
     """Rows of numbers [R, D] -> packed rows, uint8 [R, row_bytes].
 
@@ -44,6 +45,7 @@ def pack_rows(
         out: Where packed rows are written; new memory by default.
         name: Of the table, for messages.
         on_nonfinite: What becomes of a row with a number that is not finite: an error, or packed rows that read as NaN.
+        alignment: Rows are padded to a multiple of so many bytes.
 
     Returns:
         ``out``, or a new tensor.
@@ -61,7 +63,7 @@ def pack_rows(
     See Also:
         fbgemm's ``FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf``, whose bytes these are, with scale and bias in front.
     """
-    layout = _layout_of(rows, data_type, name)
+    layout = _layout_of(rows, data_type, name, alignment)
     shape = (rows.shape[0], layout.row_bytes)
     if out is None:
         out = torch.empty(shape, dtype=torch.uint8, device=rows.device)
@@ -78,13 +80,14 @@ def pack_rows(
     return out
 
 
-def unpack_rows(packed: Tensor, columns: int, data_type: DataType) -> Tensor:
+def unpack_rows(packed: Tensor, columns: int, data_type: DataType, alignment: int = ROW_ALIGNMENT) -> Tensor:
     """Packed rows [R, row_bytes] -> numbers, float32 [R, D].
 
     Args:
         packed: uint8, as ``pack_rows`` returns it.
         columns: D.
         data_type: As it was packed.
+        alignment: As it was packed.
 
     Raises:
         ValueError: ``packed`` has not the shape of such rows.
@@ -95,7 +98,7 @@ def unpack_rows(packed: Tensor, columns: int, data_type: DataType) -> Tensor:
         >>> unpack_rows(pack_rows(row, DataType.INT8), 3, DataType.INT8)[0, 2].item()  # 255 steps of fp16(1 / 255)
         0.9998...
     """
-    layout = row_layout(columns, data_type)
+    layout = row_layout(columns, data_type, alignment)
     if packed.dtype != torch.uint8 or packed.dim() != 2 or packed.shape[1] != layout.row_bytes:
         raise ValueError(
             f"packed rows of {columns} columns in {data_type} are uint8 [R, {layout.row_bytes}], got {packed.dtype} "
@@ -133,7 +136,7 @@ def round_trip_bound(rows: Tensor, data_type: DataType) -> Tensor:
         >>> round(bound, 3), (row - unpack_rows(pack_rows(row, DataType.INT2), 3, DataType.INT2)).abs().max() <= bound
         (0.167, tensor(True))
     """
-    layout = _layout_of(rows, data_type, "")
+    layout = _layout_of(rows, data_type)
     bounds = [_bound_of_chunk(some.float(), layout) for _, some in _chunks(rows.detach())]
     return torch.cat(bounds) if bounds else torch.empty(0)
 
@@ -223,13 +226,13 @@ def _join_codes(codes: Tensor, layout: RowLayout) -> Tensor:
     return joined
 
 
-def _layout_of(rows: Tensor, data_type: DataType, name: str) -> RowLayout:
+def _layout_of(rows: Tensor, data_type: DataType, name: str = "", alignment: int = ROW_ALIGNMENT) -> RowLayout:
     if rows.dim() != 2 or rows.dtype not in (torch.float32, torch.float16):
         raise ValueError(
             f"table {name!r}: rows to be packed are float32 or float16 [R, D], got {rows.dtype} {list(rows.shape)}; "
             "convert them: rows.float()"
         )
-    return row_layout(rows.shape[1], data_type)
+    return row_layout(rows.shape[1], data_type, alignment)
 
 
 def _chunks(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
