@@ -84,5 +84,18 @@ def test_the_bound_is_infinite_where_a_piece_fits_on_no_rank() -> None:
     assert bound.reason == "table 1 fits on the ranks in none of its ways"
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_no_placement_is_below_the_bound_where_the_last_byte_decides(seed: int) -> None:
+    """A byte may cost tens of milliseconds here, and what gigabytes cost is so much that a sum's rounding counts."""
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(1, 40, 3) * 10**9
+    tables = tuple(
+        tuple(_whole(float(draw.uniform(1, 100)), int(size + draw.integers(0, 3))) for _ in range(3)) for size in sizes
+    )
+    room = sum(int(choices[draw.integers(3)].memory[0, 0]) for choices in tables)
+    problem = PlanningProblem(1, 1, _rooms(room), tables)
+    assert lower_bound(problem).ms <= brute_force(problem)
+
+
 def test_no_tables_take_no_time() -> None:
     assert lower_bound(PlanningProblem(2, 2, _rooms(1, 1), ())).ms == 0.0

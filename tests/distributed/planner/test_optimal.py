@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed.planner.instances import brute_force, problems, ways
+from distributed.planner.instances import FIXED, brute_force, model, problems, ways
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import milp
@@ -18,6 +18,7 @@ from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.milp_model import MilpModel
 from tutorec.distributed.planner.optimal import CLOSED, solve
 from tutorec.distributed.planner.problem import Choice, Placement, PlanningProblem, Spread, broken_rules, cost
+from tutorec.distributed.planner.search import search
 
 
 def choice(times: list[float], memory: list[int], spread: Spread = Spread.ANY, group: int | None = None, **words):
@@ -224,3 +225,25 @@ def test_one_rank_has_no_others_to_plan_anew() -> None:
     problem = problem_of([[choice([2.0], [1]), choice([1.0], [2])]], local_size=1)
     start = Placement(np.array([0]), [np.array([0])])
     assert solve(problem, start=start).cost == 1.0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("instance", FIXED[:6])
+def test_six_of_the_fixed_instances_are_proven(instance: tuple[int, int, int, int, float]) -> None:
+    problem = model(*instance)
+    start = search(problem)
+    assert start is not None
+    # a quarter of a minute for the slowest, where nothing else runs
+    result = solve(problem, 240.0, start=start)
+    assert result.status == "optimal"
+    assert cost(problem, start) <= 1.05 * result.bound
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("instance", FIXED[6:])
+def test_search_of_the_largest_fixed_instances_is_near_the_bound(instance: tuple[int, int, int, int, float]) -> None:
+    problem = model(*instance)
+    start = search(problem)
+    assert start is not None
+    result = solve(problem, 60.0, start=start)
+    assert cost(problem, start) <= 1.05 * result.bound

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,6 +28,10 @@ _CUTS, _HALVINGS, _CLOSE = 40, 8, 1e-3
 _SETS = 64
 # a bound that rounding errors of a sum could lift above a plan would be none
 _SLACK = 1e-12
+# where the last bytes decide, what memory costs is a difference of huge numbers: by this part of them it can be wrong
+_ROUNDING = 1e-14
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -171,9 +176,13 @@ class Totals:
             return Relaxation(np.inf, np.zeros(2), self._argmin(least) - self.starts)
         value = time + self.memory @ prices
         chosen = self._argmin(value)
-        mean = float(value[chosen].sum() - prices @ self.capacity)
+        mean = self.mean(value[chosen], prices)
         latencies = sum(float(component.dearer(value).min()) for component in self._components)
         return Relaxation(mean + latencies, prices, chosen - self.starts)
+
+    def mean(self, least: Floats, prices: Floats) -> float:
+        """Milliseconds of the mean rank at least, where tables cost ``[T]`` with what their memory costs."""
+        return float(least.sum() * (1 - _ROUNDING) - prices @ self.capacity * (1 + _ROUNDING))
 
     def sets_of_groups(self, most: int) -> tuple[list[tuple[float, frozenset[int]]], float]:
         """Sets of groups that a plan could use, and a bound for the plans that use just these.
@@ -187,7 +196,7 @@ class Totals:
         """
         relaxed = self.relax()
         value = np.where(self.usable, self.time, np.inf) + self.memory @ relaxed.prices
-        mean = float(np.minimum.reduceat(value, self.starts).sum() - relaxed.prices @ self.capacity)
+        mean = self.mean(np.minimum.reduceat(value, self.starts), relaxed.prices)
         decided = frozenset(group for component in self._components for group in component.groups)
         sets, others = [(mean, self._groups - decided)], float("inf")
         for component in self._components:
@@ -213,7 +222,7 @@ class Totals:
 
         def mean(longest: float) -> float:
             least = np.minimum.reduceat(np.where(self.pieces <= longest, value, np.inf), self.starts)
-            return float(least.sum() - prices @ self.capacity)
+            return self.mean(least, prices)
 
         low = float(np.minimum.reduceat(np.where(np.isfinite(value), self.pieces, np.inf), self.starts).max())
         if not np.isfinite(low):
@@ -240,7 +249,7 @@ class Totals:
             return keep
         value = np.where(keep, self.time + self.memory @ relaxed.prices, np.inf)
         least = np.minimum.reduceat(value, self.starts)
-        mean = least.sum() - relaxed.prices @ self.capacity
+        mean = self.mean(least, relaxed.prices)
         return keep & (mean + value - least[self.table] <= limit * (1 + _SLACK))
 
     def _argmin(self, value: Floats) -> Ints:
@@ -269,11 +278,16 @@ class Totals:
         least = np.minimum.reduceat(np.where(np.isfinite(time), self.memory[:, kind], np.inf), self.starts)
         if least.sum() > self.capacity[kind]:
             return None
-        return _steepest(mean, start=float(time[np.isfinite(time)].max()) / max(self.capacity[kind], 1.0))
+        return steepest(mean, start=float(time[np.isfinite(time)].max()) / max(self.capacity[kind], 1.0))
 
 
-def _steepest(mean: Callable[[float], tuple[float, float, Floats] | None], start: float) -> Floats | None:
-    """The prices at the top of a concave function of one price that is known by values and slopes."""
+def steepest(mean: Callable[[float], tuple[float, float, _Found] | None], start: float) -> _Found | None:
+    """What a concave function of one price returns beside its value and slope, at its top among prices >= 0.
+
+    Args:
+        mean: ``price -> (value, slope, what is returned)``; None where the function grows without end.
+        start: A price that is tried first.
+    """
     low = mean(0.0)
     if low is None:
         return None

@@ -128,7 +128,7 @@ class MilpModel:
         self.squeeze = squeeze
         self.ranks = np.arange(problem.world_size)
         self.hosts = self.ranks.reshape(-1, problem.local_size)
-        self.memories = _binding_memories(problem)
+        self.memories = binding_memories(problem)
         self.bundles = self._bundles()
         self.possible = all(bundle.ways for bundle in self.bundles)
         self.scale = self._time_scale()
@@ -142,7 +142,7 @@ class MilpModel:
         """Equal tables together, those with the longest pieces first: they leave the least to choose."""
         of_content: dict[tuple[Any, ...], Bundle] = {}
         for table, choices in enumerate(self.problem.choices):
-            bundle = of_content.setdefault(_content(choices), Bundle([], []))
+            bundle = of_content.setdefault(content(choices), Bundle([], []))
             if not bundle.tables:
                 ways = [self._way(number, choice) for number, choice in enumerate(choices)]
                 bundle.ways = [way for way in ways if way is not None]
@@ -174,7 +174,7 @@ class MilpModel:
         allowed = np.ones(len(self.ranks), np.bool_) if choice.allowed is None else choice.allowed
         lines = np.column_stack([choice.time, choice.memory])
         if choice.spread in (Spread.ANY, Spread.HOST):
-            for pieces in _equal_lines(lines):
+            for pieces in equal_lines(lines):
                 fits = allowed & (choice.memory[pieces[0]] <= capacity).all(axis=1)
                 way.kinds.append(Kind(pieces[:, None], self.ranks[fits]))
             if choice.spread is Spread.HOST:
@@ -184,7 +184,7 @@ class MilpModel:
                     kind.places = kind.places[np.isin(kind.places // self.problem.local_size, way.hosts)]
         else:
             blocks = np.arange(len(choice.time)).reshape(-1, self.problem.local_size)
-            for group in _equal_lines(lines[blocks].reshape(len(blocks), -1)):
+            for group in equal_lines(lines[blocks].reshape(len(blocks), -1)):
                 needs = choice.memory[blocks[group[0]]]
                 fits = allowed[self.hosts].all(axis=1) & (needs <= capacity[self.hosts]).all(axis=(1, 2))
                 way.kinds.append(Kind(blocks[group], np.flatnonzero(fits)))
@@ -431,7 +431,7 @@ def _ranks_are_equal(model: MilpModel) -> bool:
     return True
 
 
-def _equal_lines(lines: NDArray[Any]) -> list[Ints]:
+def equal_lines(lines: NDArray[Any]) -> list[Ints]:
     """Numbers of equal lines together, in the order of the first of them."""
     found: dict[bytes, list[int]] = {}
     for number, line in enumerate(np.ascontiguousarray(lines)):
@@ -439,7 +439,7 @@ def _equal_lines(lines: NDArray[Any]) -> list[Ints]:
     return [np.array(numbers) for numbers in found.values()]
 
 
-def _content(choices: tuple[Choice, ...]) -> tuple[Any, ...]:
+def content(choices: tuple[Choice, ...]) -> tuple[Any, ...]:
     """What tells a table from others, for the solver."""
     return tuple(
         (
@@ -453,7 +453,7 @@ def _content(choices: tuple[Choice, ...]) -> tuple[Any, ...]:
     )
 
 
-def _binding_memories(problem: PlanningProblem) -> list[int]:
+def binding_memories(problem: PlanningProblem) -> list[int]:
     """Kinds of memory that could run out: a rank that held the most of every table would be over its capacity."""
     found = []
     for kind in range(2):

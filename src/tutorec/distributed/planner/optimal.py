@@ -1,8 +1,14 @@
-"""The best plan and the proof: the planning problem solved as a mixed-integer linear program by HiGHS.
+"""The best plan and the proof: HiGHS, given the planning problem in three forms.
 
-`milp_model` has the program. Given all of it, the solver finds a plan, and a bound below which none lies. Plans of many
-tables differ by so little that it gets lost among them; so half of the time goes to smaller programs, in which a few
-ranks are planned anew while all others keep what they have, until the plan is as good as the bound or time is over.
+1. **Parts.** A few ranks are planned anew while all others keep what they have: small programs that find faster plans,
+   and prove nothing.
+2. **Patterns** (`patterns_search`). What lies on all ranks alike is counted out, and what single ranks hold beside it
+   is priced. Prices refute nearly all of it, and the solver is asked about the rest. It ends with the best plan and the
+   proof, unless tables or ways to cut them are too many.
+3. **The whole program** (`milp_model`), which knows of everything: ranks that differ, tables that are pinned, hosts.
+   Plans of many tables differ by so little that the solver gets lost among them, but it has a bound at any time.
+
+They take turns until the plan is as good as the bound, or time is over.
 
 Corresponds to nothing in TorchRec, whose planner does not know how far its plans are from the best.
 """
@@ -12,12 +18,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.milp_model import MilpModel
+from tutorec.distributed.planner.patterns_bases import chosen_of
+from tutorec.distributed.planner.patterns_search import Caller, PatternSearch
 from tutorec.distributed.planner.problem import (
     Ints,
     Placement,
@@ -36,6 +44,9 @@ MOST_VARIABLES = 60_000
 
 PART_SECONDS = 1.0
 """The longest that the solver may think about a few ranks."""
+
+BASE_SECONDS = 10.0
+"""The longest that the solver may think about what lies on single ranks beside one base."""
 
 TICK_SECONDS = 0.25
 """How often a caller hears of the time that is over."""
@@ -140,18 +151,17 @@ class _Solver:
         self.bound = lower_bound(problem).ms
         self.rng = np.random.default_rng(0)  # the same parts in every run
         self.part_tables = 8.0
+        self.patterns: PatternSearch | None = None
+        self.patterns_until = 0.0
 
     def run(self) -> MilpResult:
-        """The whole program, then parts of it."""
+        """Look for plans and bounds in turn; where the program is too large, for plans alone."""
         if np.isinf(self.bound):
             return MilpResult(None, float("inf"), float("inf"), 0.0, "infeasible")
-        too_large = False
-        # Parts first, as they are quick; then all of it for what parts cannot see, and parts again; last the proof.
-        for share, patience in ((0.5, 12), (1.0, 36)):
-            if not self.closed() and self.placement is not None:
-                self._parts(self.clock.left() * share / 2, patience)
-            if not self.closed() and not too_large and self.clock.left() > 0.5:
-                too_large = not self._whole(self.clock.left() * share)
+        if too_large := self._is_too_large():
+            self._parts(self.clock.left(), 48)
+        else:
+            self._search()
         if self.placement is None:
             infeasible = np.isinf(self.bound)
             status = "infeasible" if infeasible else "too large" if too_large else "time limit"
@@ -160,26 +170,78 @@ class _Solver:
         status = "optimal" if self.closed() else "too large" if too_large else "time limit"
         return MilpResult(self.placement, self.cost, min(self.bound, self.cost), gap, status)
 
+    def _search(self) -> None:
+        """Parts first, as they are quick; base by base; all of it for what these cannot see; and again."""
+        steps: tuple[tuple[float, Callable[[float], None]], ...] = (
+            (0.15, lambda seconds: self._parts(seconds, 12)),
+            (0.5, self._patterns),
+            (0.3, self._whole),
+            (0.8, self._patterns),
+            (0.5, lambda seconds: self._parts(seconds, 36)),
+            (1.0, self._whole),
+        )
+        for share, step in steps:
+            if not self.closed() and self.clock.left() > 0:
+                step(self.clock.left() * share)
+
+    def _below(self) -> float | None:
+        """Milliseconds from which on plans are of no interest to the program."""
+        return self.cost * (1.0 - CLOSED / 2) if self.placement is not None else None
+
+    def _is_too_large(self) -> bool:
+        model = MilpModel(self.problem, self._below())
+        return model.possible and model.size > MOST_VARIABLES
+
     def closed(self) -> bool:
         """Whether there is nothing left to look for."""
         return self.bound >= self.cost * (1.0 - CLOSED) or np.isinf(self.bound)
 
-    def _whole(self, seconds: float) -> bool:
-        """Solve the whole program for some time; False where it is too large for that."""
-        below = self.cost * (1.0 - CLOSED / 2) if self.placement is not None else None
-        squeeze = 0.0
+    def _whole(self, seconds: float) -> None:
+        """Solve the whole program for some time."""
+        self.bound = max(self.bound, self._program([list(range(len(each))) for each in self.problem.choices], seconds))
+
+    def _program(self, numbers: list[list[int]], seconds: float) -> float:
+        """Solve the program of plans with choices of these numbers, for some time; a bound for such plans."""
+        problem = replace(self.problem, choices=chosen_of(self.problem, numbers))
+        below = self._below()
+        bound, squeeze = 0.0, 0.0
         for _ in range(2):
-            model = MilpModel(self.problem, below, squeeze)
-            if model.possible and model.size > MOST_VARIABLES:
-                return False
+            model = MilpModel(problem, below, squeeze)
             outcome = _ask(model, seconds, 0.49 * CLOSED) if model.possible else _NOTHING
             proven = below if outcome.impossible else outcome.bound
             if squeeze == 0.0:  # with less memory than there is, a bound would be none
-                self.bound = max(self.bound, float("inf") if proven is None else proven)
-            if outcome.placement is None or self._take(outcome.placement):
-                return True
+                bound = float("inf") if proven is None else proven
+            found = outcome.placement
+            if found is None:
+                break
+            chosen = [numbers[table][number] for table, number in enumerate(found.chosen.tolist())]
+            if self._take(Placement(np.array(chosen, np.int64), found.ranks)):
+                break
             squeeze = 1e-5
-        return True
+        return bound
+
+    def _patterns(self, seconds: float) -> None:
+        """Look for plans below the limit base by base, for some time."""
+        if self.placement is None:
+            return
+        self.patterns_until = self.clock.left() - seconds
+        if self.patterns is None:
+            caller = Caller(
+                limit=lambda: self.cost * (1.0 - 0.99 * CLOSED),
+                take=self._take_better,
+                exact=lambda numbers: self._program(numbers, min(BASE_SECONDS, self._patterns_left())),
+                left=self._patterns_left,
+            )
+            self.patterns = PatternSearch(self.problem, caller)
+        self.bound = max(self.bound, self.patterns.run())
+
+    def _patterns_left(self) -> float:
+        return self.clock.left() - self.patterns_until
+
+    def _take_better(self, placement: Placement) -> bool:
+        """Keep a placement that is better; False where it is not, or does not fit."""
+        before = self.cost
+        return self._take(placement) and self.cost < before
 
     def _take(self, placement: Placement) -> bool:
         """Keep a placement that is better; False where it does not fit, by a rounding error of the solver."""
@@ -195,7 +257,7 @@ class _Solver:
     def _parts(self, seconds: float, patience: int) -> None:
         """Plan the slowest rank and others anew: more tables where that does not help, fewer where it is slow."""
         failures, until = 0, self.clock.left() - seconds
-        while not self.closed() and self.clock.left() > until and failures < patience:
+        while self.placement is not None and not self.closed() and self.clock.left() > until and failures < patience:
             begin = self.clock.left()
             better = self._part(self._some_tables(int(self.part_tables)))
             failures = 0 if better else failures + 1
