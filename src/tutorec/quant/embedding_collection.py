@@ -36,8 +36,8 @@ class EmbeddingCollection(PackedTables):
         table_name_to_quantized_weights: For each table payload [R, bytes] and scale and bias [R, 4] (None for formats
             without), both uint8. By default rows are zeros.
         register_tbes: Whether the operators are submodules ``tbes``, called as modules.
-        quant_state_dict_split_scale_bias: Whether scale and bias are buffers ``weight_qscale`` and ``weight_qbias`` of
-            their own.
+        quant_state_dict_split_scale_bias: Whether scale and bias are buffers of their own, ``weight_qscale``
+            and ``weight_qbias`` [R, 2].
         row_alignment: Bytes that rows are padded to a multiple of.
 
     Raises:
@@ -80,7 +80,8 @@ class EmbeddingCollection(PackedTables):
         self.register_tbes, self.row_alignment = register_tbes, row_alignment
         self.embeddings = nn.ModuleDict()
         # One call reads rows of one stored width.
-        layouts = [row_layout(table.embedding_dim, packed_type(table.data_type, table.name)) for table in tables]
+        kinds = [packed_type(table.data_type, table.name) for table in tables]
+        layouts = [row_layout(table.embedding_dim, kind) for table, kind in zip(tables, kinds, strict=True)]
         groups: list[tuple[PoolingKind, tuple[int, int]]] = [
             ("none", (layout.columns, layout.stored_columns)) for layout in layouts
         ]

@@ -47,8 +47,8 @@ class EmbeddingBagCollection(PackedTables):
         table_name_to_quantized_weights: For each table payload [R, bytes] and scale and bias [R, 4] (None for formats
             without), both uint8. By default rows are zeros.
         register_tbes: Whether the operators are submodules ``tbes``, called as modules.
-        quant_state_dict_split_scale_bias: Whether scale and bias are buffers ``weight_qscale`` and ``weight_qbias`` of
-            their own.
+        quant_state_dict_split_scale_bias: Whether scale and bias are buffers of their own, ``weight_qscale``
+            and ``weight_qbias`` [R, 2].
         row_alignment: Bytes that rows are padded to a multiple of.
 
     Raises:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
-from tutorec._kernels.packed_layout import ROW_ALIGNMENT, row_layout
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.quant.packing import OnNonfinite, pack_rows
@@ -67,7 +66,7 @@ class PackedTables(nn.Module):
         for key in dict.fromkeys(groups):
             members = [table for table, group in zip(tables, groups, strict=True) if group == key]
             readers = [place for place, table in enumerate(members) for _ in table.feature_names]
-            packed = [_packed_table(table) for table in members]
+            packed = [_packed_table(table, self.row_alignment) for table in members]
             operator = IntNBitTableBatchedEmbeddingBagsCodegen(
                 packed, readers, key[0], output_dtype=self._output_dtype, device=device
             )
@@ -119,11 +118,21 @@ class PackedTables(nn.Module):
             return
         weight = weight.detach()[: packed.rows]
         if weight.dtype in (torch.float32, torch.float16):
-            pack_rows(weight, packed.data_type, out=rows, name=table, on_nonfinite=on_nonfinite)
+            self._pack(packed, weight, rows, on_nonfinite)
             return
         for start, some in enumerate_chunks(weight):
-            own = rows[start : start + len(some)]
-            pack_rows(some.float(), packed.data_type, out=own, name=table, on_nonfinite=on_nonfinite)
+            self._pack(packed, some.float(), rows[start : start + len(some)], on_nonfinite)
+
+    @staticmethod
+    def _pack(packed: PackedTable, weight: Tensor, out: Tensor, on_nonfinite: OnNonfinite) -> None:
+        pack_rows(
+            weight,
+            packed.data_type,
+            out=out,
+            name=packed.name,
+            on_nonfinite=on_nonfinite,
+            alignment=packed.alignment,
+        )
 
     def packed_rows(self, table: str) -> Tensor:
         """A table's packed rows [R, row_bytes] uint8, scale and bias and padding included: a view."""
@@ -193,17 +202,6 @@ class PackedTables(nn.Module):
         return self
 
 
-def checked_alignment(alignment: int) -> int:
-    """The alignment of rows; 16 bytes, which is what the operators read.
-
-    Raises:
-        ValueError: Another one.
-    """
-    if alignment != ROW_ALIGNMENT:
-        raise ValueError(f"row_alignment={alignment} is not supported: rows are padded to {ROW_ALIGNMENT} bytes")
-    return alignment
-
-
 def rows_of(table: BaseEmbeddingConfig) -> int:
     """Rows of the quantized table: those left after pruning, where the config says how many.
 
@@ -221,27 +219,26 @@ def rows_of(table: BaseEmbeddingConfig) -> int:
     return left
 
 
-def _packed_table(table: BaseEmbeddingConfig) -> PackedTable:
-    return PackedTable(table.name, rows_of(table), table.embedding_dim, packed_type(table.data_type, table.name))
+def _packed_table(table: BaseEmbeddingConfig, alignment: int) -> PackedTable:
+    kind = packed_type(table.data_type, table.name)
+    return PackedTable(table.name, rows_of(table), table.embedding_dim, kind, alignment)
 
 
 def _parts(rows: Tensor, table: PackedTable, split: bool) -> list[tuple[str, Tensor]]:
     """The buffers that show a table: all of its rows, or payload, scale and bias by themselves."""
     if not split:
         return [("weight", rows)]
-    layout = row_layout(table.columns, table.data_type)
+    layout = table.layout
     parts = [("weight", rows[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes])]
     if layout.scale_bytes:
-        parts += [
-            ("weight_qscale", rows[:, :2].view(torch.float16)),
-            ("weight_qbias", rows[:, 2:4].view(torch.float16)),
-        ]
+        # The bytes of a float16 each: torch.save takes no two dtypes of one memory.
+        parts += [("weight_qscale", rows[:, :2]), ("weight_qbias", rows[:, 2:4])]
     return parts
 
 
 def _write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, scale_bias: Tensor | None) -> None:
     """Write the parts of a table's rows that the caller packed."""
-    layout = row_layout(table.columns, table.data_type)
+    layout = table.layout
     end = layout.scale_bytes + layout.payload_bytes
     expected, shape = [table.rows, layout.payload_bytes], list(payload.shape)
     if shape != expected or payload.dtype != torch.uint8 or (scale_bias is None) != (layout.scale_bytes == 0):
@@ -258,28 +255,26 @@ def _write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, s
 
 def _refuse_other_rows(module: PackedTables, state_dict: Mapping[str, Any], prefix: str, *_: object) -> None:
     """A table of floats may have a packed table's shape, and would be copied into it, number by number."""
-    for table in module._shown:
-        found = state_dict.get(f"{prefix}{module._holder}.{table}.weight")
-        if isinstance(found, Tensor) and found.dtype != torch.uint8:
-            raise ValueError(
-                f"table {table!r} holds packed rows, and the state to be loaded has {list(found.shape)} of "
-                f"{found.dtype}; load it into the float model, and quantize that"
-            )
+    for table, own in module._shown.items():
+        for part in own._buffers:
+            found = state_dict.get(f"{prefix}{module._holder}.{table}.{part}")
+            if isinstance(found, Tensor) and found.dtype != torch.uint8:
+                raise ValueError(
+                    f"table {table!r} holds packed rows, and the state to be loaded has {part} {list(found.shape)} of "
+                    f"{found.dtype}; load it into the float model, and quantize that"
+                )
 
 
 def _take_rows(module: PackedTables, _: object) -> None:
     """Rows that were assigned, not copied, become part of the operators' buffers."""
     for operator, names in module._operators:
+        given = [module._shown[name].get_buffer("weight") for name in names]
+        device = given[0].device
+        if device != operator.weights.device:
+            operator.to_empty(device=device) if operator.weights.is_meta else operator.to(device)
         for index, name in enumerate(names):
             own = module._shown[name]
             for part, view in _parts(operator.table_rows(index), operator.tables[index], module._split_scale_bias):
-                given = own._buffers[part]
-                assert given is not None, "a table always shows its rows"
-                if given.device != view.device:
-                    operator.to_empty(device=given.device) if view.is_meta else operator.to(given.device)
-                    view = dict(_parts(operator.table_rows(index), operator.tables[index], module._split_scale_bias))[
-                        part
-                    ]
-                if given.data_ptr() != view.data_ptr():
-                    view.copy_(given)
+                if own.get_buffer(part).data_ptr() != view.data_ptr():
+                    view.copy_(own.get_buffer(part))
     module._show()
