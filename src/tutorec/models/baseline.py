@@ -29,7 +29,7 @@ def click_count_baseline(
         Scores [N], one for each row of ``test``; larger for likelier clicks.
 
     Raises:
-        ValueError: there are no training rows, or they hold clicks only or none.
+        ValueError: there are no training rows, or they hold clicks only or none, or ``smoothing`` is negative.
 
     Example:
         >>> from tutorec.datasets.random import shop
@@ -47,12 +47,18 @@ def click_count_baseline(
         for key in keys:
             ids, sample, _ = _ids(batch.sparse_features, key)
             counts[key] = _add(counts[key], ids, batch.labels.double()[sample])
+    if not smoothing >= 0:
+        raise ValueError(f"click_count_baseline: smoothing={smoothing!r} is a number of rows and must be at least 0")
     if not 0 < clicks < rows:
         raise ValueError(f"click_count_baseline: {clicks:.0f} clicks in {rows} training rows; both classes are needed")
     rate = clicks / rows
     odds = {key: torch.logit((count[1] + smoothing * rate) / (count[0] + smoothing)) for key, count in counts.items()}
     mean = torch.logit(torch.tensor(rate, dtype=torch.float64))
-    return torch.cat([sum((_bag_means(batch, key, odds[key], mean) for key in keys), torch.zeros(1)) for batch in test])
+    found = [torch.zeros(0, dtype=torch.float64)]
+    for batch in test:
+        nothing = torch.zeros(batch.labels.numel(), dtype=torch.float64)
+        found.append(sum((_bag_means(batch, key, odds[key], mean) for key in keys), nothing))
+    return torch.cat(found)
 
 
 def click_counts(batches: Iterable[Batch], feature: str, rows: int) -> Tensor:
@@ -65,6 +71,9 @@ def click_counts(batches: Iterable[Batch], feature: str, rows: int) -> Tensor:
         feature: whose ids.
         rows: ids are 0 .. rows-1.
 
+    Raises:
+        ValueError: an id is not among them.
+
     Example:
         >>> from tutorec.datasets.random import shop
         >>> from tutorec.models.baseline import click_counts
@@ -76,6 +85,11 @@ def click_counts(batches: Iterable[Batch], feature: str, rows: int) -> Tensor:
     counts = torch.zeros(rows, dtype=torch.int64)
     for batch in batches:
         ids, sample, _ = _ids(batch.sparse_features, feature)
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+            raise ValueError(
+                f"click_counts: feature '{feature}' holds ids from {int(ids.min())} to {int(ids.max())}, and "
+                f"rows={rows} counts ids 0 to {rows - 1}: give as many rows as its table has"
+            )
         counts += torch.bincount(ids[batch.labels[sample] != 0], minlength=rows)
     return counts
 

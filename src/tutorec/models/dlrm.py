@@ -34,11 +34,17 @@ class SparseArch(nn.Module):
         embedding_bag_collection: tables of one width D; F is the number of their (table, feature) pairs.
 
     Raises:
+        TypeError: it is no collection of tables.
         ValueError: no tables, or tables of different widths.
     """
 
     def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
         super().__init__()
+        if not hasattr(embedding_bag_collection, "embedding_bag_configs"):
+            raise TypeError(
+                f"SparseArch: embedding_bag_collection is a {type(embedding_bag_collection).__name__}; pass an "
+                "EmbeddingBagCollection, which says what tables it has"
+            )
         configs = embedding_bag_collection.embedding_bag_configs()
         if not configs:
             raise ValueError("SparseArch: embedding_bag_collection has no tables; DLRM needs at least one")
@@ -134,7 +140,7 @@ class OverArch(nn.Module):
 
     def __init__(self, in_features: int, layer_sizes: list[int], device: torch.device | None = None) -> None:
         super().__init__()
-        if len(layer_sizes) <= 1:
+        if not isinstance(layer_sizes, list | tuple) or len(layer_sizes) <= 1:
             raise ValueError(
                 f"OverArch: layer_sizes={layer_sizes}, and it must have at least two layers, as in [32, 1]"
             )
@@ -203,18 +209,32 @@ class DLRM(nn.Module):
 class DLRMTrain(nn.Module):
     """DLRM and its loss, for a training loop or a pipeline.
 
+    A rank without samples has the loss 0, with a backward that takes part in the ranks' exchanges.
+
     Args:
         dlrm_module: the model.
 
+    Raises:
+        TypeError: it is no module.
     """
 
     def __init__(self, dlrm_module: DLRM) -> None:
         super().__init__()
+        if not isinstance(dlrm_module, nn.Module):
+            raise TypeError(f"DLRMTrain trains a DLRM, got a {type(dlrm_module).__name__}: DLRMTrain(DLRM(...))")
         self.model = dlrm_module
         self.loss_fn: nn.Module = nn.BCEWithLogitsLoss()
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """A batch to its mean log loss, and (that loss detached, logits [B], labels [B])."""
+        """A batch to its mean log loss, 0 where it is empty, and (that loss detached, logits [B], labels [B])."""
         logits = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
-        loss = self.loss_fn(logits, batch.labels.float())
+        loss = _zero_without_samples(self.loss_fn(logits, batch.labels.float()), logits)
         return loss, (loss.detach(), logits.detach(), batch.labels.detach())
+
+
+def _zero_without_samples(loss: Tensor, logits: Tensor) -> Tensor:
+    """The loss; where there are no samples their sum, 0, since the mean of nothing is no number."""
+    return loss if logits.numel() else logits.sum()
+
+
+torch.fx.wrap("_zero_without_samples")  # a trace cannot ask how many samples there are

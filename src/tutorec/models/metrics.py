@@ -21,7 +21,8 @@ def auc(labels: Tensor, scores: Tensor) -> float:
         A number from 0 to 1; 0.5 is chance.
 
     Raises:
-        ValueError: shapes differ, a score is NaN, or one of the two classes is absent.
+        TypeError: labels or scores are no tensors.
+        ValueError: shapes differ, a score or a label is NaN, or one of the two classes is absent.
 
     Example:
         >>> import torch
@@ -33,7 +34,7 @@ def auc(labels: Tensor, scores: Tensor) -> float:
     clicks = int(labels.sum())
     others = len(labels) - clicks
     if clicks == 0 or others == 0:
-        raise ValueError(f"auc: {clicks} clicks and {others} non-clicks; both classes are needed")
+        raise ValueError(f"auc: {clicks} clicks and {others} non-clicks; both classes are needed: judge more samples")
     _, group, counts = torch.unique(scores, return_inverse=True, return_counts=True)
     # all members of a group of ties get the group's mean rank
     mean_rank = counts.cumsum(0).double() - (counts.double() - 1) / 2
@@ -54,7 +55,8 @@ def normalized_entropy(labels: Tensor, probabilities: Tensor) -> float:
         The ratio; infinity when a prediction of exactly 0 or 1 is wrong.
 
     Raises:
-        ValueError: shapes differ, a prediction is outside 0..1, or one of the two classes is absent.
+        TypeError: labels or predictions are no tensors.
+        ValueError: shapes differ, a prediction is outside 0..1, a label is NaN, or one of the two classes is absent.
 
     Example:
         >>> import torch
@@ -76,7 +78,7 @@ def base_entropy(labels: Tensor) -> float:
     """Log loss of always predicting the mean click rate, in nats; what :func:`normalized_entropy` divides by.
 
     Raises:
-        ValueError: one of the two classes is absent.
+        ValueError: one of the two classes is absent, or both are.
 
     Example:
         >>> import torch
@@ -84,14 +86,22 @@ def base_entropy(labels: Tensor) -> float:
         >>> round(base_entropy(torch.tensor([1, 0, 0, 1])), 4)  # ln 2
         0.6931
     """
+    if not isinstance(labels, Tensor) or labels.numel() == 0:
+        what = "empty" if isinstance(labels, Tensor) else f"a {type(labels).__name__}"
+        raise ValueError(f"base_entropy: labels are {what}; give a tensor of at least one label of each class")
     rate = float((labels != 0).double().mean())
     if rate in (0.0, 1.0):
-        raise ValueError(f"normalized_entropy: all {len(labels)} labels are {int(rate)}; both classes are needed")
+        raise ValueError(
+            f"normalized_entropy: all {len(labels)} labels are {int(rate)}; both classes are needed: judge more samples"
+        )
     return -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
 
 
 def _columns(name: str, labels: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     """Labels [N] as bool and scores [N] as float64 on the CPU, checked."""
+    for what, given in (("labels", labels), ("scores", scores)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name}: {what} is a {type(given).__name__}; give a tensor, torch.tensor({what})")
     if labels.numel() == 0 or labels.numel() != scores.numel():
         raise ValueError(f"{name}: {labels.numel()} labels and {scores.numel()} scores; need as many, at least one")
     scores = scores.detach().reshape(-1).double().cpu()
@@ -100,4 +110,10 @@ def _columns(name: str, labels: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]
             f"{name}: {int(scores.isnan().sum())} of {scores.numel()} scores are NaN, the first at sample "
             f"{int(scores.isnan().nonzero()[0])}"
         )
-    return labels.detach().reshape(-1).cpu() != 0, scores
+    labels = labels.detach().reshape(-1).cpu()
+    if bool(labels.isnan().any()):
+        raise ValueError(
+            f"{name}: {int(labels.isnan().sum())} of {labels.numel()} labels are NaN, the first at sample "
+            f"{int(labels.isnan().nonzero()[0])}; a label is 0, or not 0 for a click"
+        )
+    return labels != 0, scores

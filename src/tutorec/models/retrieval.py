@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from tutorec.datasets.utils import Batch, step_slices
 from tutorec.distributed import comm
-from tutorec.models.two_tower import TwoTower
+from tutorec.distributed.agreement import check_agreement
+from tutorec.distributed.env import ShardingEnv
+from tutorec.models.two_tower import TwoTower, one_id_each
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 _STAGE = "retrieval"
@@ -25,10 +28,20 @@ class CandidateIndex:
     Attributes:
         ids: [N], whatever names a candidate outside: any integers.
         vectors: [N, D].
+
+    Raises:
+        ValueError: there is not one vector for each id.
     """
 
     ids: Tensor
     vectors: Tensor
+
+    def __post_init__(self) -> None:
+        if self.ids.dim() != 1 or self.vectors.dim() != 2 or len(self.ids) != len(self.vectors):
+            raise ValueError(
+                f"CandidateIndex: ids {list(self.ids.shape)} and vectors {list(self.vectors.shape)}; give ids [N] and "
+                "vectors [N, D], one for each id"
+            )
 
     def retrieve(self, queries: Tensor, k: int, block: int = _BLOCK) -> tuple[Tensor, Tensor]:
         """The k candidates with the largest inner product, for each query: exact, all N are scored.
@@ -45,7 +58,8 @@ class CandidateIndex:
             Ids [Q, k] and scores [Q, k], best first.
 
         Raises:
-            ValueError: there are fewer than k candidates, or widths differ.
+            ValueError: k is no number from 1 to N, ``block`` none from 1, or queries are of another form than the
+                candidates.
 
         Example:
             >>> import torch
@@ -54,12 +68,22 @@ class CandidateIndex:
             >>> index.retrieve(torch.tensor([[2.0, 1.0]]), k=2)
             (tensor([[72, 70]]), tensor([[3., 2.]]))
         """
-        if not 1 <= k <= len(self.ids) or block < 1:
-            raise ValueError(f"k={k} of {len(self.ids)} candidates in blocks of {block}: k is 1 to {len(self.ids)}")
+        if not (_is_whole(k) and 1 <= k <= len(self.ids)):
+            most = f"k is 1 to {len(self.ids)}" if len(self.ids) else "build the index of at least one candidate"
+            raise ValueError(f"k={k!r} of {len(self.ids)} candidates: {most}")
+        if not (_is_whole(block) and block >= 1):
+            raise ValueError(f"block={block!r} must be a whole number of candidates, at least 1")
+        if not isinstance(queries, Tensor) or queries.dim() != 2:
+            found = list(queries.shape) if isinstance(queries, Tensor) else f"a {type(queries).__name__}"
+            raise ValueError(f"queries are {found}: give a tensor [Q, D], one query as query.unsqueeze(0)")
         if queries.shape[1] != self.vectors.shape[1]:
             raise ValueError(
                 f"queries have {queries.shape[1]} columns and candidates {self.vectors.shape[1]}: both come from one "
                 "model"
+            )
+        if queries.dtype != self.vectors.dtype:
+            raise ValueError(
+                f"queries are {queries.dtype} and candidates {self.vectors.dtype}: convert one, queries.to(dtype)"
             )
         scores = queries.new_empty(len(queries), 0)
         places = torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
@@ -87,8 +111,18 @@ def build_index(
         group: the ranks; by default all of the default process group, or this process alone where there is none.
 
     Raises:
-        ValueError: candidates have several features, or are fewer than the ranks.
+        AgreementError: ranks give different ids, or different batch sizes.
+        TypeError: ``model`` is no two-tower model.
+        ValueError: candidates have several features, are fewer than the ranks, or ``ids`` is no list of ids.
     """
+    if not hasattr(model, "candidate_features"):
+        raise TypeError(
+            f"build_index takes a TwoTower, got a {type(model).__name__}: the model inside of a TwoTowerTrain is "
+            ".model, that inside of a DistributedModelParallel .module"
+        )
+    if not isinstance(ids, Tensor) or ids.dim() != 1:
+        found = list(ids.shape) if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
+        raise ValueError(f"build_index: ids are {found}; give a tensor [N] of them, torch.arange(rows) for all")
     if len(model.candidate_features) != 1:
         raise ValueError(
             f"build_index looks up ids of one feature, and candidates have {model.candidate_features}: call "
@@ -96,6 +130,12 @@ def build_index(
         )
     group = group if group is not None else comm.default_group()
     rank, world_size = (group.rank(), group.size()) if group is not None else (0, 1)
+    if group is not None:
+        digest = zlib.crc32(ids.detach().cpu().contiguous().numpy().tobytes())
+        facts = {"the ids of candidates": f"{len(ids)}, CRC-32 {digest:08x}", "batch_size": str(batch_size)}
+        check_agreement("build_index", facts, ShardingEnv.from_process_group(group))
+    if len(ids) < world_size:
+        raise ValueError(f"build_index: {len(ids)} ids for {world_size} rank(s); give at least one for each rank")
     steps = step_slices(len(ids), batch_size, world_size)
     parts = [_vectors(model, ids[step[rank][0] : step[rank][1]]) for step in steps]
     mine = torch.cat(parts)
@@ -130,7 +170,9 @@ def recall_at(
         k -> recall, the same on every rank.
 
     Raises:
-        ValueError: there are no clicks, or fewer items were retrieved than asked for.
+        AgreementError: ranks differ in ``ks``.
+        ValueError: there are no clicks, a k is no number from 1, fewer items were retrieved than asked for, or the
+            feature does not name one item for each sample.
 
     Example:
         >>> import torch
@@ -141,9 +183,18 @@ def recall_at(
         {200: 1.0}
     """
     group = group if group is not None else comm.default_group()
+    if not isinstance(ks, Sequence) or not ks or not all(_is_whole(k) and k >= 1 for k in ks):
+        raise ValueError(f"recall_at: ks={ks!r} must be whole numbers of items to look at, at least 1, as in [1, 10]")
+    if group is not None:
+        check_agreement("recall_at", {"ks": str(list(ks))}, ShardingEnv.from_process_group(group))
     counts = [0] * (len(ks) + 1)
     for batch in batches:
-        wanted, found = batch.sparse_features[feature].values(), retrieve(batch)
+        wanted, found = one_id_each(batch.sparse_features, feature), retrieve(batch)
+        if found.dim() != 2 or len(found) != len(wanted):
+            raise ValueError(
+                f"recall_at: {len(wanted)} samples, and what was retrieved is {list(found.shape)}; it must be ids "
+                f"[{len(wanted)}, k], best first"
+            )
         if found.shape[1] < max(ks):
             raise ValueError(f"recall at {max(ks)} needs as many items, and {found.shape[1]} were retrieved")
         hits = found == wanted.unsqueeze(1)
@@ -156,6 +207,10 @@ def recall_at(
     if counts[-1] == 0:
         raise ValueError("recall_at: there are no clicks in the batches of any rank")
     return {k: counts[i] / counts[-1] for i, k in enumerate(ks)}
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
 
 
 def _vectors(model: TwoTower, ids: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from operator import length_hint
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -131,10 +132,14 @@ def train(
     Returns:
         The losses of all steps, and how many samples were seen; the same on every rank.
 
+    A step for which no rank has samples has the loss 0.
+
     Raises:
         FloatingPointError: the loss of a step was NaN or infinite. It is raised at the end, on every rank: a rank that
             stopped alone would leave the others waiting.
-        ValueError: a rank was given fewer batches than another.
+        TypeError: there is no model, no optimizer or no batches, or the model answers in another form.
+        ValueError: a rank is given fewer batches than another, or ``steps`` is no number of steps. Batches that do not
+            say how many they are cannot be counted before: the others then wait until the group's timeout.
 
     Example:
         >>> import torch
@@ -150,14 +155,24 @@ def train(
         >>> done.steps, done.samples
         (5, 500)
     """
+    _check_arguments("train", model, batches)
+    if isinstance(optimizer, type) or not (hasattr(optimizer, "zero_grad") and hasattr(optimizer, "step")):
+        raise TypeError(
+            f"train steps an optimizer, got {getattr(optimizer, '__name__', type(optimizer).__name__)}: "
+            "combined_optimizer(model, lambda params: torch.optim.Adam(params, lr=0.01))"
+        )
+    for name, number in (("steps", 0 if steps is None else steps), ("first_step", first_step)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ValueError(f"train: {name}={number!r} must be a whole number of steps, 0 or more")
     group = group if group is not None else comm.default_group()
+    _agree_on_steps("train", batches, steps, group)
     began, losses, sizes = time.perf_counter(), [], []
     model.train()
     total = steps if steps is not None else length_hint(batches) or None
     with _bar(progress and (group is None or group.rank() == 0), total) as show:
         for step, batch in enumerate(islice(batches, steps), first_step + 1):
             optimizer.zero_grad()
-            loss, (detached, _, labels) = model(batch)
+            loss, (detached, _, labels) = _answer(model, batch)
             loss.backward()
             optimizer.step()
             losses.append(detached)
@@ -167,8 +182,10 @@ def train(
                 after_step(step)
     mine = torch.stack(losses).double() if losses else torch.zeros(0, dtype=torch.float64)
     weights = torch.tensor(sizes, dtype=torch.float64, device=mine.device)
-    total, weight = _summed(mine * weights, group).cpu(), _summed(weights, group).cpu()
-    mean = total / weight
+    # A mean over no samples may be no number; it counts for nothing.
+    products = torch.where(weights > 0, mine * weights, 0.0)
+    total, weight = _summed(products, group).cpu(), _summed(weights, group).cpu()
+    mean = total / weight.clamp(min=1)
     _check_finite(mean, first_step)
     return Trained(mean, int(weight.sum()), time.perf_counter() - began)
 
@@ -192,7 +209,9 @@ def evaluate(
         The metrics, the same on every rank.
 
     Raises:
-        ValueError: there are no samples, a logit is NaN, or all labels are of one class.
+        TypeError: there is no model or no batches, or the model answers in another form.
+        ValueError: there are no samples, a logit is NaN, all labels are of one class, or there is not one logit for
+            each; a rank is given fewer batches than another, see :func:`train`.
 
     Example:
         >>> import torch
@@ -205,22 +224,68 @@ def evaluate(
         >>> 0.5 < evaluate(Cheap(), shop().batches(4096, split="test")).auc < 0.65
         True
     """
+    _check_arguments("evaluate", model, batches)
     group = group if group is not None else comm.default_group()
+    _agree_on_steps("evaluate", batches, None, group)
     was_training, found = model.training, []
     model.eval()
     try:
         with _bar(progress and (group is None or group.rank() == 0), length_hint(batches) or None) as show:
             for batch in batches:
-                loss, (_, logits, labels) = model(batch)
+                loss, (_, logits, labels) = _answer(model, batch)
+                if logits.numel() != labels.numel():
+                    raise ValueError(
+                        f"evaluate: the model gave {logits.numel()} logits for {labels.numel()} labels; a click model "
+                        "gives one for each, and a retrieval model is judged by recall_at"
+                    )
                 found.append(torch.stack([logits.float().reshape(-1), labels.float().reshape(-1)]))
                 show(loss)
     finally:
         model.train(was_training)
     columns = torch.cat(found, 1) if found else torch.zeros(2, 0)
     logits, labels = _gathered(columns.t().reshape(-1), group).cpu().view(-1, 2).unbind(1)
+    if not len(labels):
+        raise ValueError("evaluate: 0 labels and 0 scores in the batches of all ranks; give one of each class at least")
     area = auc(labels, logits)  # refuses what has no AUC, before a number is divided by zero
     loss = float(F.binary_cross_entropy_with_logits(logits.double(), labels.double()))
     return Metrics(area, loss / base_entropy(labels), loss, len(labels))
+
+
+def _check_arguments(caller: str, model: Any, batches: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller} takes a model, got a {type(model).__name__}: {caller}(model, batches, ...)")
+    if not isinstance(batches, Iterable):
+        raise TypeError(f"{caller}: batches is a {type(batches).__name__}; give an iterable of batches, [batch]")
+
+
+def _answer(model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """What the model answers, if it is of the form that the loops need."""
+    answer = model(batch)
+    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], tuple) and len(answer[1]) == 3):
+        raise TypeError(
+            f"{type(model).__name__} answers a batch with a {type(answer).__name__}, and training needs loss, (loss "
+            "detached, logits, labels): put the model into a DLRMTrain or a TwoTowerTrain, or write one like them"
+        )
+    return answer
+
+
+def _agree_on_steps(caller: str, batches: Iterable[Batch], steps: int | None, group: dist.ProcessGroup | None) -> None:
+    """Compare how many batches the ranks have, where they can say: one that ends before the others lets them wait.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if group is None or group.size() == 1:
+        return
+    most, known = -1 if steps is None else steps, length_hint(batches, -1)
+    planned = max(most, known) if min(most, known) < 0 else min(most, known)
+    counts = [count for (count,) in comm.all_gather_ints([planned], group, _STAGE)]
+    if len({count for count in counts if count >= 0}) > 1:
+        said = ", ".join(f"rank {rank} {'an unknown number' if n < 0 else n}" for rank, n in enumerate(counts))
+        raise ValueError(
+            f"{caller}: ranks have different numbers of batches: {said}; each step is of all ranks: give every rank as "
+            "many, empty ones where its samples have run out"
+        )
 
 
 def _gathered(mine: Tensor, group: dist.ProcessGroup | None) -> Tensor:

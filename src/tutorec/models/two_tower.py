@@ -41,6 +41,7 @@ class TwoTower(nn.Module):
         dense_device: where the MLPs are made.
 
     Raises:
+        TypeError: there is no collection of tables, or features are no list of names.
         ValueError: a tower has no features, or a feature that no table has.
 
     Example:
@@ -64,6 +65,14 @@ class TwoTower(nn.Module):
         dense_device: torch.device | None = None,
     ) -> None:
         super().__init__()
+        if not hasattr(embedding_bag_collection, "embedding_bag_configs"):
+            raise TypeError(
+                f"TwoTower: embedding_bag_collection is a {type(embedding_bag_collection).__name__}; pass an "
+                "EmbeddingBagCollection, which says what tables it has"
+            )
+        for what, given in (("query_features", query_features), ("candidate_features", candidate_features)):
+            if isinstance(given, str) or not isinstance(given, Sequence):
+                raise TypeError(f"TwoTower: {what} is a {type(given).__name__}; pass a list of names, ['user']")
         self.embedding_bag_collection = embedding_bag_collection
         self.query_features: list[str] = list(query_features)
         self.candidate_features: list[str] = list(candidate_features)
@@ -125,7 +134,9 @@ class TwoTowerTrain(nn.Module):
         drawn: how many are drawn; for ``"random"``.
 
     Raises:
-        ValueError: ``"random"`` without rows, or for candidates of several features: nobody knows the others' ids.
+        TypeError: ``two_tower`` is no two-tower model.
+        ValueError: ``"random"`` without rows, or for candidates of several features: nobody knows the others' ids;
+            frequencies that are no numbers [rows] of at least 0; at a batch, an id that has no frequency.
     """
 
     _log_frequency: Tensor | None
@@ -141,8 +152,13 @@ class TwoTowerTrain(nn.Module):
         super().__init__()
         if negatives not in ("in_batch", "random"):
             raise ValueError(f"negatives={negatives!r}: there are 'in_batch' and 'random'")
-        if negatives == "random" and (rows is None or rows < 1 or drawn < 1):
-            raise ValueError(f"negatives='random' draws {drawn} of rows={rows} ids: both must be at least 1")
+        if not isinstance(two_tower, nn.Module) or not hasattr(two_tower, "candidate_features"):
+            raise TypeError(f"TwoTowerTrain trains a TwoTower, got a {type(two_tower).__name__}: TwoTower(...)")
+        counted = [number for number in (rows, drawn) if isinstance(number, int) and number >= 1]
+        if negatives == "random" and len(counted) < 2:
+            raise ValueError(
+                f"negatives='random' draws {drawn!r} of rows={rows!r} ids: both must be at least 1, whole numbers"
+            )
         if negatives == "random" and len(two_tower.candidate_features) > 1:
             raise ValueError(
                 f"negatives='random' draws ids of one feature, and candidates have {two_tower.candidate_features}: use "
@@ -150,6 +166,13 @@ class TwoTowerTrain(nn.Module):
             )
         self.model = two_tower
         self._negatives, self._rows, self._drawn = negatives, rows or 0, drawn
+        if frequency is not None and not (
+            isinstance(frequency, Tensor) and frequency.dim() == 1 and bool((frequency >= 0).all())
+        ):
+            raise ValueError(
+                "frequency says how often each id is a candidate: give a tensor [rows] of numbers from 0, got "
+                + (f"{list(frequency.shape)}" if isinstance(frequency, Tensor) else f"a {type(frequency).__name__}")
+            )
         # One click more for every id: none is infinitely rare. No part of the model's state: it comes from the data.
         log_frequency = None if frequency is None else torch.log(frequency.float() + 1.0)
         self.register_buffer("_log_frequency", log_frequency, persistent=False)
@@ -157,7 +180,7 @@ class TwoTowerTrain(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """B samples to their mean loss, and (that loss detached, scores [B, C], which candidate is its own [B])."""
         features = batch.sparse_features
-        ids = _one_id_each(features, self.model.candidate_features[0])
+        ids = one_id_each(features, self.model.candidate_features[0])
         scores, own = self._in_batch(features, ids) if self._negatives == "in_batch" else self._random(features, ids)
         # The mean over no samples would be no number, and other ranks wait for this one's gradients.
         loss = F.cross_entropy(scores, own, reduction="sum") / max(len(ids), 1)
@@ -168,6 +191,12 @@ class TwoTowerTrain(nn.Module):
         queries, candidates = self.model(features)
         scores = queries @ candidates.t()
         if self._log_frequency is not None:
+            if ids.numel() and int(ids.max()) >= len(self._log_frequency):
+                raise ValueError(
+                    f"feature '{self.model.candidate_features[0]}' holds id {int(ids.max())}, and frequency has "
+                    f"{len(self._log_frequency)} numbers, for ids 0 to {len(self._log_frequency) - 1}: give it one "
+                    "for each row of the table"
+                )
             scores = scores - self._log_frequency[ids]
         own = torch.arange(len(ids), device=ids.device)
         again = ids.unsqueeze(0) == ids.unsqueeze(1)
@@ -235,18 +264,7 @@ def with_empty_bags(features: KeyedJaggedTensor, names: Sequence[str]) -> KeyedJ
     )
 
 
-def _of_tower(what: str, features: Sequence[str], columns: dict[str, list[tuple[str, int]]]) -> tuple[list[str], int]:
-    """Names of a tower's pooled rows, and how many columns they are together."""
-    if not features:
-        raise ValueError(f"TwoTower: {what} is empty; name at least one of {sorted(columns)}")
-    unknown = [feature for feature in features if feature not in columns]
-    if unknown:
-        raise ValueError(f"TwoTower: {what} names {unknown}, and the tables have features {sorted(columns)}")
-    found = [each for feature in features for each in columns[feature]]
-    return [name for name, _ in found], sum(width for _, width in found)
-
-
-def _one_id_each(features: KeyedJaggedTensor, key: str) -> Tensor:
+def one_id_each(features: KeyedJaggedTensor, key: str) -> Tensor:
     """The ids [B] of a feature that has one for each sample.
 
     Raises:
@@ -261,6 +279,17 @@ def _one_id_each(features: KeyedJaggedTensor, key: str) -> Tensor:
             f"{int(bags.lengths()[sample])}"
         )
     return bags.values()
+
+
+def _of_tower(what: str, features: Sequence[str], columns: dict[str, list[tuple[str, int]]]) -> tuple[list[str], int]:
+    """Names of a tower's pooled rows, and how many columns they are together."""
+    if not features:
+        raise ValueError(f"TwoTower: {what} is empty; name at least one of {sorted(columns)}")
+    unknown = [feature for feature in features if feature not in columns]
+    if unknown:
+        raise ValueError(f"TwoTower: {what} names {unknown}, and the tables have features {sorted(columns)}")
+    found = [each for feature in features for each in columns[feature]]
+    return [name for name, _ in found], sum(width for _, width in found)
 
 
 def _with_more_samples(features: KeyedJaggedTensor, key: str, ids: Tensor) -> KeyedJaggedTensor:

@@ -1,0 +1,277 @@
+"""The loops around models, and what they are told: ranks without samples, loaders of unequal length, nonsense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from models.test_training import STORE, _model, _parallel
+from torch import nn
+
+from tutorec.datasets.utils import Batch
+from tutorec.errors import RankError
+from tutorec.models.baseline import click_count_baseline, click_counts
+from tutorec.models.dlrm import DLRM, DLRMTrain
+from tutorec.models.metrics import auc, base_entropy
+from tutorec.models.retrieval import CandidateIndex, build_index, recall_at
+from tutorec.models.training import evaluate, train
+from tutorec.models.two_tower import TwoTower, TwoTowerTrain, clicks_of
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import Ranks
+
+
+def first_samples(batch: Batch, samples: int) -> Batch:
+    """The first samples of a batch; none for 0."""
+    bags = [batch.sparse_features[key] for key in batch.sparse_features.keys()]
+    lengths = [bag.lengths()[:samples] for bag in bags]
+    values = [bag.values()[: int(length.sum())] for bag, length in zip(bags, lengths, strict=True)]
+    features = KeyedJaggedTensor(batch.sparse_features.keys(), torch.cat(values), lengths=torch.cat(lengths))
+    return Batch(batch.dense_features[:samples], features, batch.labels[:samples])
+
+
+def batches(count: int, rank: int = 0, world_size: int = 1) -> list[Batch]:
+    source = STORE.batches(20, rank, world_size)
+    return [next(source) for _ in range(count)]
+
+
+def test_a_batch_without_samples_has_the_loss_0_and_moves_nothing() -> None:
+    model = _model()
+    loss, (detached, logits, labels) = model(first_samples(batches(1)[0], 0))
+    loss.backward()
+    assert (loss.item(), detached.item(), len(logits), len(labels)) == (0.0, 0.0, 0, 0)
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+    assert not any(p.grad is not None and p.grad.isnan().any() for p in model.parameters())
+
+
+def test_the_loss_of_a_traced_model_is_that_of_the_model() -> None:
+    class Loss(nn.Module):
+        def __init__(self, model: DLRMTrain) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, dense: torch.Tensor, features: KeyedJaggedTensor, labels: torch.Tensor) -> torch.Tensor:
+            return self.model(Batch(dense, features, labels))[0]
+
+    model = _model()
+    traced = torch.fx.symbolic_trace(DLRMTrain(model.model))
+    for batch in (batches(1)[0], first_samples(batches(1)[0], 0)):
+        assert torch.equal(traced(batch)[0], model(batch)[0])
+
+
+def trained_with_an_empty_rank(empty: list[int], rank: int, world_size: int) -> tuple[list[float], int]:
+    model, optimizer = _parallel(world_size)
+    given = [
+        first_samples(batch, 0) if step in empty and rank == world_size - 1 else batch
+        for step, batch in enumerate(batches(3, rank, world_size))
+    ]
+    done = train(model, given, optimizer, progress=False)
+    assert not any(parameter.isnan().any() for parameter in model.parameters())
+    return done.losses.tolist(), done.samples
+
+
+def test_a_rank_without_samples_takes_part_and_counts_for_nothing(ranks: Callable[..., Ranks]) -> None:
+    whole = ranks(2).run(trained_with_an_empty_rank, [])
+    one, other = ranks(2).run(trained_with_an_empty_rank, [1])
+    assert one == other
+    assert one[1] == 100 and whole[0][1] == 120
+    assert one[0][0] == whole[0][0][0]
+    assert 0.3 < one[0][1] < 1.5
+
+
+class Mean(nn.Module):
+    """A model whose mean over no samples is no number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, batch: Batch) -> Any:
+        logits = batch.dense_features @ self.weight
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        return loss, (loss.detach(), logits.detach(), batch.labels)
+
+
+def test_a_step_without_samples_has_the_loss_0_whatever_the_model_says() -> None:
+    model, full = Mean(), batches(1)[0]
+    done = train(model, [full, first_samples(full, 0)], torch.optim.SGD(model.parameters(), 0.1), progress=False)
+    assert done.losses[1] == 0.0 and done.losses[0] > 0 and done.samples == 20
+
+
+def uneven(what: str, rank: int, world_size: int) -> str:
+    model, optimizer = _parallel(world_size)
+    given = batches(3 if rank else 2, rank, world_size)
+    try:
+        if what == "train":
+            train(model, given, optimizer, progress=False)
+        elif what == "steps":
+            train(model, iter(given), optimizer, steps=1 + rank, progress=False)
+        elif what == "none":
+            train(model, given if rank else [], optimizer, progress=False)
+        else:
+            evaluate(model, given)
+    except ValueError as error:
+        return str(error)
+    return "went through"
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("train", "train: ranks have different numbers of batches: rank 0 2, rank 1 3; each step is of all ranks"),
+        ("steps", "train: ranks have different numbers of batches: rank 0 1, rank 1 2;"),
+        ("none", "train: ranks have different numbers of batches: rank 0 0, rank 1 3;"),
+        ("evaluate", "evaluate: ranks have different numbers of batches: rank 0 2, rank 1 3;"),
+    ],
+)
+def test_a_rank_with_fewer_batches_is_named_before_the_first_step(
+    ranks: Callable[..., Ranks], what: str, said: str
+) -> None:
+    for message in ranks(2).run(uneven, what):
+        assert message.startswith(said), message
+
+
+def test_batches_that_cannot_be_counted_are_trained_with() -> None:
+    def stream() -> Iterator[Batch]:
+        yield from batches(2)
+
+    model = _model()
+    assert train(model, stream(), torch.optim.SGD(model.parameters(), 0.1), progress=False).steps == 2
+    assert train(model, [], torch.optim.SGD(model.parameters(), 0.1), progress=False).samples == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"model": None}, TypeError, "train takes a model, got a NoneType"),
+        ({"optimizer": None}, TypeError, "train steps an optimizer, got NoneType: combined_optimizer"),
+        ({"optimizer": torch.optim.SGD}, TypeError, "train steps an optimizer, got SGD: combined_optimizer"),
+        ({"batches": None}, TypeError, "train: batches is a NoneType; give an iterable of batches"),
+        ({"batches": batches(1)[0]}, TypeError, r"batches is a Batch; give an iterable of batches, \[batch\]"),
+        ({"steps": -1}, ValueError, "steps=-1 must be a whole number of steps, 0 or more"),
+        ({"steps": 1.5}, ValueError, "steps=1.5 must be a whole number"),
+        ({"first_step": "x"}, ValueError, "first_step='x' must be a whole number"),
+    ],
+)
+def test_what_training_is_told_is_checked(changes: dict[str, Any], error: Any, said: str) -> None:
+    model = _model()
+    options = {"model": model, "batches": batches(1), "optimizer": torch.optim.SGD(model.parameters(), 0.1), **changes}
+    with pytest.raises(error, match=said):
+        train(options.pop("model"), options.pop("batches"), options.pop("optimizer"), progress=False, **options)
+
+
+def test_a_model_that_answers_otherwise_is_refused() -> None:
+    class Logits(Mean):
+        def forward(self, batch: Batch) -> Any:
+            return super().forward(batch)[1][1]
+
+    model = Logits()
+    for call in (
+        lambda: train(model, batches(1), torch.optim.SGD(model.parameters(), 0.1), progress=False),
+        lambda: evaluate(model, batches(1)),
+    ):
+        with pytest.raises(TypeError, match="Logits answers a batch with a Tensor, and training needs loss"):
+            call()
+    with pytest.raises(ValueError, match=r"evaluate: the model gave \d+ logits for \d+ labels; .* recall_at"):
+        evaluate(towers(), [clicks_of(batches(1)[0])])
+
+
+def test_metrics_take_tensors_of_numbers() -> None:
+    with pytest.raises(ValueError, match="auc: 1 of 2 labels are NaN, the first at sample 1"):
+        auc(torch.tensor([1.0, torch.nan]), torch.tensor([0.1, 0.2]))
+    with pytest.raises(TypeError, match=r"auc: labels is a list; give a tensor, torch.tensor\(labels\)"):
+        auc([0, 1], torch.tensor([0.1, 0.2]))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="base_entropy: labels are empty"):
+        base_entropy(torch.zeros(0))
+
+
+def tables() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(40, 4, "t_user", feature_names=["user"]),
+            EmbeddingBagConfig(20, 4, "t_item", feature_names=["item", "clicked"]),
+        ]
+    )
+
+
+def towers(**options: Any) -> TwoTowerTrain:
+    return TwoTowerTrain(TwoTower(tables(), ["user", "clicked"], ["item"], [4]), **options)
+
+
+@pytest.mark.parametrize("k", [0, 6, -1, 1.0, "x", None, True])
+def test_as_many_are_retrieved_as_there_are(k: Any) -> None:
+    with pytest.raises(ValueError, match=rf"k={k!r} of 5 candidates: k is 1 to 5"):
+        CandidateIndex(torch.arange(5), torch.zeros(5, 3)).retrieve(torch.zeros(2, 3), k)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda index: index.retrieve(torch.zeros(3), 2), ValueError, r"queries are \[3\]: give a tensor \[Q, D\]"),
+        (lambda index: index.retrieve(None, 2), ValueError, "queries are a NoneType: give a tensor"),
+        (lambda index: index.retrieve(torch.zeros(1, 3).double(), 2), ValueError, "are torch.float64 and candidates"),
+        (lambda index: index.retrieve(torch.zeros(1, 3), 2, 0), ValueError, "block=0 must be a whole number"),
+        (lambda index: CandidateIndex(torch.arange(4), torch.zeros(5, 3)), ValueError, r"ids \[4\] and vectors \[5, 3"),
+        (lambda index: build_index(towers(), torch.arange(3)), TypeError, "takes a TwoTower, got a TwoTowerTrain"),
+        (lambda index: build_index(towers().model, [1, 2]), ValueError, r"ids are a list; give a tensor \[N\]"),
+        (lambda index: build_index(towers().model, torch.zeros(2, 2)), ValueError, r"ids are \[2, 2\]; give a tensor"),
+        (lambda index: build_index(towers().model, torch.arange(0)), ValueError, "0 ids for 1 rank"),
+        (lambda index: recall(ks=[]), ValueError, r"ks=\[\] must be whole numbers"),
+        (lambda index: recall(ks=[0, 5]), ValueError, r"ks=\[0, 5\] must be whole numbers of items to look at"),
+        (lambda index: recall(ks=5), ValueError, "ks=5 must be whole numbers"),
+        (lambda index: recall(found=torch.arange(20)), ValueError, r"what was retrieved is \[20\]; it must be ids"),
+        (lambda index: recall(feature="clicked"), ValueError, "feature 'clicked' names the candidate, one id for each"),
+        (lambda index: TwoTowerTrain(None), TypeError, "TwoTowerTrain trains a TwoTower, got a NoneType"),
+        (lambda index: DLRMTrain(None), TypeError, "DLRMTrain trains a DLRM, got a NoneType"),
+        (lambda index: DLRM(None, 4, [4], [4, 1]), TypeError, "embedding_bag_collection is a NoneType"),
+        (lambda index: DLRM(tables(), 4, [4], None), ValueError, "layer_sizes=None, and it must have at least two"),
+        (lambda index: TwoTower(None, ["user"], ["item"], [4]), TypeError, "embedding_bag_collection is a NoneType"),
+        (lambda index: TwoTower(tables(), "user", ["item"], [4]), TypeError, "query_features is a str; pass a list"),
+        (lambda index: towers(negatives="random", rows="x"), ValueError, "draws 64 of rows='x' ids"),
+        (lambda index: towers(frequency=-torch.ones(20)), ValueError, r"numbers from 0, got \[20\]"),
+        (lambda index: towers(frequency=[1, 2]), ValueError, "numbers from 0, got a list"),
+        (lambda index: towers(frequency=torch.ones(1))(clicks()), ValueError, "holds id .*, and frequency has 1 num"),
+    ],
+)
+def test_nonsense_is_refused_where_it_is_told(call: Callable[[CandidateIndex], Any], error: Any, said: str) -> None:
+    with pytest.raises(error, match=said):
+        call(CandidateIndex(torch.arange(5), torch.zeros(5, 3)))
+
+
+def clicks() -> Batch:
+    return clicks_of(batches(1)[0])
+
+
+def recall(ks: Any = (5,), found: torch.Tensor | None = None, feature: str = "item") -> dict[int, float]:
+    batch = clicks()
+    whole = torch.arange(20).expand(len(batch.labels), -1) if found is None else found
+    return recall_at(ks, [batch], lambda _: whole, feature)
+
+
+def differing(what: str, rank: int) -> None:
+    if what == "ids":
+        build_index(towers().model, torch.arange(20 - rank))
+    elif what == "batch_size":
+        build_index(towers().model, torch.arange(20), batch_size=4 + rank)
+    else:
+        recall(ks=[5] if rank else [5, 10])
+
+
+@pytest.mark.parametrize("what", ["ids", "batch_size", "ks"])
+def test_ranks_that_look_for_different_things_are_told(ranks: Callable[..., Ranks], what: str) -> None:
+    with pytest.raises(
+        RankError, match=rf"ranks disagree in (build_index|recall_at): .*{what}.* on rank 1 and .*rank 0"
+    ):
+        ranks(2).run(differing, what)
+
+
+def test_baselines_refuse_what_they_cannot_count() -> None:
+    with pytest.raises(ValueError, match=r"feature 'item' holds ids from 0 to 19, and rows=3 counts ids 0 to 2"):
+        click_counts(STORE.batches(600), "item", 3)
+    with pytest.raises(ValueError, match=r"smoothing=-5\.0 is a number of rows"):
+        click_count_baseline(batches(2), batches(1), smoothing=-5.0)
+    assert click_count_baseline(batches(2), []).shape == (0,)
+    assert click_count_baseline(batches(2), batches(1), keys=[]).tolist() == [0.0] * 20
