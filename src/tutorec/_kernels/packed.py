@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.backend import backend
+from tutorec._kernels.large_pages import ask_for_large_pages
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowLayout, row_layout
 from tutorec._kernels.packed_torch import assert_rows, check_rows, packed_lookup, sqrtn_weights
 from tutorec._kernels.pooling import POOLINGS, PoolingKind, kernel_pooling
@@ -144,6 +145,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
             starts = [*accumulate((-(-size // _TABLE_ALIGNMENT) * _TABLE_ALIGNMENT for size in sizes), initial=0)]
             # Not filled: pages that no row was written to cost nothing.
             storage, table_offsets = torch.empty(starts[-1], dtype=torch.uint8, device=device), starts[:-1]
+            ask_for_large_pages(storage)
         self.table_offsets: tuple[int, ...] = tuple(table_offsets or ())
         self._check_storage(storage)
         self.register_buffer("weights", storage, persistent=False)

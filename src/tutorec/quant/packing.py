@@ -95,8 +95,8 @@ def unpack_rows(packed: Tensor, columns: int, data_type: DataType, alignment: in
     Example:
         >>> import torch
         >>> row = torch.tensor([[0.0, 0.5, 1.0]])
-        >>> unpack_rows(pack_rows(row, DataType.INT8), 3, DataType.INT8)[0, 2].item()  # 255 steps of fp16(1 / 255)
-        0.9998...
+        >>> unpack_rows(pack_rows(row, DataType.INT8), 3, DataType.INT8)  # 0.5 is between codes 127 and 128
+        tensor([[0.0000, 0.5020, 1.0000]])
     """
     layout = row_layout(columns, data_type, alignment)
     if packed.dtype != torch.uint8 or packed.dim() != 2 or packed.shape[1] != layout.row_bytes:

@@ -5,7 +5,7 @@ On another device than the CPU nothing is read here: the check runs there, and w
 the graph keeps the lookup, whose operator checks bounds itself on the CPU (aten's ``embedding_bag``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +20,26 @@ if TYPE_CHECKING:
 _INDEX_TYPES = (torch.int64, torch.int32)
 
 
+class FeatureRows(list[tuple[str, str, int]]):
+    """Feature, table and rows of each lookup of a collection, with what every check asks for found once.
+
+    It is not changed after it was made.
+
+    Args:
+        rows: One entry for each table of each feature.
+
+    Example:
+        >>> rows = FeatureRows([("item", "items", 8), ("user", "users", 5)])
+        >>> rows.features, rows.fewest
+        (['item', 'user'], 5)
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, str, int]]) -> None:
+        super().__init__(rows)
+        self.features = [feature for feature, _, _ in self]
+        self.fewest = min((count for _, _, count in self), default=0)
+
+
 def check_ids(
     features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, str, int]], weighted: bool = False
 ) -> None:
@@ -30,7 +50,8 @@ def check_ids(
 
     Args:
         features: The batch.
-        feature_rows: One entry for each table of each feature: feature, table, rows R of the table.
+        feature_rows: One entry for each table of each feature: feature, table, rows R of the table. Who checks every
+            batch makes ``FeatureRows`` of them, once.
         weighted: Whether the tables want a weight for each id.
 
     Raises:
@@ -53,8 +74,10 @@ def check_ids(
         return
     if not hasattr(features, "stride_per_key"):
         raise TypeError(f"a collection of tables takes a KeyedJaggedTensor, got {type(features).__name__}")
+    if type(feature_rows) is not FeatureRows:
+        feature_rows = FeatureRows(feature_rows)
     keys = features.keys()
-    if keys != [feature for feature, _, _ in feature_rows]:  # where they are equal, as in most batches, none is missing
+    if keys != feature_rows.features:  # where they are equal, as in most batches, none is missing
         known = features.index_per_key()
         for feature, table, _ in feature_rows:
             if feature not in known:
@@ -80,9 +103,9 @@ def check_ids(
         return
     if values.numel() == 0:
         return
-    low, high = (int(bound) for bound in torch.aminmax(values))
-    if low < 0 or high >= min(rows for _, _, rows in feature_rows):
-        _check_each(features, feature_rows, low < 0)
+    low, high = torch.aminmax(values)
+    if low.item() < 0 or high.item() >= feature_rows.fewest:
+        _check_each(features, feature_rows, low.item() < 0)
 
 
 def _check_each(

@@ -311,6 +311,8 @@ def sums_per_key(numbers: list[int], batch: KeyedJaggedTensor) -> list[int]:
         stride = batch.stride()
         if stride == 0:
             return [0] * len(batch._keys)
+        if stride == 1:
+            return numbers
         return [sum(numbers[first : first + stride]) for first in range(0, len(numbers), stride)]
     return [sum(numbers[low:high]) for low, high in pairwise(batch.lengths_offset_per_key())]
 
