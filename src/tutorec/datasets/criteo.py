@@ -30,7 +30,7 @@ from tutorec.datasets.criteo_text import (
     line_blocks,
     parse_lines,
 )
-from tutorec.datasets.utils import Batch, rank_slices
+from tutorec.datasets.utils import Batch, check_whole, rank_slices
 from tutorec.sparse.hashing import mixing_hash
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -60,9 +60,11 @@ def read_criteo(paths: Paths, rows: int | None = None) -> CriteoColumns:
         The rows, at most ``rows`` of them.
 
     Raises:
-        ValueError: no rows at all, or a damaged line (names file and line).
+        ValueError: no rows at all, a number of rows that is none, or a damaged line (names file and line).
         FileNotFoundError: a file is not there.
     """
+    if rows is not None:
+        check_whole("read_criteo: rows", rows, least=0)
     parts: list[CriteoColumns] = []
     left = sys.maxsize if rows is None else rows
     for block in _blocks(_as_paths(paths)):
@@ -90,7 +92,7 @@ class CriteoDataset:
         progress: show a progress bar; by default only on a terminal outside of CI.
 
     Raises:
-        ValueError: an unknown column, or a table size that is missing or below 1.
+        ValueError: an unknown column, no feature, or a table size that is missing or no whole number from 1.
         FileNotFoundError: a file is not there.
 
     Example:
@@ -115,9 +117,13 @@ class CriteoDataset:
             if not path.is_file():
                 raise FileNotFoundError(f"no Criteo file at {path}")
         features = {name: [name] for name in DEFAULT_CAT_NAMES} if features is None else features
+        if not isinstance(features, Mapping) or not features:
+            raise ValueError(
+                f"features={features!r} must map names to columns, as in {{'clicked': ['cat_2', 'cat_3']}}"
+            )
+        self._columns = {name: _column_numbers(name, columns) for name, columns in features.items()}
         self.features: dict[str, list[str]] = {name: list(columns) for name, columns in features.items()}
         self.rows_per_table = {name: _table_rows(rows_per_table, name) for name in self.features}
-        self._columns = {name: _column_numbers(name, columns) for name, columns in self.features.items()}
         self.progress = progress
 
     @cached_property
@@ -150,8 +156,9 @@ class CriteoDataset:
             Batches with dense [B, 13], ids of every feature, and labels [B].
 
         Raises:
-            ValueError: a damaged line; names file and line.
+            ValueError: a damaged line (names file and line), or a number that cannot be.
         """
+        check_whole("epochs", epochs, least=0)
         slices = rank_slices(len(self), batch_size, rank, world_size, drop_last=drop_last)
         for epoch in range(epochs):
             with _ProgressBar(self.paths, f"epoch {epoch}", self.progress) as bar:
@@ -179,6 +186,8 @@ class CriteoDataset:
 
 
 def _as_paths(paths: Paths) -> list[Path]:
+    if not isinstance(paths, str | Path | Sequence):
+        raise TypeError(f"paths is a {type(paths).__name__}: give the path of a Criteo file, or a list of them")
     found = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     if not found:
         raise ValueError("no Criteo file given: paths is empty")
@@ -188,16 +197,21 @@ def _as_paths(paths: Paths) -> list[Path]:
 def _table_rows(rows_per_table: int | Mapping[str, int], name: str) -> int:
     if isinstance(rows_per_table, int):
         rows = rows_per_table
+    elif not isinstance(rows_per_table, Mapping):
+        raise ValueError(f"rows_per_table={rows_per_table!r} must be one number of rows, or a dict with one by feature")
     elif name in rows_per_table:
         rows = rows_per_table[name]
     else:
         raise ValueError(f"rows_per_table has no number for feature '{name}'; it has {sorted(rows_per_table)}")
+    check_whole(f"rows_per_table: feature '{name}': rows", rows, least=None)
     if rows < 1:
         raise ValueError(f"rows_per_table: feature '{name}' has {rows} rows, and a table needs at least 1")
     return rows
 
 
 def _column_numbers(name: str, columns: Sequence[str]) -> list[int]:
+    if isinstance(columns, str):
+        raise ValueError(f"feature '{name}' is made of columns {columns!r}: give a list, ['{columns}']")
     unknown = [column for column in columns if column not in DEFAULT_CAT_NAMES]
     if unknown or not columns:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -65,8 +66,8 @@ def power_law_ids(count: int, rows: int, exponent: float, generator: torch.Gener
         few that fall between the curve and the steps of the law are drawn again.
     """
     _check("power_law_ids", count, rows)
-    if not (math.isfinite(exponent) and exponent >= 0):
-        raise ValueError(f"power_law_ids: exponent={exponent} must be a finite number of at least 0")
+    if not (isinstance(exponent, int | float) and math.isfinite(exponent) and exponent >= 0):
+        raise ValueError(f"power_law_ids: exponent={exponent!r} must be a finite number of at least 0")
     if rows > _EXACT:
         raise ValueError(f"power_law_ids: rows={rows} is above 2**53 = {_EXACT}, where float64 skips whole numbers")
     device = _device(generator)
@@ -115,11 +116,16 @@ def _ratio(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
 
 
 def _device(generator: torch.Generator | None) -> torch.device | None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator is a {type(generator).__name__}: pass a torch.Generator, torch.Generator().manual_seed(0)"
+        )
     return None if generator is None else generator.device
 
 
 def _check(function: str, count: int, rows: int) -> None:
-    if not (isinstance(count, int) and isinstance(rows, int)):
+    whole = [isinstance(number, Integral) and not isinstance(number, bool) for number in (count, rows)]
+    if not all(whole):
         raise TypeError(f"{function}: count={count!r} and rows={rows!r} must be whole numbers: int(count), int(rows)")
     if count < 0 or rows < 1:
         raise ValueError(f"{function}: count={count} and rows={rows}: draw 0 or more ids, from 1 or more rows")

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, INT_FEATURE_COUNT, CriteoColumns, write_rows
-from tutorec.datasets.utils import Batch, RowBatches
+from tutorec.datasets.utils import Batch, RowBatches, check_whole
 from tutorec.models.metrics import auc
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -128,7 +129,8 @@ def shop(
         The shop; nothing is generated before it is asked for.
 
     Raises:
-        ValueError: a size is not positive, or ``exponent`` is negative.
+        ValueError: a size is no whole number or not positive, ``seed`` none from 0, or ``exponent`` is negative or no
+            number.
 
     Example:
         >>> from tutorec.datasets.random import shop
@@ -140,8 +142,13 @@ def shop(
     """
     sizes = {"users": users, "items": items, "rows": rows, "test_rows": test_rows, "factors": factors}
     for name, size in sizes.items():
+        check_whole(f"shop: {name}", size, least=None)
         if size < 1:
             raise ValueError(f"shop: {name}={size}, and it must be at least 1")
+    check_whole("shop: max_clicked", max_clicked, least=None)
+    check_whole("shop: seed", seed, least=0)
+    if not (isinstance(exponent, Real) and math.isfinite(exponent)):
+        raise ValueError(f"shop: exponent={exponent!r} must be a finite number of at least 0")
     if max_clicked < 0 or exponent < 0:
         raise ValueError(f"shop: max_clicked={max_clicked} and exponent={exponent} must not be negative")
     return Shop(
@@ -203,6 +210,8 @@ class Shop:
     def rows(self, start: int, stop: int, split: Split = "train") -> ShopRows:
         """Rows start..stop-1 of a split, as columns."""
         count = self._count(split)
+        check_whole("shop: start", start, least=None)
+        check_whole("shop: stop", stop, least=None)
         if not 0 <= start <= stop <= count:
             raise ValueError(f"shop: rows {start}..{stop} asked for, and split '{split}' has rows 0..{count}")
         parts = []

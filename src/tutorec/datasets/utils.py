@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,13 +78,16 @@ def step_slices(
         ``steps[s][r] == (start, stop)``.
 
     Raises:
-        ValueError: a batch size or world size below 1, or too few rows for every rank to get one.
+        ValueError: a size that is no whole number, a batch size or world size below 1, or too few rows for every rank
+            to get one.
 
     Example:
         >>> from tutorec.datasets.utils import step_slices
         >>> step_slices(rows=10, batch_size=3, world_size=2)
         [[(0, 3), (3, 6)], [(6, 8), (8, 10)]]
     """
+    for name, number in (("rows", rows), ("batch_size", batch_size), ("world_size", world_size)):
+        check_whole(name, number, least=0)
     if batch_size < 1 or world_size < 1:
         raise ValueError(f"batch_size={batch_size} and world_size={world_size} must both be at least 1")
     step = batch_size * world_size
@@ -126,6 +131,8 @@ def rank_slices(
         >>> rank_slices(rows=10, batch_size=3, rank=1, world_size=2)
         [(3, 6), (8, 10)]
     """
+    check_whole("world_size", world_size)
+    check_whole("rank", rank, least=None)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank} is not a rank of world_size={world_size}: ranks are 0..{world_size - 1}")
     return [step[rank] for step in step_slices(rows, batch_size, world_size, drop_last)]
@@ -175,6 +182,12 @@ class RowBatches(Iterator[Batch]):
         start: int = 0,
     ) -> None:
         rank_slices(rows, batch_size, rank, world_size, drop_last)  # refuses what cannot be dealt out
+        check_whole("epochs", epochs, least=0)
+        if isinstance(start, bool) or not isinstance(start, Integral):
+            raise ValueError(
+                f"start={start!r} is no position: give the .position of the batches of the run to go on from, as its "
+                "checkpoint holds it"
+            )
         if not 0 <= start <= epochs * rows:
             raise ValueError(
                 f"start={start} is no position in {epochs} epoch(s) of {rows} rows: there are 0 to {epochs * rows}"
@@ -232,6 +245,23 @@ class RowBatches(Iterator[Batch]):
                 for end, step in zip(ends, steps, strict=True)
             ]
         )
+
+
+def check_whole(name: str, number: Any, least: int | None = 1) -> None:
+    """Refuse what is no whole number, or is below ``least``.
+
+    Raises:
+        ValueError: it is one of these.
+
+    Example:
+        >>> from tutorec.datasets.utils import check_whole
+        >>> check_whole("epochs", 1.5)
+        Traceback (most recent call last):
+        ValueError: epochs=1.5 must be a whole number, at least 1
+    """
+    whole = isinstance(number, Integral) and not isinstance(number, bool)
+    if not whole or (least is not None and number < least):
+        raise ValueError(f"{name}={number!r} must be a whole number" + ("" if least is None else f", at least {least}"))
 
 
 def _deal(start: int, stop: int, world_size: int) -> list[tuple[int, int]]:

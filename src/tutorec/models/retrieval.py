@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -209,8 +211,8 @@ def recall_at(
     return {k: counts[i] / counts[-1] for i, k in enumerate(ks)}
 
 
-def _is_whole(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool)
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def _vectors(model: TwoTower, ids: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Integral
 from operator import length_hint
 from typing import Any
 
@@ -162,7 +163,7 @@ def train(
             "combined_optimizer(model, lambda params: torch.optim.Adam(params, lr=0.01))"
         )
     for name, number in (("steps", 0 if steps is None else steps), ("first_step", first_step)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        if isinstance(number, bool) or not isinstance(number, Integral) or number < 0:
             raise ValueError(f"train: {name}={number!r} must be a whole number of steps, 0 or more")
     group = group if group is not None else comm.default_group()
     _agree_on_steps("train", batches, steps, group)

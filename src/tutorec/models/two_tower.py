@@ -17,6 +17,7 @@ After Yi et al., 2019, "Sampling-bias-corrected neural modeling for large corpus
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -154,7 +155,7 @@ class TwoTowerTrain(nn.Module):
             raise ValueError(f"negatives={negatives!r}: there are 'in_batch' and 'random'")
         if not isinstance(two_tower, nn.Module) or not hasattr(two_tower, "candidate_features"):
             raise TypeError(f"TwoTowerTrain trains a TwoTower, got a {type(two_tower).__name__}: TwoTower(...)")
-        counted = [number for number in (rows, drawn) if isinstance(number, int) and number >= 1]
+        counted = [number for number in (rows, drawn) if isinstance(number, Integral) and number >= 1]
         if negatives == "random" and len(counted) < 2:
             raise ValueError(
                 f"negatives='random' draws {drawn!r} of rows={rows!r} ids: both must be at least 1, whole numbers"
