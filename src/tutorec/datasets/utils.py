@@ -192,9 +192,11 @@ class RowBatches(Iterator[Batch]):
             raise ValueError(
                 f"start={start} is no position in {epochs} epoch(s) of {rows} rows: there are 0 to {epochs * rows}"
             )
-        self._read, self._rows, self._epochs = read, rows, epochs
-        self._batch_size, self._rank, self._world_size, self._drop_last = batch_size, rank, world_size, drop_last
-        self.position: int = start
+        self._read, self._rows, self._epochs = read, int(rows), int(epochs)
+        self._batch_size, self._rank, self._world_size = int(batch_size), int(rank), int(world_size)
+        self._drop_last = drop_last
+        # Python's own: a checkpoint writes it as JSON, which knows no numbers of numpy.
+        self.position: int = int(start)
         self._steps: Iterator[tuple[int, tuple[int, int]]] = iter(())
 
     def __next__(self) -> Batch:
