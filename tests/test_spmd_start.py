@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 from tutorec import _spmd_start
 from tutorec.errors import RankError
@@ -114,6 +115,26 @@ def test_the_fork_server_has_one_thread_and_no_cuda(ranks):
     assert servers[0] == servers[1]
     assert servers[0][0] != os.getpid()
     assert servers[0][1] == 1
+
+
+@linux_only
+def test_a_slow_module_is_imported_once_for_all_later_ranks(monkeypatch):
+    monkeypatch.setenv(_spmd_start.METHOD_VARIABLE, "fork")
+    monkeypatch.setattr(_spmd_start, "_servers", [])
+
+    def first():
+        before = "torch._dynamo" in sys.modules
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        return before
+
+    def later():
+        return "torch._dynamo" in sys.modules, os.getppid()
+
+    with Ranks(1) as world:
+        assert world.run(first) == [False]
+    server = _spmd_start._server()._process.pid
+    with Ranks(1) as world:
+        assert world.run(later) == [(True, server)]  # forked still: the server has kept its one thread
 
 
 @linux_only

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -25,12 +26,13 @@ __all__ = ["connect", "file_address", "join_group", "main", "pick_backend"]
 _abandoning = threading.Lock()
 
 
-def main(boot: dict[str, Any]) -> None:
+def main(boot: dict[str, Any], at_end: Callable[[], None] | None = None) -> None:
     """Be one rank: the entry point of every rank process; never returns.
 
     Args:
         boot: ``rank``, ``world_size``, ``token``; ``address`` and ``key`` of the caller's listener;
             ``folder`` for the rendezvous; ``backend``; ``timeout`` of collectives in seconds; ``validate``.
+        at_end: Called when the rank has been closed in order.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Interrupts are for the caller, who then ends the ranks.
     for stream in (sys.stdout, sys.stderr):
@@ -53,6 +55,8 @@ def main(boot: dict[str, Any]) -> None:
         else:
             _send(tasks, ("ready", 0, backend))
             _serve(tasks, side)
+            if at_end is not None:
+                at_end()
     except (EOFError, OSError):
         _abandon(boot["folder"])
     finally:

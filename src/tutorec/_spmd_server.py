@@ -3,11 +3,16 @@
 It is started as a fresh interpreter (see :mod:`tutorec._spmd_start`), so that it holds nothing of the caller: no CUDA
 context, no threads, no locks. It ends when its caller ends, and the
 kernel then kills the ranks that it forked.
+
+A rank that ends says which of the slow modules it needed, and the server imports them before it forks the next one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
+import importlib
 import json
 import os
 import shutil
@@ -15,9 +20,13 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["serve"]
+
+# `DistributedDataParallel` imports it: 800 modules, 1.3 s on every rank of every pool.
+_SLOW_MODULES = ("torch._dynamo",)
 
 
 def serve(fd: int) -> None:
@@ -33,8 +42,9 @@ def serve(fd: int) -> None:
 
     from tutorec import _spmd_rank  # noqa: F401
 
-    gc.collect()
-    gc.freeze()  # Ranks share these pages as long as no collection writes to them.
+    _share_memory()
+    wanted, tell = os.pipe()
+    os.set_blocking(wanted, False)
     folders: set[str] = set()
     connection = socket.socket(fileno=fd)
     with connection, connection.makefile("rwb") as lines:
@@ -42,7 +52,8 @@ def serve(fd: int) -> None:
             request = json.loads(line)
             if "boot" in request:
                 folders.add(request["boot"]["folder"])
-                reply = _fork(request["boot"], connection, torch.cuda.is_initialized())
+                _import_slow(wanted)
+                reply = _fork(request["boot"], connection, tell, torch.cuda.is_initialized())
             else:
                 reply = {"code": _exit_code(request["poll"])}
             lines.write(json.dumps(reply).encode() + b"\n")
@@ -51,7 +62,32 @@ def serve(fd: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fork(boot: dict[str, Any], connection: socket.socket, cuda_in_use: bool) -> dict[str, Any]:
+def _share_memory() -> None:
+    """Keep the garbage collector off what is imported: ranks share these pages as long as nobody writes to them."""
+    gc.collect()
+    gc.freeze()
+
+
+def _import_slow(wanted: int) -> None:
+    """Import the slow modules that ranks named before they ended; where that fails, ranks do it themselves."""
+    try:
+        names = set(os.read(wanted, 65536).decode().split())
+    except BlockingIOError:
+        return
+    for name in names.difference(sys.modules).intersection(_SLOW_MODULES):
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+        _share_memory()
+
+
+def _name_slow(tell: int) -> None:
+    """On a rank that ends: name the slow modules that it imported."""
+    names = [name for name in _SLOW_MODULES if name in sys.modules]
+    with contextlib.suppress(OSError):
+        os.write(tell, " ".join([*names, ""]).encode())
+
+
+def _fork(boot: dict[str, Any], connection: socket.socket, tell: int, cuda_in_use: bool) -> dict[str, Any]:
     """Fork one rank; refuse when a lock or a device could be left behind in the child."""
     threads = _thread_count()
     if threads != 1 or cuda_in_use:
@@ -63,7 +99,7 @@ def _fork(boot: dict[str, Any], connection: socket.socket, cuda_in_use: bool) ->
     try:
         os.close(connection.detach())
         _end_with(server)
-        _become(boot)
+        _become(boot, functools.partial(_name_slow, tell))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -84,7 +120,7 @@ def _end_with(server: int) -> None:
         os._exit(1)
 
 
-def _become(boot: dict[str, Any]) -> None:
+def _become(boot: dict[str, Any], at_end: Callable[[], None]) -> None:
     """Turn this fork into the process that a fresh interpreter would have been, and run the rank."""
     os.environ.clear()
     os.environ.update(boot["environment"])
@@ -94,7 +130,7 @@ def _become(boot: dict[str, Any]) -> None:
         sys.modules["numpy"].random.seed()  # Ranks must not share the server's global random state.
     from tutorec._spmd_rank import main
 
-    main(boot)
+    main(boot, at_end)
 
 
 def _exit_code(pid: int) -> int | None:
