@@ -86,8 +86,8 @@ def step_slices(
         >>> step_slices(rows=10, batch_size=3, world_size=2)
         [[(0, 3), (3, 6)], [(6, 8), (8, 10)]]
     """
-    for name, number in (("rows", rows), ("batch_size", batch_size), ("world_size", world_size)):
-        check_whole(name, number, least=0)
+    for name, number, least in (("rows", rows, 0), ("batch_size", batch_size, None), ("world_size", world_size, None)):
+        check_whole(name, number, least)
     if batch_size < 1 or world_size < 1:
         raise ValueError(f"batch_size={batch_size} and world_size={world_size} must both be at least 1")
     step = batch_size * world_size
