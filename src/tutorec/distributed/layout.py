@@ -38,6 +38,11 @@ class FeatureOrder:
         self._tables_of = tables_of
         self._positions: dict[tuple[str, ...], list[int] | None] = {}
 
+    @property
+    def wanted(self) -> list[str]:
+        """Features in travelling order."""
+        return self._wanted
+
     def arrange(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The wanted features in travelling order; the batch itself where it is in that order already.
 

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.collectives.autograd import division_fact, get_gradient_division
 from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, sharded_parts
@@ -22,7 +21,15 @@ from tutorec.distributed.embedding_base import usable_device
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.gradient_norm import NormOverRanks
 from tutorec.distributed.plan import ShardingPlan
-from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
+from tutorec.distributed.shard import (
+    allocate_dense_parts,
+    collections_of,
+    default_env,
+    make_plan,
+    move_dense_parts,
+    replaced,
+)
+from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharding_plan import check_plan_fits, default_sharders
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
@@ -71,10 +78,10 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         super().__init__()
         _check_arguments(module, env, data_parallel_wrapper)
         _check_wrapped_once(module)
-        self._env = env if env is not None else _default_env()
+        self._env = env if env is not None else default_env("DistributedModelParallel")
         self.device = usable_device(device, {})
         sharders = _checked_sharders(sharders) if sharders is not None else default_sharders()
-        shardable = dict(_shardable_modules(module, sharders))
+        shardable = dict(collections_of(module, sharders))
         plan = _given_or_made(plan, module, sharders, self._env, self.device)
         self._plan = _agreed_plan(plan, module, shardable, self._env)
         self._wrapper = data_parallel_wrapper if data_parallel_wrapper is not None else DefaultDataParallelWrapper()
@@ -84,10 +91,10 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
             found, sharder = shardable.pop(path)
             module_plan = self._plan.get_plan_for_module(path)
             if module_plan is not None:
-                module = _replaced(module, found, sharder.shard(found, module_plan, self._env, self.device, path))
+                module = replaced(module, found, sharder.shard(found, module_plan, self._env, self.device, path))
         if init_parameters:
-            _allocate_dense_parts(module, self.device, {})
-        _move_dense_parts(module, self.device)
+            allocate_dense_parts(module, self.device, {})
+        move_dense_parts(module, self.device)
         self._dmp_wrapped_module: nn.Module = module
         self._optimizer = _fused_optimizer(module)
         self.register_load_state_dict_pre_hook(_insert_wrapped_path)
@@ -263,18 +270,6 @@ def _optimizers_of(part: FusedOptimizerModule) -> list[tuple[str, Any]]:
     return optimizer.optimizers if isinstance(optimizer, CombinedOptimizer) else [("", optimizer)]
 
 
-def _shardable_modules(
-    module: nn.Module, sharders: Sequence[ModuleSharder[Any]]
-) -> Iterator[tuple[str, tuple[nn.Module, ModuleSharder[Any]]]]:
-    """Path -> (module, its sharder), outermost only."""
-    by_type = {sharder.module_type: sharder for sharder in sharders}
-    done: list[str] = []
-    for path, part in module.named_modules():
-        if type(part) in by_type and not any(path.startswith(f"{outer}.") for outer in done):
-            done.append(path)
-            yield path, (part, by_type[type(part)])
-
-
 def _agreed_plan(
     plan: ShardingPlan,
     model: nn.Module,
@@ -316,72 +311,4 @@ def _given_or_made(
     check_agreement("DistributedModelParallel", {"a plan is given": str(plan is not None)}, env, problem)
     if plan is not None:
         return plan
-    # Most programs bring a plan or plan by themselves, and need not wait for the planner's modules.
-    from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
-    from tutorec.distributed.planner.topology import Topology
-
-    topology = Topology(env.world_size, device.type, local_world_size=env.local_size)
-    planner = EmbeddingShardingPlanner(topology)
-    if env.process_group is None:
-        return planner.plan(model, sharders)
-    return planner.collective_plan(model, sharders, env.process_group)
-
-
-def _replaced(model: nn.Module, part: nn.Module, sharded: nn.Module) -> nn.Module:
-    """The model with ``sharded`` wherever ``part`` stands: two places may share it, and the model may be it."""
-    if model is part:
-        return sharded
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is part:
-                setattr(parent, name, sharded)
-    return model
-
-
-def _allocate_dense_parts(module: nn.Module, device: torch.device, made: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Allocate and draw what is on meta outside of sharded modules; ``made``: old -> new, shared ones stay shared."""
-    if isinstance(module, ShardedModule):
-        return
-    on_meta = [name for name, own in module._parameters.items() if own is not None and own.is_meta]
-    buffers_on_meta = [name for name, own in module._buffers.items() if own is not None and own.is_meta]
-    if on_meta or buffers_on_meta:
-        reset = getattr(module, "reset_parameters", None)
-        if reset is None:
-            raise ValueError(
-                f"a {type(module).__name__} of the model is on the meta device ({[*on_meta, *buffers_on_meta]}) and "
-                "has no values to train with: build it on the CPU, or give it a reset_parameters method"
-            )
-        for name in on_meta:
-            old = module._parameters[name]
-            assert old is not None, "looked at above"
-            if old not in made:
-                made[old] = nn.Parameter(torch.empty_like(old, device=device), requires_grad=old.requires_grad)
-            module._parameters[name] = made[old]
-        for name in buffers_on_meta:
-            buffer = module._buffers[name]
-            assert buffer is not None, "looked at above"
-            module._buffers[name] = torch.zeros_like(buffer, device=device)
-        reset()
-    for child in module.children():
-        _allocate_dense_parts(child, device, made)
-
-
-def _move_dense_parts(module: nn.Module, device: torch.device) -> None:
-    """Bring everything outside of sharded modules to the device, but what is on meta."""
-    if isinstance(module, ShardedModule):
-        return
-    for tensor in [*module._parameters.values(), *module._buffers.values()]:
-        if tensor is not None and not tensor.is_meta and tensor.device.type != device.type:
-            tensor.data = tensor.data.to(device)
-    for child in module.children():
-        _move_dense_parts(child, device)
-
-
-def _default_env() -> ShardingEnv:
-    group = comm.default_group()
-    if group is None:
-        raise ValueError(
-            "DistributedModelParallel needs a process group, and none has been started: call it inside "
-            "tutorec.spmd.Ranks(world_size).run(...), or start one of a single rank with tutorec.spmd.init()"
-        )
-    return ShardingEnv.from_process_group(group)
+    return make_plan(model, sharders, env, device)

@@ -24,6 +24,8 @@ from tutorec.distributed.plan import (
     ShardingPlan,
     ShardingType,
 )
+from tutorec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
+from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from tutorec.distributed.shard_geometry import (
     ShardPiece,
     column_wise_pieces,
@@ -87,23 +89,40 @@ class ParameterShardingGenerator:
     Args:
         words: What was asked for, for messages: ``"table_wise(rank=1)"``.
         sharding_type: How the table is divided.
-        compute_kernel: How its rows are kept.
+        compute_kernel: How its rows are kept; None: as the sharder of the collection keeps them by default.
         cut: ``(R, D, machine)`` -> pieces in plan order.
     """
 
     words: str
     sharding_type: ShardingType
-    compute_kernel: EmbeddingComputeKernel
+    compute_kernel: EmbeddingComputeKernel | None
     cut: Callable[[int, int, Machine], list[ShardPiece]]
 
-    def generate(self, table: str, shape: tuple[int, int], machine: Machine) -> ParameterSharding:
-        """The entry of the plan for a table ``[R, D]``."""
+    def generate(
+        self,
+        table: str,
+        shape: tuple[int, int],
+        machine: Machine,
+        default_kernel: EmbeddingComputeKernel = EmbeddingComputeKernel.FUSED,
+    ) -> ParameterSharding:
+        """The entry of the plan for a table.
+
+        Args:
+            table: Its name.
+            shape: ``(R, D)``.
+            machine: The ranks.
+            default_kernel: Where none was asked for.
+        """
         try:
             pieces = self.cut(*shape, machine)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.words} for table {table!r}: {error}") from None
         return parameter_sharding(
-            self.sharding_type, pieces, machine.device_type, machine.local_size, self.compute_kernel
+            self.sharding_type,
+            pieces,
+            machine.device_type,
+            machine.local_size,
+            self.compute_kernel or default_kernel,
         )
 
     def __repr__(self) -> str:
@@ -114,7 +133,8 @@ def data_parallel(compute_kernel: str | None = None) -> ParameterShardingGenerat
     """The whole table on every rank; ranks exchange gradients, no ids and no rows.
 
     Args:
-        compute_kernel: An `EmbeddingComputeKernel` value; ``"fused"`` by default, here and in the functions below.
+        compute_kernel: An `EmbeddingComputeKernel` value; by default ``"fused"``, and for quantized collections
+            ``"quant"``, here and in the functions below.
 
     Example:
         >>> data_parallel()
@@ -133,8 +153,8 @@ def table_wise(rank: int, compute_kernel: str | None = None) -> ParameterShardin
 
     Args:
         rank: Which.
-        compute_kernel: An `EmbeddingComputeKernel` value; ``"fused"`` by default. (TorchRec's hand-written plans pick
-            ``dense`` unless told otherwise, which ignores ``fused_params``.)
+        compute_kernel: As in `data_parallel`. (TorchRec's hand-written plans pick ``dense`` unless told otherwise,
+            which ignores ``fused_params``.)
 
     Raises:
         ValueError: There is no such kernel.
@@ -372,21 +392,27 @@ def construct_module_sharding_plan(
             raise TypeError(
                 f"table {name!r} is given {word!r}: say how it is cut with table_wise(rank=0), row_wise() ..."
             )
-        plan[name] = word.generate(name, (rows, columns), machine)
+        kernels = sharder.compute_kernels(word.sharding_type.value, machine.device_type)
+        plan[name] = word.generate(name, (rows, columns), machine, _default_kernel(kernels))
     return plan
 
 
 def default_sharders() -> list[ModuleSharder[Any]]:
     """One sharder for each class of modules that can be sharded."""
-    return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
+    return [
+        EmbeddingBagCollectionSharder(),
+        EmbeddingCollectionSharder(),
+        QuantEmbeddingBagCollectionSharder(),
+        QuantEmbeddingCollectionSharder(),
+    ]
 
 
 def get_module_to_default_sharders() -> dict[type[nn.Module], ModuleSharder[Any]]:
     """Class of a collection -> its sharder with default settings, under TorchRec's name.
 
     Example:
-        >>> sorted(kind.__name__ for kind in get_module_to_default_sharders())
-        ['EmbeddingBagCollection', 'EmbeddingCollection']
+        >>> [kind.__module__.split(".")[1] for kind in get_module_to_default_sharders()]
+        ['modules', 'modules', 'quant', 'quant']
 
     Source:
         TorchRec's ``torchrec.distributed.sharding_plan.get_module_to_default_sharders``.
@@ -426,9 +452,17 @@ def _sharder_of(module: nn.Module) -> ModuleSharder[Any]:
     raise ValueError(f"no sharder for a {type(module).__name__}: pass sharder=, or a module of {known}")
 
 
-def _kernel(compute_kernel: str | None) -> EmbeddingComputeKernel:
+def _default_kernel(built: Sequence[str]) -> EmbeddingComputeKernel:
+    """What a sharder does with a table of which nothing is said: fused where it can, else what it names first."""
+    fused = EmbeddingComputeKernel.FUSED
+    return fused if fused.value in built or not built else EmbeddingComputeKernel(built[0])
+
+
+def _kernel(compute_kernel: str | None) -> EmbeddingComputeKernel | None:
+    if compute_kernel is None:
+        return None
     try:
-        return EmbeddingComputeKernel(compute_kernel or EmbeddingComputeKernel.FUSED)
+        return EmbeddingComputeKernel(compute_kernel)
     except ValueError:
         names = ", ".join(kernel.value for kernel in EmbeddingComputeKernel)
         raise ValueError(f"compute_kernel {compute_kernel!r} is unknown: use one of {names}") from None

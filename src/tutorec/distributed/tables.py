@@ -216,8 +216,10 @@ def _placed(
     sharding: ParameterSharding,
     rules: PlacementRules,
 ) -> PlacedTable:
-    sharding_type = _member(ShardingType, sharding.sharding_type, rules.sharding_types, config.name, "sharding type")
-    kernel = _member(EmbeddingComputeKernel, sharding.compute_kernel, rules.kernels, config.name, "compute kernel")
+    sharding_type = plan_member(
+        ShardingType, sharding.sharding_type, rules.sharding_types, config.name, "sharding type"
+    )
+    kernel = plan_member(EmbeddingComputeKernel, sharding.compute_kernel, rules.kernels, config.name, "compute kernel")
     dtype = data_type_to_dtype(config.data_type)
     if dtype != torch.float32:
         raise ValueError(
@@ -252,7 +254,7 @@ def _placed(
     )
 
 
-def _member(kind: type[_E], value: str, built: Sequence[_E], table: str, what: str) -> _E:
+def plan_member(kind: type[_E], value: str, built: Sequence[_E], table: str, what: str) -> _E:
     """The enum member of a plan's text, if it is one that is built."""
     try:
         member = kind(value)

@@ -37,7 +37,7 @@ def features_in_order(features: KeyedJaggedTensor, names: list[str]) -> KeyedJag
         if name not in keys:
             if is_scripting():
                 raise KeyError(name)
-            raise KeyError(f"the tables need feature {name!r}, and the batch has the keys {keys}")
+            raise KeyError(f"the tables need feature '{name}', and the batch has the keys {keys}")
         order.append(keys.index(name))
     return features.permute(order)
 

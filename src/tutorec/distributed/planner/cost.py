@@ -174,6 +174,39 @@ WORK: dict[ShardingType, Callable[[TableFacts, Size, Topology], Work]] = {
 }
 
 
+def serving_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
+    """One process asks its devices: the ids of one batch go out, rows come back, nothing is updated (eq-cost-serve).
+
+    Of a piece's n ids and S bags ``b_i * (S + n) + b_w * n`` bytes to its device, n lookups, ``4 * S * d`` bytes back.
+    On the CPU devices share one memory, and nothing travels.
+    """
+    found = facts.total_ids * size[0] / max(facts.rows, 1)
+    bags = facts.total_samples
+    rows = bags if facts.pooled else found
+    apart = topology.compute_device != "cpu" and topology.world_size > 1
+    ids_in = Leg(_id_bytes(facts) * (bags + found) + _weight_bytes(facts) * found, 0.0)
+    rows_home = Leg(_FLOAT * rows * size[1], 0.0)
+    return Work(
+        lookups=found,
+        outputs=rows,
+        updates=0.0,
+        gradients=0.0,
+        lists=bags,
+        ids_in=(ids_in,) if apart else (),
+        rows_home=(rows_home,) if apart else (),
+    )
+
+
+def work_of(kernel: KernelModel, sharding_type: ShardingType) -> Callable[[TableFacts, Size, Topology], Work]:
+    """What counts the work of a piece.
+
+    Example:
+        >>> work_of(kernel_model("quant"), ShardingType.ROW_WISE).__name__
+        'serving_work'
+    """
+    return serving_work if kernel.serves else WORK[sharding_type]
+
+
 def piece_perf(
     facts: TableFacts, sharding_type: ShardingType, compute_kernel: str, sizes: Ints, topology: Topology
 ) -> Floats:
@@ -203,9 +236,10 @@ def piece_perf(
         >>> piece_perf(facts, ShardingType.TABLE_WISE, "fused", np.array([[1000, 32]]), machine).tolist()
         [[8000.0, 1280.0, 16000.0, 1280.0, 120.0, 0.0]]
     """
-    kernel, work_of = kernel_model(compute_kernel), WORK[sharding_type]
+    kernel = kernel_model(compute_kernel)
+    count = work_of(kernel, sharding_type)
     few, places = distinct_sizes(sizes)
-    lines = [_perf(facts, kernel, size, work_of(facts, size, topology), topology) for size in few]
+    lines = [_perf(facts, kernel, size, count(facts, size, topology), topology) for size in few]
     return spread_lines(np.array(lines).reshape(-1, 6), places)
 
 
@@ -274,7 +308,7 @@ def _perf(facts: TableFacts, kernel: KernelModel, size: Size, work: Work, topolo
     """The line of a piece."""
     rows, columns = size
     bandwidth = kernel.row_bandwidth(topology)
-    row_bytes = _ID + max(facts.element_bytes * columns, ROW_READ_BYTES)
+    row_bytes = _ID + max(facts.row_bytes(columns), ROW_READ_BYTES)
     forward = work.lookups * row_bytes + _FLOAT * work.outputs * columns
     backward = topology.bwd_compute_multiplier * (work.updates * row_bytes + _FLOAT * work.gradients * columns)
     if facts.weighted:

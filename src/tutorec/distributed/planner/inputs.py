@@ -14,6 +14,7 @@ from tutorec.distributed.planner.changes import Change
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import fixed_cost
 from tutorec.distributed.planner.interfaces import Constraints
+from tutorec.distributed.planner.kernels import kernel_model
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.problem import PlanningProblem
 from tutorec.distributed.planner.refusals import Refusal
@@ -51,9 +52,13 @@ class PlanInputs:
         Raises:
             PlannerError: Tables that are to lie together can be cut alike in no way.
         """
-        return PlanningProblem.of(
-            self.options, self.reserved, self.constraints, lambda kind, pooled: fixed_cost(self.topology, kind, pooled)
-        )
+        serves = all(kernel_model(option.compute_kernel).serves for option in self.options)
+
+        def fixed(kind: str, pooled: bool) -> float:
+            # Who serves exchanges nothing with other ranks.
+            return 0.0 if serves else fixed_cost(self.topology, kind, pooled)
+
+        return PlanningProblem.of(self.options, self.reserved, self.constraints, fixed)
 
     @cached_property
     def by_table(self) -> dict[str, list[ShardingOption]]:

@@ -52,6 +52,8 @@ class KernelModel:
             large as the shard.
         memory: Where rows and state lie: ``(topology, bytes [P]) -> [P, 3]``, HBM, DDR and SSD.
         devices: Where it runs.
+        serves: Whether rows are looked up only, for one process that drives all devices: nothing is updated, and ids
+            and rows travel between that process and its devices.
 
     Example:
         >>> registered_kernels()["fused"].updates, registered_kernels()["dense"].updates
@@ -62,6 +64,7 @@ class KernelModel:
     updates: bool = True
     memory: Callable[[Topology, Ints], Ints] = on_device
     devices: tuple[str, ...] = ("cpu", "cuda", "mtia")
+    serves: bool = False
 
 
 _kernels: dict[str, KernelModel] = {}
@@ -92,7 +95,7 @@ def registered_kernels(device: str | None = None) -> Mapping[str, KernelModel]:
 
     Example:
         >>> sorted(registered_kernels("cpu"))
-        ['dense', 'fused']
+        ['dense', 'fused', 'quant']
     """
     return MappingProxyType(
         {value: model for value, model in _kernels.items() if device is None or device in model.devices}
@@ -121,3 +124,4 @@ def kernel_model(value: str) -> KernelModel:
 
 register_kernel("fused", KernelModel())
 register_kernel("dense", KernelModel(lambda topology: DENSE_BANDWIDTH * device_bandwidth(topology), updates=False))
+register_kernel("quant", KernelModel(devices=("cpu", "cuda"), serves=True))

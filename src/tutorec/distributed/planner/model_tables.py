@@ -160,6 +160,7 @@ def _tables_of(
     fused_params = getattr(sharder, "fused_params", None)
     shared_optimizer = _optimizer_of(fused_params)
     row_bytes, gradient_bytes = _wire_bytes(sharder, pooled is not False)
+    packed_table: Any = getattr(module, "packed_table", None)
     for name, tensor in sharder.shardable_parameters(module).items():
         constraint = constraints.get(name) or ParameterConstraints()
         features = _features_of(name, configs.get(name), constraint)
@@ -168,6 +169,7 @@ def _tables_of(
         sizes = _per_feature(name, "batch_sizes", constraint.batch_sizes or [batch_size], features)
         samples = tuple(float(size * count) for size, count in zip(sizes, bags, strict=True))
         own_optimizer = optimizer_spec_of_parameter(name, tensor)
+        packed: Any = packed_table(name) if callable(packed_table) else None
         facts = TableFacts(
             path=path,
             name=name,
@@ -182,6 +184,7 @@ def _tables_of(
             optimizer=own_optimizer or shared_optimizer,
             row_wire_bytes=row_bytes,
             gradient_wire_bytes=gradient_bytes,
+            packed=packed,
         )
         named = own_optimizer is not None or bool(fused_params)
         yield ModelTable(facts, tensor, (path, module), sharder, constraint, named)

@@ -109,7 +109,8 @@ def _contents(inputs: PlanInputs, least: Choice, choices: tuple[Choice, ...]) ->
         facts, ShardingType(option.sharding_type), option.compute_kernel, pieces.sizes[[largest]], inputs.topology
     )
     rows, columns = pieces.sizes[largest].tolist()
-    parts = [f"weights {rows:,} x {columns} x {facts.element_bytes} B = {bytes_text(stored.weights[0])}"]
+    each = f"{facts.row_bytes(columns)} B" if facts.packed else f"{columns} x {facts.element_bytes} B"
+    parts = [f"weights {rows:,} x {each} = {bytes_text(stored.weights[0])}"]
     named = {"optimizer state": stored.state, "gradients": stored.gradients}
     named |= {"ids": stored.input, "looked-up rows": stored.output}
     parts += [f"{name} {bytes_text(count[0])}" for name, count in named.items() if count[0] > 0]

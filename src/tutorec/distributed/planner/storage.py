@@ -15,7 +15,7 @@ import numpy as np
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.tbe import runs_in_fbgemm
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.cost import WORK, Size, distinct_sizes
+from tutorec.distributed.planner.cost import Size, distinct_sizes, work_of
 from tutorec.distributed.planner.kernels import KernelModel, kernel_model
 from tutorec.distributed.planner.options import Ints
 from tutorec.distributed.planner.table_facts import TableFacts
@@ -118,17 +118,17 @@ def _stored(
     Raises:
         PlannerError: Together they are more than any rank has, and more than 64 bits count over all ranks.
     """
-    work = WORK[sharding_type](facts, size, topology)
-    optimizer = facts.optimizer if kernel.updates else None
-    rows, columns = _as_stored(size, optimizer, topology)
+    work = work_of(kernel, sharding_type)(facts, size, topology)
+    optimizer = facts.optimizer if kernel.updates and not kernel.serves else None
+    rows, columns = size if kernel.serves else _as_stored(size, optimizer, topology)
     summed = 2 * _FLOAT * int(work.table)  # my gradient of the table, and that of all ranks
     own = 0 if kernel.updates else _FLOAT * size[0] * size[1]
     id_bytes = _ID + (_FLOAT if facts.weighted else 0)
     parts = (
-        rows * columns * facts.element_bytes,
+        rows * facts.row_bytes(columns),
         _state_bytes(optimizer, rows, columns),
         summed + own,
-        ceil(work.updates * id_bytes + _ID * work.lists),
+        ceil(max(work.updates, work.lookups if kernel.serves else 0.0) * id_bytes + _ID * work.lists),
         ceil(_FLOAT * max(work.outputs, work.gradients) * size[1]),
     )
     if sum(parts) > MOST_BYTES:

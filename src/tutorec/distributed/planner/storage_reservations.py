@@ -17,7 +17,7 @@ from torch import nn
 
 from tutorec.distributed.planner.input_checks import finite
 from tutorec.distributed.planner.interfaces import Constraints, StorageReservation
-from tutorec.distributed.planner.model_tables import model_tables
+from tutorec.distributed.planner.model_tables import model_tables, shardable_modules
 from tutorec.distributed.planner.options import Storage
 from tutorec.distributed.planner.topology import MOST_BYTES, Topology
 from tutorec.distributed.sharded_module import ModuleSharder
@@ -252,8 +252,10 @@ class HeuristicalStorageReservation(StorageReservation):
         if self._dense_tensor_estimate is not None:
             return _Needs(int(self._dense_tensor_estimate), batches)
         of_tables = {id(table.tensor) for table in tables}
+        # The rows of quantized tables are buffers.
+        of_tables |= {id(rows) for _, part, _ in shardable_modules(module, sharders) for rows in part.buffers()}
         parameters = sum(each.nbytes for each in module.parameters() if id(each) not in of_tables)
-        buffers = sum(each.nbytes for each in module.buffers())
+        buffers = sum(each.nbytes for each in module.buffers() if id(each) not in of_tables)
         return _Needs(round(self._parameter_multiplier * parameters) + buffers, batches)
 
     def _too_little(self, rank: int, has: int, left: int, batch_size: int, needs: _Needs) -> PlannerError:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.packed import PackedTable
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class TableFacts:
         name: Of the table.
         rows: R.
         columns: D.
-        element_bytes: Of one number of a row.
+        element_bytes: Of one number of a row; 0 where rows are packed.
         features: Input features that read it.
         pooled: Whether the rows of a bag become one.
         weighted: Whether each id comes with a weight.
@@ -25,6 +26,7 @@ class TableFacts:
         optimizer: What a fused kernel would apply to it; None where nothing is known of it.
         row_wire_bytes: Of a number of a row that travels forward: 4, or 2 where a codec narrows it.
         gradient_wire_bytes: Of a number of a gradient that travels back, likewise.
+        packed: The table as a quantized collection holds it; None where rows are numbers side by side.
 
     Example:
         >>> TableFacts("", "item", 8, 4, features=("a", "b"), samples=(2.0, 2.0), ids=(6.0, 2.0)).total_ids
@@ -44,6 +46,18 @@ class TableFacts:
     optimizer: OptimizerSpec | None = None
     row_wire_bytes: int = 4
     gradient_wire_bytes: int = 4
+    packed: PackedTable | None = None
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of so many columns, as it is stored.
+
+        Example:
+            >>> TableFacts("", "item", 8, 64).row_bytes(64)
+            256
+        """
+        if self.packed is not None:
+            return replace(self.packed, columns=columns).layout.row_bytes
+        return columns * self.element_bytes
 
     @property
     def total_samples(self) -> float:

@@ -79,7 +79,7 @@ def table_story(report: PlanReport, name: str) -> Explanation:
 def _headline(option: ShardingOption) -> str:
     facts = option.facts
     place = f" of module {facts.path!r}" if facts.path else ""
-    size = bytes_text(facts.rows * facts.columns * facts.element_bytes)
+    size = bytes_text(facts.rows * facts.row_bytes(facts.columns))
     return f"Table {facts.name!r}{place}: {facts.rows:,} rows of {facts.columns} columns, {size}."
 
 

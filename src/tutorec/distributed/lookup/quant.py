@@ -1,0 +1,263 @@
+"""Lookups of quantized tables that lie on several devices of one process.
+
+Each device looks up the pieces of tables that it holds, in one call for each way of pooling. Where a piece lies on the
+right device as the operator wants it, nothing is copied: a whole table, or a range of its rows, is the same bytes under
+another name.
+"""
+
+# No `from __future__ import annotations`: TorchScript compiles the functions below from a traced graph.
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
+from tutorec._kernels.pooling import PoolingKind
+from tutorec.quant.column_slices import cut_columns
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+@dataclass(frozen=True, eq=False)
+class QuantShard:
+    """A piece of a quantized table on one device.
+
+    Args:
+        piece: Its rows, columns and number format.
+        whole: The table that it is cut from.
+        packed: All packed rows of the table ``[R, row_bytes]``, where they are now.
+        row_offset: First row of the piece.
+        column_offset: First column of the piece.
+        features: Features that look rows up in it.
+        pooling: How the device pools; ``"none"`` gives one row for each id.
+    """
+
+    piece: PackedTable
+    whole: PackedTable
+    packed: Tensor
+    row_offset: int
+    column_offset: int
+    features: tuple[str, ...]
+    pooling: PoolingKind
+
+    def in_place(self, device: torch.device) -> Tensor | None:
+        """The piece's packed rows where they lie in the table, if a device can read them there."""
+        alike = self.piece.columns == self.whole.columns and self.packed.device == device
+        rows = self._rows()
+        return rows if alike and rows.is_contiguous() else None
+
+    def write_to(self, out: Tensor) -> None:
+        """Copy the piece's packed rows ``[R, row_bytes]``."""
+        if self.piece.columns == self.whole.columns:
+            out.copy_(self._rows())
+        elif out.device == self.packed.device:
+            cut_columns(self._rows(), self.whole.layout, self.column_offset, self.piece.layout, out)
+        else:
+            out.copy_(cut_columns(self._rows(), self.whole.layout, self.column_offset, self.piece.layout))
+
+    def _rows(self) -> Tensor:
+        return self.packed[self.row_offset : self.row_offset + self.piece.rows]
+
+
+@torch.fx.wrap
+def _unwrap_kjt(features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Ids, where each bag begins, and weights: what an operator takes. One call in a traced graph."""
+    return features.values(), features.offsets(), features.weights_or_none()
+
+
+@torch.fx.wrap
+def _required_weights(weights: Tensor | None) -> Tensor:
+    """The weights of a batch, in a graph, where nobody has looked before whether it has some."""
+    if weights is None:
+        raise ValueError(
+            "a weighted collection needs one weight per id, and the batch has no weights: build it with weights="
+        )
+    return weights
+
+
+@torch.fx.wrap
+def embeddings_cat_empty_rank_handle_inference(
+    embeddings: list[Tensor], dim: int = 0, device: str | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """What the operators of one device give, side by side; an empty tensor where there is none.
+
+    Args:
+        embeddings: One tensor for each operator.
+        dim: Along which they are joined.
+        device: Where an empty one is to be.
+        dtype: Of an empty one.
+
+    Example:
+        >>> import torch
+        >>> embeddings_cat_empty_rank_handle_inference([torch.ones(1, 1), torch.zeros(1, 1)], dim=1)
+        tensor([[1., 0.]])
+        >>> embeddings_cat_empty_rank_handle_inference([], device="cpu")
+        tensor([])
+
+    Source:
+        TorchRec's ``torchrec.distributed.embedding_lookup``.
+    """
+    if len(embeddings) == 0:
+        where: torch.device | None = None
+        if device is not None:
+            where = torch.device(device)
+        return torch.empty([0], dtype=dtype, device=where)
+    if len(embeddings) == 1:
+        return embeddings[0]
+    return torch.cat(embeddings, dim=dim)
+
+
+class DeviceLookup(nn.Module):
+    """The lookups of one device, one operator for each way of pooling and each place where rows lie.
+
+    Args:
+        shards: The pieces that it holds.
+        device: The device.
+        weighted: Whether each id carries a weight.
+        output_dtype: Of what is given.
+    """
+
+    def __init__(
+        self, shards: Sequence[QuantShard], device: torch.device, weighted: bool, output_dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for index, shard in enumerate(shards):
+            groups.setdefault(_alike(shard, device), []).append(index)
+        self.device, self.output_dtype = device, output_dtype
+        self._weighted = weighted
+        self._places: dict[int, tuple[int, int]] = {}
+        self._operators = nn.ModuleList()
+        self._features: list[list[str]] = []
+        self._order: list[int] = []
+        for members in groups.values():
+            for position, index in enumerate(members):
+                self._places[index] = len(self._operators), position
+            own = [shards[index] for index in members]
+            self._operators.append(_operator(own, device, output_dtype))
+            self._features.append([feature for shard in own for feature in shard.features])
+            self._order += members
+        # Tables that no feature reads are kept, and not asked.
+        self._asked = [index for index, features in enumerate(self._features) if features]
+        self._counts = [len(self._features[index]) for index in self._asked]
+
+    @property
+    def features(self) -> list[str]:
+        """Features in the order in which the operators read them; one that two tables read stands here twice."""
+        return [feature for features in self._features for feature in features]
+
+    @property
+    def order(self) -> list[int]:
+        """For each shard in the operators' order, which of the given ones it is."""
+        return self._order
+
+    @property
+    def counts(self) -> list[int]:
+        """How many of the features each call reads."""
+        return self._counts
+
+    def rows_of(self, index: int) -> Tensor:
+        """Packed rows ``[R, row_bytes]`` of a shard as the operator reads them: a view."""
+        operator, position = self._places[index]
+        return self._operators[operator].table_rows(position)  # pyright: ignore[reportCallIssue]
+
+    def forward(self, features: KeyedJaggedTensor) -> list[Tensor]:
+        """Features in ``features`` order -> what each operator gives."""
+        parts = [features] if len(self._counts) == 1 else features.split(self._counts)
+        found: list[Tensor] = []
+        for place, index in enumerate(self._asked):
+            operator: Any = self._operators[index]
+            ids, offsets, weights = _unwrap_kjt(parts[place])
+            # `forward`, not a call: in a traced graph the operator is to stand itself, not its module.
+            found.append(operator.forward(ids, offsets, _required_weights(weights) if self._weighted else None))
+        return found
+
+
+class _InferLookup(nn.Module):
+    """Lookups of devices, in a plain list: they print as one, and their buffers have the names of the tables."""
+
+    def __init__(self, per_device: Sequence[DeviceLookup]) -> None:
+        super().__init__()
+        self._embedding_lookups_per_rank = list(per_device)
+
+    @property
+    def devices(self) -> list[DeviceLookup]:
+        """One lookup for each device that holds something."""
+        return self._embedding_lookups_per_rank
+
+    def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
+        """Nothing: where rows lie is the plan's business."""
+        return self
+
+
+class InferGroupedPooledEmbeddingsLookup(_InferLookup):
+    """Pooled lookups of quantized tables: each device its own.
+
+    Source:
+        TorchRec's ``torchrec.distributed.embedding_lookup.InferGroupedPooledEmbeddingsLookup``.
+    """
+
+    def forward(self, features: list[KeyedJaggedTensor]) -> list[Tensor]:
+        """The features of each device -> pooled rows ``[B, D of the device]`` of each."""
+        pooled: list[Tensor] = []
+        for index, lookup in enumerate(self._embedding_lookups_per_rank):
+            found = lookup.forward(features[index])
+            pooled.append(
+                embeddings_cat_empty_rank_handle_inference(
+                    found, dim=1, device=str(lookup.device), dtype=lookup.output_dtype
+                )
+            )
+        return pooled
+
+
+class InferGroupedEmbeddingsLookup(_InferLookup):
+    """Lookups of quantized tables that give one row for each id: each device its own.
+
+    Source:
+        TorchRec's ``torchrec.distributed.embedding_lookup.InferGroupedEmbeddingsLookup``.
+    """
+
+    def forward(self, features: list[KeyedJaggedTensor]) -> list[Tensor]:
+        """The features of each device -> rows ``[N, D]`` of each call, device after device."""
+        rows: list[Tensor] = []
+        for index, lookup in enumerate(self._embedding_lookups_per_rank):
+            rows += lookup.forward(features[index])
+        return rows
+
+
+def _alike(shard: QuantShard, device: torch.device) -> tuple[Any, ...]:
+    """What the shards of one operator have in common."""
+    # Rows that come one by one fit into one tensor only where they are equally long.
+    layout = shard.piece.layout
+    width = (layout.columns, layout.stored_columns) if shard.pooling == "none" else None
+    rows = shard.in_place(device)
+    return (
+        shard.pooling,
+        width,
+        shard.piece.alignment,
+        None if rows is None else rows.untyped_storage().data_ptr(),
+        bool(shard.features),
+    )
+
+
+def _operator(
+    shards: Sequence[QuantShard], device: torch.device, output_dtype: torch.dtype
+) -> IntNBitTableBatchedEmbeddingBagsCodegen:
+    """The operator of shards that are alike: over their rows where they lie in the table, else over copies."""
+    tables = [shard.piece for shard in shards]
+    feature_tables = [index for index, shard in enumerate(shards) for _ in shard.features]
+    pooling, rows = shards[0].pooling, [shard.in_place(device) for shard in shards]
+    found = [each for each in rows if each is not None]
+    if found:
+        storage = torch.empty(0, dtype=torch.uint8, device=device).set_(found[0].untyped_storage())
+        offsets = [int(each.storage_offset()) for each in found]
+        return IntNBitTableBatchedEmbeddingBagsCodegen(
+            tables, feature_tables, pooling, output_dtype=output_dtype, storage=storage, table_offsets=offsets
+        )
+    operator = IntNBitTableBatchedEmbeddingBagsCodegen(
+        tables, feature_tables, pooling, output_dtype=output_dtype, device=device
+    )
+    for index, shard in enumerate(shards):
+        shard.write_to(operator.table_rows(index))
+    return operator

@@ -1,0 +1,172 @@
+"""A quantized `EmbeddingCollection` whose tables lie on several devices of one process: rows for each id, by name."""
+
+# No `from __future__ import annotations`: TorchScript compiles `rows_of_features` from a traced graph.
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.lookup.quant import InferGroupedEmbeddingsLookup
+from tutorec.distributed.plan import ParameterSharding
+from tutorec.distributed.quant_embeddingbag import ShardedQuantEbcInputDist, flatten_feature_lengths
+from tutorec.distributed.quant_state import BaseQuantEmbeddingSharder, QuantContext, QuantSource, ShardedQuantModule
+from tutorec.distributed.sharding.infer_sharding import on_device
+from tutorec.modules.embedding_configs import EmbeddingConfig
+from tutorec.modules.embedding_rows import samples_of_lists
+from tutorec.quant.embedding_collection import EmbeddingCollection
+from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+# In a traced graph the call stands whole, from here as from the module that defines it.
+torch.fx.wrap("flatten_feature_lengths")
+
+
+@torch.fx.wrap
+def rows_of_features(rows: Tensor, features: KeyedJaggedTensor, first: int, count: int) -> list[Tensor]:
+    """The rows of each feature out of those of several.
+
+    Args:
+        rows: ``[N, D]``, feature by feature.
+        features: A batch that has these features, among others.
+        first: Position of the first of them.
+        count: How many they are.
+
+    Example:
+        >>> batch = KeyedJaggedTensor(["user", "item"], torch.tensor([4, 7, 8]), lengths=torch.tensor([1, 2]))
+        >>> [len(rows) for rows in rows_of_features(torch.zeros(3, 2), batch, 0, 2)]
+        [1, 2]
+    """
+    pieces: list[Tensor] = rows.split_with_sizes(features.length_per_key()[first : first + count])  # pyright: ignore[reportAssignmentType]
+    return pieces
+
+
+class ShardedQuantEcInputDist(ShardedQuantEbcInputDist):
+    """The way in: each feature to the devices that hold its rows."""
+
+
+class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]]):
+    """A quantized `EmbeddingCollection` over the devices of one process.
+
+    Args:
+        module: The quantized collection.
+        table_name_to_parameter_sharding: How each table is sharded: ``table_wise``, ``column_wise`` or ``row_wise``.
+        env: How many devices, ``ShardingEnv.from_local(n, 0)``.
+        fused_params: TorchRec's; no effect.
+        device: Their kind, by default that of the tables.
+
+    Raises:
+        TypeError: ``env`` or the plan is something else.
+        ValueError: The plan does not fit, ranks are processes, or there are not so many devices.
+
+    Source:
+        TorchRec's ``torchrec.distributed.quant_embedding.ShardedQuantEmbeddingCollection``.
+    """
+
+    def __init__(
+        self,
+        module: EmbeddingCollection,
+        table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: Mapping[str, Any] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        configs = module.embedding_configs()
+        source = QuantSource("EmbeddingCollection", "embeddings", configs, module, False, module.output_dtype())
+        super().__init__(source, table_name_to_parameter_sharding, env, device)
+        self._configs, self._need_indices = configs, module.need_indices()
+        self._input_dist_module = ShardedQuantEcInputDist(self._asked)
+        self._feature_of = {
+            key: feature
+            for table in self._tables
+            for key, feature in zip(table.output_keys, table.features, strict=True)
+        }
+
+    _lookup_of = InferGroupedEmbeddingsLookup
+
+    def input_dist(self, ctx: QuantContext, features: KeyedJaggedTensor) -> list[list[Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Check the batch and send each feature to the devices that hold its rows.
+
+        Raises:
+            KeyError: A feature is missing.
+            ValueError: An id is not a row of its table.
+        """
+        if isinstance(features, torch.fx.Proxy):
+            ctx.features = features
+            return self._input_dist_module(flatten_feature_lengths(features, self._order.wanted), ctx)
+        ctx.features = features = self._checked(features)
+        return self._input_dist_module(_one_list_each(self._order.arrange(features)), ctx)
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Ids to their devices, lookups there, results back: what the unsharded module returns.
+
+        Args:
+            features: F features, B samples; a TensorDict will do.
+        """
+        return self._run(features)
+
+    def output_dist(self, ctx: QuantContext, output: list[list[Any]]) -> dict[str, JaggedTensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Bring rows together, under the names of the unsharded module."""
+        found: dict[str, list[tuple[int, Any]]] = {name: [] for name in self._feature_of}
+        for sharding, rows, own in zip(self._asked, output, ctx, strict=True):
+            for pieces, part, first, of_call in sharding.rows_home(rows, own, self._output_device):
+                every = rows_of_features(of_call, part, first, len(pieces))
+                for position, piece in enumerate(pieces):
+                    found[piece.key].append((piece.offset, every[position]))
+        traced = isinstance(ctx.features, torch.fx.Proxy)
+        lists = on_device(ctx.features, self._output_device).to_dict()
+        results: dict[str, JaggedTensor] = {}
+        for name, slices in found.items():
+            ids = lists[self._feature_of[name]]
+            columns = [rows for _, rows in sorted(slices, key=lambda each: each[0])]
+            rows = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+            indices = ids.values() if self._need_indices else None
+            if traced:
+                results[name] = JaggedTensor(rows, indices, ids.lengths(), None)
+            else:
+                results[name] = JaggedTensor._from_parts(rows, indices, ids.lengths(), ids.offsets())
+        return results if traced else samples_of_lists(results, ctx.features, self._feature_of)
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """What each table is."""
+        return self._configs
+
+    def need_indices(self) -> bool:
+        """Whether the results carry the ids that they belong to, as weights."""
+        return self._need_indices
+
+
+class QuantEmbeddingCollectionSharder(BaseQuantEmbeddingSharder):
+    """Shards a quantized `EmbeddingCollection` over the devices of one process.
+
+    Args:
+        fused_params: TorchRec's; what it says there (formats, registered operators) the quantized module says here.
+        shardable_params: Names of the tables to be sharded; TorchRec's, all by default and nothing else.
+
+    Source:
+        TorchRec's ``torchrec.distributed.quant_embedding.QuantEmbeddingCollectionSharder``.
+    """
+
+    _wanted = EmbeddingCollection
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedQuantEmbeddingCollection:
+        """The sharded module. ``module_fqn`` is TorchRec's and has no effect."""
+        self._check_module(module)
+        return ShardedQuantEmbeddingCollection(module, params, env, self.fused_params, device)
+
+
+def _one_list_each(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Of a variable batch all ids of a feature as one list: rows that are not pooled need no more."""
+    if not features.variable_stride_per_key():
+        return features
+    counts = features.length_per_key()
+    lengths = torch.tensor(counts, device=features.device())
+    return KeyedJaggedTensor._from_parts(features.keys(), features.values(), None, lengths, None, 1, counts)

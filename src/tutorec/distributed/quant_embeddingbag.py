@@ -1,0 +1,202 @@
+"""A quantized `EmbeddingBagCollection` whose tables lie on several devices of one process: same input, same output.
+
+A traced graph of it is a straight list of calls: features in order, to their devices, a check of bounds, a lookup,
+back, side by side. Nothing in it depends on a batch, so that tracing needs none.
+"""
+
+# No `from __future__ import annotations`: TorchScript compiles `flatten_feature_lengths` from a traced graph.
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.layout import ColumnOrder
+from tutorec.distributed.lookup.quant import InferGroupedPooledEmbeddingsLookup
+from tutorec.distributed.plan import ParameterSharding
+from tutorec.distributed.quant_state import BaseQuantEmbeddingSharder, QuantContext, QuantSource, ShardedQuantModule
+from tutorec.distributed.sharding.infer_sharding import InferSharding
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.pooled_lookup import join_samples
+from tutorec.quant.embedding_modules import EmbeddingBagCollection
+from tutorec.quant.feature_order import features_in_order, with_equal_strides
+from tutorec.sparse.keyed import KeyedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+@torch.fx.wrap
+def flatten_feature_lengths(features: KeyedJaggedTensor, order: list[str]) -> KeyedJaggedTensor:
+    """The batch as the devices want it: the features that they read, in that order; itself where it is so already.
+
+    One call in a traced graph, which cannot know in which order its callers bring their keys. (Lengths are flat in a
+    batch of ours; those of TorchRec may have two dimensions, which is where the name is from.)
+
+    Args:
+        features: The batch.
+        order: The features; one may stand there twice.
+
+    Raises:
+        KeyError: A feature is missing.
+
+    Example:
+        >>> batch = KeyedJaggedTensor(["user", "item"], torch.tensor([4, 7, 8]), lengths=torch.tensor([1, 2]))
+        >>> flatten_feature_lengths(batch, ["item", "user"]).values()
+        tensor([7, 8, 4])
+
+    Source:
+        TorchRec's ``torchrec.distributed.quant_embeddingbag.flatten_feature_lengths``.
+    """
+    return features_in_order(features, order)
+
+
+@torch.fx.wrap
+def no_columns(features: KeyedJaggedTensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a collection without features returns, ``[B, 0]``.
+
+    Example:
+        >>> batch = KeyedJaggedTensor(["user"], torch.tensor([4]), lengths=torch.tensor([1, 0]))
+        >>> no_columns(batch, torch.float32).shape
+        torch.Size([2, 0])
+    """
+    return torch.empty([features.stride(), 0], dtype=dtype)
+
+
+class ShardedQuantEbcInputDist(nn.Module):
+    """The way in: each feature to the devices that hold its rows.
+
+    Args:
+        shardings: They, in the order in which they are asked.
+
+    Source:
+        TorchRec's ``torchrec.distributed.quant_embeddingbag.ShardedQuantEbcInputDist``.
+    """
+
+    def __init__(self, shardings: Sequence[InferSharding]) -> None:
+        super().__init__()
+        self._shardings = list(shardings)
+        self._counts = [len(sharding.features) for sharding in shardings]
+
+    def forward(self, features: Any, ctx: Any) -> list[list[Any]]:
+        """The batch with the features of all shardings, one after the other -> a batch for each device of each."""
+        if not self._shardings:
+            return []
+        parts = [features] if len(self._counts) == 1 else features.split(self._counts)
+        return [sharding.dist(parts[index], ctx[index]) for index, sharding in enumerate(self._shardings)]
+
+
+class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
+    """A quantized `EmbeddingBagCollection` over the devices of one process.
+
+    Args:
+        module: The quantized collection.
+        table_name_to_parameter_sharding: How each table is sharded: ``table_wise``, ``column_wise`` or ``row_wise``.
+        env: How many devices, ``ShardingEnv.from_local(n, 0)``.
+        fused_params: TorchRec's; no effect.
+        device: Their kind, by default that of the tables.
+
+    Raises:
+        TypeError: ``env`` or the plan is something else.
+        ValueError: The plan does not fit, ranks are processes, or there are not so many devices.
+
+    Source:
+        TorchRec's ``torchrec.distributed.quant_embeddingbag.ShardedQuantEmbeddingBagCollection``.
+    """
+
+    def __init__(
+        self,
+        module: EmbeddingBagCollection,
+        table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: Mapping[str, Any] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        configs = module.embedding_bag_configs()
+        source = QuantSource(
+            "EmbeddingBagCollection", "embedding_bags", configs, module, module.is_weighted(), module.output_dtype()
+        )
+        super().__init__(source, table_name_to_parameter_sharding, env, device)
+        self._configs = configs
+        self._input_dist_module = ShardedQuantEbcInputDist(self._asked)
+        self._keys = [key for table in self._tables for key in table.output_keys]
+        self._result_features = [feature for table in self._tables for feature in table.features]
+        arriving = [piece for sharding in self._asked for call in sharding.calls for piece in call]
+        self._columns = ColumnOrder(arriving, wanted=self._keys)
+
+    _lookup_of = InferGroupedPooledEmbeddingsLookup
+
+    def input_dist(self, ctx: QuantContext, features: KeyedJaggedTensor) -> list[list[Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Check the batch and send each feature to the devices that hold its rows.
+
+        Raises:
+            KeyError: A feature is missing.
+            ValueError: An id is not a row of its table, or weights are missing.
+        """
+        if isinstance(features, torch.fx.Proxy):
+            ctx.features = features
+            return self._input_dist_module(flatten_feature_lengths(features, self._order.wanted), ctx)
+        ctx.features = features = self._checked(features)
+        if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+            ctx.of_lists = True
+            features = with_equal_strides(features)
+        return self._input_dist_module(self._order.arrange(features), ctx)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Ids to their devices, lookups there, results back: what the unsharded module returns.
+
+        Args:
+            features: F features, B samples; a TensorDict will do.
+        """
+        return self._run(features)
+
+    def output_dist(self, ctx: QuantContext, output: list[list[Any]]) -> KeyedTensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Bring the columns together, in the order of the unsharded module."""
+        if not self._asked:
+            return KeyedTensor([], [], no_columns(ctx.features, self._output_dtype).to(self._output_device))
+        parts = [
+            sharding.gather(pooled, own, self._output_device)
+            for sharding, pooled, own in zip(self._asked, output, ctx, strict=True)
+        ]
+        together = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        widths, pooled = self._columns.length_per_key, self._columns.arrange(together)
+        return KeyedTensor(self._keys, widths, self._of_samples(pooled, ctx.features) if ctx.of_lists else pooled)
+
+    def _of_samples(self, pooled: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
+        """The pooled rows of samples, of a batch that stores lists and says which of them each sample means."""
+        strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+        pieces = pooled.split_with_sizes(self._columns.length_per_key, 1)
+        lists = [piece[: strides[name]] for name, piece in zip(self._result_features, pieces, strict=True)]
+        inverse = features.inverse_indices_or_none()
+        if inverse is not None:
+            inverse = inverse[0], inverse[1].to(self._output_device)
+        return join_samples(self._result_features, lists, inverse, features.variable_stride_per_key())
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """What each table is."""
+        return self._configs
+
+
+class QuantEmbeddingBagCollectionSharder(BaseQuantEmbeddingSharder):
+    """Shards a quantized `EmbeddingBagCollection` over the devices of one process.
+
+    Args:
+        fused_params: TorchRec's; what it says there (formats, registered operators) the quantized module says here.
+        shardable_params: Names of the tables to be sharded; TorchRec's, all by default and nothing else.
+
+    Source:
+        TorchRec's ``torchrec.distributed.quant_embeddingbag.QuantEmbeddingBagCollectionSharder``.
+    """
+
+    _wanted = EmbeddingBagCollection
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedQuantEmbeddingBagCollection:
+        """The sharded module. ``module_fqn`` is TorchRec's and has no effect."""
+        self._check_module(module)
+        return ShardedQuantEmbeddingBagCollection(module, params, env, self.fused_params, device)

@@ -1,0 +1,491 @@
+"""Quantized tables over n devices of one process: which device gets which features, and how results are put together.
+
+    batch  | split |  the features of each device  | lookup |  | cat, or add |  one result
+
+No rank waits for another, and nothing is exchanged: one process copies ids to its devices and results back. Two ways
+are enough for the three types. Where tables stay whole (table-wise) or lose columns (column-wise), a device gets all
+ids of a feature, and results stand side by side. Where a table's rows are divided (row-wise), a device gets the ids of
+its rows, and the partial sums of a bag are added up.
+"""
+
+# No `from __future__ import annotations`: TorchScript compiles the functions below from a traced graph.
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tutorec._kernels.jagged import bucketize
+from tutorec._kernels.packed import PackedTable
+from tutorec._kernels.pooling import PoolingKind, bag_weights
+from tutorec.distributed.layout import ColumnPiece
+from tutorec.distributed.lookup.quant import DeviceLookup, QuantShard
+from tutorec.distributed.placed_pieces import placed_pieces
+from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
+from tutorec.distributed.shard_geometry import ShardPiece
+from tutorec.distributed.tables import plan_member
+from tutorec.fx.utils import fx_marker
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+INFER_TYPES = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WISE)
+INFER_KERNELS = (EmbeddingComputeKernel.QUANT,)
+
+torch.fx.wrap("bag_weights")
+
+
+@dataclass(frozen=True)
+class QuantTable:
+    """A quantized table and where its pieces are to lie.
+
+    Args:
+        table: Its name, rows, columns and number format.
+        pooling: How the rows of a bag become one; ``"none"`` keeps them apart.
+        features: Input features that read it.
+        output_keys: Names of the outputs, one per feature.
+        sharding_type: How it is divided.
+        pieces: In column order and in row order within; row-wise ones may be without rows.
+    """
+
+    table: PackedTable
+    pooling: PoolingKind
+    features: tuple[str, ...]
+    output_keys: tuple[str, ...]
+    sharding_type: ShardingType
+    pieces: tuple[ShardPiece, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the table."""
+        return self.table.name
+
+    @property
+    def piece_tables(self) -> list[PackedTable]:
+        """Each piece as a table of its own."""
+        return [replace(self.table, rows=piece.rows, columns=piece.columns) for piece in self.pieces]
+
+
+def place_quant_table(
+    table: PackedTable,
+    pooling: PoolingKind,
+    names: tuple[Sequence[str], Sequence[str]],
+    sharding: ParameterSharding,
+    devices: int,
+) -> QuantTable:
+    """What a plan says about one quantized table, checked.
+
+    Args:
+        table: The table.
+        pooling: How bags are pooled.
+        names: Features that read it, and for each the name of its output.
+        sharding: Its entry in the plan.
+        devices: How many there are.
+
+    Raises:
+        ValueError: The plan cannot be carried out.
+    """
+    name, shape = table.name, (table.rows, table.columns)
+    kind = plan_member(ShardingType, sharding.sharding_type, INFER_TYPES, name, "sharding type")
+    plan_member(EmbeddingComputeKernel, sharding.compute_kernel, INFER_KERNELS, name, "compute kernel")
+    if sharding.shape is not None and sharding.shape != shape:
+        raise ValueError(
+            f"the plan was made for a table {name!r} of {sharding.shape[0]} x {sharding.shape[1]} rows and "
+            f"columns, and this one is {shape[0]} x {shape[1]}; make the plan from this module"
+        )
+    pieces = placed_pieces(name, shape, sharding, devices, devices)
+    return QuantTable(table, pooling, tuple(names[0]), tuple(names[1]), kind, pieces)
+
+
+class Home(NamedTuple):
+    """Rows that came home.
+
+    Args:
+        pieces: What they are of, one after the other.
+        features: A batch that says how many rows each has.
+        first: Position in that batch of the first piece's feature.
+        rows: ``[N, D]``.
+    """
+
+    pieces: list[ColumnPiece]
+    features: Any
+    first: int
+    rows: Any
+
+
+@dataclass
+class InferContext:
+    """What the way home must know of the way in: one sharding, one batch.
+
+    Args:
+        features: What the sharding was given.
+        parts: Of whole rows: the features of each device, on the device of the batch.
+        places: Of split rows: which of the rows that come back belongs to each id ``[N]``.
+    """
+
+    features: Any = None
+    parts: Any = None
+    places: Any = None
+
+
+class InferSharding:
+    """Tables of one module that reach their devices in one way.
+
+    Args:
+        tables: They, in the module's order.
+        packed: Table name -> packed rows ``[R, row_bytes]``.
+        devices: The device of each rank of the plan.
+        weighted: Whether each id carries a weight.
+        output_dtype: Of the results.
+    """
+
+    features: list[str]
+    """What `dist` wants, in that order; a name may stand here twice."""
+    calls: list[list[ColumnPiece]]
+    """For each call of an operator, device after device, what it gives."""
+    lookups: list[DeviceLookup]
+    """One for each device that is asked."""
+
+    def __init__(
+        self,
+        tables: Sequence[QuantTable],
+        packed: Mapping[str, Tensor],
+        devices: Sequence[torch.device],
+        weighted: bool,
+        output_dtype: torch.dtype,
+    ) -> None:
+        self.tables = list(tables)
+        self._output_dtype = output_dtype
+        self._held: dict[tuple[str, int], tuple[DeviceLookup, int]] = {}
+
+    def rows_of(self, table: str) -> list[Tensor]:
+        """Packed rows ``[R, row_bytes]`` of each piece of a table, live, in the order of its pieces."""
+        count = sum(name == table for name, _ in self._held)
+        return [lookup.rows_of(shard) for lookup, shard in (self._held[table, piece] for piece in range(count))]
+
+    def dist(self, features: Any, ctx: InferContext) -> list[Any]:
+        """The batch of each device, on that device."""
+        raise NotImplementedError
+
+    def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
+        """Pooled rows of each device -> ``[B, D]``: the columns of ``calls``."""
+        raise NotImplementedError
+
+    def rows_home(self, rows: list[Any], ctx: InferContext, device: torch.device) -> list[Home]:
+        """Rows ``[N, D]`` of each call -> the same where results are to be, and whose they are."""
+        raise NotImplementedError
+
+    def _lookup(
+        self,
+        members: Sequence[tuple[int, int]],
+        packed: Mapping[str, Tensor],
+        device: torch.device,
+        weighted: bool,
+        output_dtype: torch.dtype,
+    ) -> tuple[DeviceLookup, list[tuple[int, int]]]:
+        """The lookup of one device.
+
+        Args:
+            members: (table, piece) of what it holds.
+            packed: Table name -> packed rows.
+            device: Where.
+            weighted: Whether its ids carry weights.
+            output_dtype: Of what it gives.
+
+        Returns:
+            The lookup, and the members that it is asked for, in the order of its results.
+        """
+        shards = []
+        for index, place in members:
+            table = self.tables[index]
+            piece = table.pieces[place]
+            split = table.sharding_type is ShardingType.ROW_WISE and table.pooling != "none"
+            shards.append(
+                QuantShard(
+                    table.piece_tables[place],
+                    table.table,
+                    packed[table.name],
+                    piece.row_offset,
+                    piece.column_offset,
+                    table.features,
+                    "sum" if split else table.pooling,
+                )
+            )
+        lookup = DeviceLookup(shards, device, weighted, output_dtype)
+        for position, (index, place) in enumerate(members):
+            self._held[self.tables[index].name, place] = lookup, position
+        return lookup, [members[position] for position in lookup.order if shards[position].features]
+
+
+class InferWholeRowsSharding(InferSharding):
+    """Table-wise and column-wise: a device gets all ids of the features that read its tables, or their columns."""
+
+    def __init__(
+        self,
+        tables: Sequence[QuantTable],
+        packed: Mapping[str, Tensor],
+        devices: Sequence[torch.device],
+        weighted: bool,
+        output_dtype: torch.dtype,
+    ) -> None:
+        super().__init__(tables, packed, devices, weighted, output_dtype)
+        self.lookups, self.calls = [], []
+        lists: dict[tuple[str, ...], int] = {}
+        self._part_of: list[int] = []
+        for rank, device in enumerate(devices):
+            members = [
+                (index, place)
+                for index, table in enumerate(tables)
+                for place, piece in enumerate(table.pieces)
+                if piece.rank == rank
+            ]
+            if not members:
+                continue
+            lookup, asked = self._lookup(members, packed, device, weighted, output_dtype)
+            if not asked:
+                continue
+            slots = [
+                ColumnPiece(key, tables[table].pieces[piece].column_offset, tables[table].pieces[piece].columns)
+                for table, piece in asked
+                for key in tables[table].output_keys
+            ]
+            self.lookups.append(lookup)
+            self.calls += _cut(slots, lookup.counts)
+            # Devices that read the same features, as those of one table's columns do, share them.
+            self._part_of.append(lists.setdefault(tuple(lookup.features), len(lists)))
+        self.features = [feature for features in lists for feature in features]
+        self._counts = [len(features) for features in lists]
+
+    def dist(self, features: Any, ctx: InferContext) -> list[Any]:
+        """The batch of each device, on that device."""
+        ctx.features = features
+        fx_marker("KJT_ONE_TO_ALL_FORWARD_BEGIN", features)
+        traced = isinstance(features, torch.fx.Proxy)
+        parts: Any = features.split(self._counts) if traced or len(self._counts) > 1 else [features]
+        every = [parts[index] for index in range(len(self._counts))]
+        ctx.parts = [every[part] for part in self._part_of]
+        found = [on_device(part, lookup.device) for part, lookup in zip(ctx.parts, self.lookups, strict=True)]
+        fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
+        return found
+
+    def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
+        """Pooled rows of each device -> ``[B, D]``: the columns of ``calls``."""
+        arrived = [part.to(device) for part in pooled]
+        return arrived[0] if len(arrived) == 1 else torch.cat(arrived, dim=1)
+
+    def rows_home(self, rows: list[Any], ctx: InferContext, device: torch.device) -> list[Home]:
+        """Rows ``[N, D]`` of each call -> the same where results are to be, and whose they are."""
+        found, call = [], 0
+        for lookup, features in zip(self.lookups, ctx.parts, strict=True):
+            first = 0
+            for count in lookup.counts:
+                found.append(Home(self.calls[call], features, first, rows[call].to(device)))
+                first, call = first + count, call + 1
+        return found
+
+
+class InferSplitRowsSharding(InferSharding):
+    """Row-wise: a device gets the ids of its rows, and bags are added up where results come together.
+
+    The tables pool alike. Devices give sums in float32: a mean is divided by the number of ids at the end, since no
+    device knows it, and the weights of a SQRTN are found before bags are divided.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[QuantTable],
+        packed: Mapping[str, Tensor],
+        devices: Sequence[torch.device],
+        weighted: bool,
+        output_dtype: torch.dtype,
+    ) -> None:
+        super().__init__(tables, packed, devices, weighted, output_dtype)
+        self._pooling = tables[0].pooling
+        # A rank without a row of any table is not asked. Its range may go: nobody's ids are in it.
+        kept = [rank for rank in range(len(devices)) if any(table.pieces[rank].rows for table in tables)]
+        starts = {table.name: [table.pieces[rank].row_offset for rank in kept] for table in tables}
+        self.lookups, self.calls, self._bounds = [], [], []
+        self.features = []
+        dtype = output_dtype if self._pooling == "none" else torch.float32
+        for rank in kept:
+            members = [(index, rank) for index in range(len(tables))]
+            weighs = weighted or self._pooling == "sqrtn"
+            lookup, asked = self._lookup(members, packed, devices[rank], weighs, dtype)
+            if not asked:
+                continue
+            self.lookups.append(lookup)
+            slots = [ColumnPiece(key, 0, tables[i].table.columns) for i, _ in asked for key in tables[i].output_keys]
+            self.calls = [slots]
+            self.features = lookup.features
+            self._bounds = [
+                [*starts[tables[i].name], tables[i].table.rows] for i, _ in asked for _ in tables[i].features
+            ]
+        for rank in set(range(len(devices))).difference(kept):
+            self._lookup([(index, rank) for index in range(len(tables))], packed, devices[rank], weighted, dtype)
+        self._columns = [slot.columns for slots in self.calls for slot in slots]
+
+    def dist(self, features: Any, ctx: InferContext) -> list[Any]:
+        """The batch of each device, on that device."""
+        ctx.features = features
+        fx_marker("KJT_ONE_TO_ALL_FORWARD_BEGIN", features)
+        traced = isinstance(features, torch.fx.Proxy)
+        if traced or torch.compiler.is_compiling():
+            batch: Any = features
+            parts, ctx.places = split_by_rows(batch, self._bounds, self._pooling)
+        else:
+            parts, ctx.places = _split_at_once(features, self._bounds, self._pooling)
+        found = [on_device(parts[index], lookup.device) for index, lookup in enumerate(self.lookups)]
+        fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
+        return found
+
+    def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
+        """Partial sums of each device -> ``[B, D]``: the columns of ``calls``."""
+        total = pooled[0].to(device)
+        for part in pooled[1:]:
+            total = total + part.to(device)
+        if self._pooling == "mean":
+            total = divide_by_lengths(total, ctx.features.lengths(), self._columns)
+        return total if self._output_dtype == torch.float32 else total.to(self._output_dtype)
+
+    def rows_home(self, rows: list[Any], ctx: InferContext, device: torch.device) -> list[Home]:
+        """Rows ``[N, D]`` of each device -> all of them in the order of the batch's ids."""
+        arrived = torch.cat([part.to(device) for part in rows])
+        return [Home(self.calls[0], ctx.features, 0, arrived.index_select(0, ctx.places.to(device)))]
+
+
+def shard_quant_tables(
+    tables: Sequence[QuantTable],
+    packed: Mapping[str, Tensor],
+    devices: Sequence[torch.device],
+    weighted: bool,
+    output_dtype: torch.dtype,
+) -> list[InferSharding]:
+    """The shardings of a module: one for all whole rows, and one for each way of pooling split rows.
+
+    Args:
+        tables: All tables of the module.
+        packed: Table name -> packed rows ``[R, row_bytes]``.
+        devices: The device of each rank of the plan.
+        weighted: Whether each id carries a weight.
+        output_dtype: Of the results.
+    """
+    whole = [table for table in tables if table.sharding_type is not ShardingType.ROW_WISE]
+    groups: dict[tuple[Any, ...], list[QuantTable]] = {}
+    for table in tables:
+        if table.sharding_type is ShardingType.ROW_WISE:
+            layout = table.table.layout
+            width = (layout.columns, layout.stored_columns) if table.pooling == "none" else None
+            groups.setdefault((table.pooling, width, table.table.alignment), []).append(table)
+    found: list[InferSharding] = (
+        [InferWholeRowsSharding(whole, packed, devices, weighted, output_dtype)] if whole else []
+    )
+    return found + [InferSplitRowsSharding(group, packed, devices, weighted, output_dtype) for group in groups.values()]
+
+
+@torch.fx.wrap
+def split_by_rows(
+    features: KeyedJaggedTensor, bounds: list[list[int]], pooling: str
+) -> tuple[list[KeyedJaggedTensor], Tensor]:
+    """The ids of each range of rows, counted from its first row; in a graph, and in TorchScript.
+
+    An id outside of a table falls into the first or last range, where it is no row either: the lookup's own check of
+    bounds finds it.
+
+    Args:
+        features: The batch.
+        bounds: For each feature the first row of each range, and the end of the last.
+        pooling: ``"sqrtn"`` gives the ids the weights of that pooling, which a range alone does not know.
+
+    Returns:
+        One batch for each range, and where each id went ``[N]``, ranges end to end.
+    """
+    ids, offsets, stride, count = features.values(), features.offsets(), features.stride(), len(features.keys())
+    weights = features.weights_or_none()
+    if pooling == "sqrtn":
+        weights = bag_weights(pooling, offsets, weights)
+    ends = offsets[torch.arange(count + 1, device=offsets.device) * stride]
+    feature = torch.arange(count, device=ids.device).repeat_interleave(ends.diff(), output_size=ids.shape[0])
+    starts = torch.tensor(bounds, dtype=ids.dtype, device=ids.device)
+    ranges = starts.shape[1] - 1
+    found: list[KeyedJaggedTensor] = []
+    places: list[Tensor] = []
+    for index in range(ranges):
+        low = starts[:, index][feature]
+        mine = torch.ones_like(ids, dtype=torch.bool)
+        if index > 0:
+            mine = ids >= low
+        if index + 1 < ranges:
+            mine = mine & (ids < starts[:, index + 1][feature])
+        place = mine.nonzero().view(-1)
+        own_weights = weights
+        if weights is not None:
+            own_weights = weights[place]
+        running = torch.cat([offsets.new_zeros([1]), mine.cumsum(0).type_as(offsets)])
+        found.append(_batch(features.keys(), ids[place] - low[place], own_weights, running[offsets.long()], stride))
+        places.append(place)
+    stood = torch.cat(places)
+    went = torch.empty_like(stood)
+    went[stood] = torch.arange(stood.shape[0], device=stood.device)
+    return found, went
+
+
+@torch.fx.wrap
+def divide_by_lengths(total: Tensor, lengths: Tensor, columns: list[int]) -> Tensor:
+    """Means from sums.
+
+    Args:
+        total: Sums of bags ``[B, D]``.
+        lengths: Ids of each bag ``[F * B]``.
+        columns: D of each feature.
+
+    Example:
+        >>> divide_by_lengths(torch.tensor([[6.0, 4.0], [1.0, 0.0]]), torch.tensor([3, 1, 2, 0]), [1, 1])
+        tensor([[2., 2.],
+                [1., 0.]])
+    """
+    widths = torch.tensor(columns, device=total.device)
+    counts = lengths.to(total.device).view(len(columns), -1).clamp(min=1).to(total.dtype)
+    return total / counts.repeat_interleave(widths, dim=0).t()
+
+
+def _split_at_once(
+    features: KeyedJaggedTensor, bounds: list[list[int]], pooling: str
+) -> tuple[list[KeyedJaggedTensor], Tensor | None]:
+    """What `split_by_rows` gives, by a kernel, for ids that have been checked."""
+    weights = features.weights_or_none()
+    if pooling == "sqrtn":
+        weights = bag_weights(pooling, features.offsets(), weights, features.values().shape[0])
+    keys, stride = features.keys(), features.stride()
+    found = bucketize(
+        features.lengths(), features.values(), weights, [stride] * len(keys), bounds, keep_places=pooling == "none"
+    )
+    lengths = found.lengths.view(len(bounds[0]) - 1, -1)
+    sizes = lengths.sum(1).tolist()
+    values = found.values.split(sizes)
+    parts = [None] * len(sizes) if found.weights is None else found.weights.split(sizes)
+    batches = [
+        KeyedJaggedTensor._from_parts(keys, values[index], parts[index], lengths[index], None, stride)
+        for index in range(len(sizes))
+    ]
+    return batches, found.places
+
+
+def on_device(features: Any, device: torch.device) -> Any:
+    """A batch, or one in a graph, on a device. To the host a copy is waited for."""
+    if not isinstance(features, torch.fx.Proxy) and features.device() == device:
+        return features
+    return features.to(device, non_blocking=device.type != "cpu")
+
+
+def _cut(slots: list[ColumnPiece], counts: Sequence[int]) -> list[list[ColumnPiece]]:
+    starts = [0, *accumulate(counts)]
+    return [slots[start : start + count] for start, count in zip(starts, counts, strict=False)]
+
+
+def _batch(keys: list[str], values: Tensor, weights: Tensor | None, offsets: Tensor, stride: int) -> KeyedJaggedTensor:
+    """A batch from parts that fit. TorchScript wants every argument."""
+    # fmt: off
+    return KeyedJaggedTensor(
+        keys, values, weights, None, offsets, stride, None, None, None, None, None, None, None, None,
+    )
+    # fmt: on

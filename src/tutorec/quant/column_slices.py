@@ -1,0 +1,103 @@
+"""Packed rows cut into ranges of columns, and put together again: codes move, scale and bias stay.
+
+A slice is not quantized anew. It keeps the scale and the bias of the row that it is cut from, so that its numbers are
+those of the whole row, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tutorec._kernels.packed_layout import RowLayout
+
+__all__ = ["cut_columns", "join_columns"]
+
+# Numbers that are taken apart at once.
+_AT_ONCE = 1 << 20
+
+
+def cut_columns(packed: Tensor, whole: RowLayout, start: int, piece: RowLayout, out: Tensor | None = None) -> Tensor:
+    """Columns ``start`` to ``start + piece.columns`` of packed rows, as packed rows of their own.
+
+    Args:
+        packed: ``[R, whole.row_bytes]``.
+        whole: Their layout.
+        start: The first column.
+        piece: The layout of the slice, of the same number format.
+        out: Where the slice is written, ``[R, piece.row_bytes]``; a new tensor by default.
+
+    Returns:
+        The slice.
+
+    Example:
+        >>> from tutorec._kernels.packed_layout import row_layout
+        >>> from tutorec.types import DataType
+        >>> row = torch.tensor([[1.0, 2.0, 3.0, 4.0]]).view(torch.uint8)
+        >>> whole, half = row_layout(4, DataType.FP32), row_layout(2, DataType.FP32)
+        >>> cut_columns(row, whole, 2, half).view(torch.float32)[:, :2]
+        tensor([[3., 4.]])
+    """
+    if out is None:
+        out = torch.zeros(packed.shape[0], piece.row_bytes, dtype=torch.uint8, device=packed.device)
+    for rows in _chunks(packed.shape[0], whole.columns):
+        codes = _codes(packed[rows], whole)[:, start : start + piece.columns]
+        _write(out[rows], piece, packed[rows, : whole.scale_bytes], codes)
+    return out
+
+
+def join_columns(pieces: Sequence[Tensor], layouts: Sequence[RowLayout], whole: RowLayout) -> Tensor:
+    """Packed rows of all columns, from slices that `cut_columns` made of them.
+
+    Args:
+        pieces: ``[R, row_bytes]`` each, in column order, together all columns.
+        layouts: Their layouts.
+        whole: The layout of the rows.
+
+    Example:
+        >>> from tutorec._kernels.packed_layout import row_layout
+        >>> from tutorec.types import DataType
+        >>> whole, half = row_layout(4, DataType.FP32), row_layout(2, DataType.FP32)
+        >>> row = torch.tensor([[1.0, 2.0, 3.0, 4.0]]).view(torch.uint8)
+        >>> halves = [cut_columns(row, whole, start, half) for start in (0, 2)]
+        >>> torch.equal(join_columns(halves, [half, half], whole), row)
+        True
+    """
+    first = pieces[0]
+    out = torch.zeros(first.shape[0], whole.row_bytes, dtype=torch.uint8, device=first.device)
+    for rows in _chunks(first.shape[0], whole.columns):
+        codes = [_codes(piece[rows].to(out.device), layout) for piece, layout in zip(pieces, layouts, strict=True)]
+        _write(out[rows], whole, first[rows, : whole.scale_bytes], torch.cat(codes, dim=1))
+    return out
+
+
+def _chunks(rows: int, columns: int) -> list[slice]:
+    step = max(1, _AT_ONCE // columns)
+    return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
+
+
+def _codes(packed: Tensor, layout: RowLayout) -> Tensor:
+    """The numbers of packed rows as they are stored ``[R, D]``: codes, or the bytes of floats ``[R, D, bytes]``."""
+    payload = packed[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes]
+    if layout.bits >= 8:
+        return payload.unflatten(1, (layout.stored_columns, layout.bits // 8))[:, : layout.columns]
+    # The first column of a byte is in its lowest bits.
+    shifts = torch.arange(0, 8, layout.bits, dtype=torch.uint8, device=packed.device)
+    codes = (payload.unsqueeze(2) >> shifts) & layout.levels
+    return codes.flatten(1)[:, : layout.columns]
+
+
+def _write(out: Tensor, layout: RowLayout, scale_and_bias: Tensor, codes: Tensor) -> None:
+    """Write rows: scale and bias, codes, and zeros in the place of padding."""
+    out.zero_()
+    out[:, : layout.scale_bytes] = scale_and_bias
+    payload = out[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes]
+    if layout.bits >= 8:
+        payload[:, : codes.shape[1] * codes.shape[2]] = codes.flatten(1)
+        return
+    per_byte = 8 // layout.bits
+    padded = torch.nn.functional.pad(codes, (0, layout.stored_columns - layout.columns))
+    shifts = torch.arange(0, 8, layout.bits, dtype=torch.uint8, device=out.device)
+    payload.copy_((padded.unflatten(1, (-1, per_byte)) << shifts).sum(2, dtype=torch.uint8))
