@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +35,9 @@ def peak_memory() -> Iterator[Peak]:
     """Measure by how many bytes the memory of this process rises at most.
 
     Linux knows the peak and can be told to forget it. Elsewhere torch's own allocations are counted, which leaves out
-    what other libraries take. Blocks of less than 32 MiB may be kept for reuse and then show in neither measurement, so
-    measure something large.
+    what other libraries take. What was freed before is given back to the system where that is possible (glibc), since
+    memory that a process has kept and uses again shows in neither measurement. Small blocks may stay: measure something
+    large.
 
     Example:
         >>> with peak_memory() as peak:
@@ -44,6 +46,8 @@ def peak_memory() -> Iterator[Peak]:
         3
     """
     gc.collect()
+    with suppress(OSError, AttributeError, TypeError):  # another system, another C library
+        ctypes.CDLL(None).malloc_trim(0)
     peak = Peak()
     if _forget_peak():
         before = _status("VmRSS")
