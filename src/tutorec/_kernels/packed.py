@@ -182,19 +182,21 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         if self._pooling == "sqrtn":
             weights = sqrtn_weights(indices, offsets, weights)
         if weights is not None:
-            weights = weights.detach().float()
+            weights = weights.detach().float().contiguous()
         if not self._on_fbgemm:
             return self._in_torch(indices, offsets, weights)
+        # Contiguous, because the operator reads memory without asking about strides.
+        indices, offsets = indices.contiguous(), offsets.contiguous()
         pooled = _operator()(*self._head, indices, offsets, self._mode, weights, *self._tail)
         return pooled if not self._slices else pick_columns(pooled, tuple(self._slices))
 
     def _in_graph(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """The same, preceded by a check of the ids, in calls that can be traced, scripted and exported."""
-        offsets = offsets.type_as(indices)
+        indices, offsets = indices.contiguous(), offsets.type_as(indices).contiguous()
         if self._pooling == "sqrtn":
             weights = sqrtn_weights(indices, offsets, weights)
         if weights is not None:
-            weights = weights.float()
+            weights = weights.float().contiguous()
         exporting = False
         if not is_scripting():
             exporting = torch.compiler.is_compiling()

@@ -61,9 +61,12 @@ def pack_rows(
         (torch.Size([1, 16]), True)
 
     See Also:
-        fbgemm's ``FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf``, whose bytes these are, with scale and bias in front.
+        fbgemm's ``FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf``, whose bytes these are, with scale and bias in front
+        (but for the sign of a bias 0 in rows that hold both zeros).
     """
     layout = _layout_of(rows, data_type, name, alignment)
+    if on_nonfinite not in ("raise", "keep"):
+        raise ValueError(f"table {name!r}: on_nonfinite={on_nonfinite!r} is neither 'raise' nor 'keep'")
     shape = (rows.shape[0], layout.row_bytes)
     if out is None:
         out = torch.empty(shape, dtype=torch.uint8, device=rows.device)
