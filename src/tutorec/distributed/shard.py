@@ -62,7 +62,7 @@ def shard(
     if sharder is None:
         sharder = get_module_to_default_sharders().get(type(module))
     if sharder is None:
-        known = ", ".join(kind.__name__ for kind in get_module_to_default_sharders())
+        known = ", ".join(dict.fromkeys(kind.__name__ for kind in get_module_to_default_sharders()))
         raise ValueError(
             f"there is no sharder for a {type(module).__name__}: pass sharder=, or a collection ({known}); "
             "shard_modules shards the collections inside a model"

@@ -448,7 +448,8 @@ def _sharder_of(module: nn.Module) -> ModuleSharder[Any]:
     for sharder in default_sharders():
         if type(module) is sharder.module_type:
             return sharder
-    known = ", ".join(sharder.module_type.__name__ for sharder in default_sharders())
+    # The quantized collections have the names of the others.
+    known = ", ".join(dict.fromkeys(sharder.module_type.__name__ for sharder in default_sharders()))
     raise ValueError(f"no sharder for a {type(module).__name__}: pass sharder=, or a module of {known}")
 
 

@@ -326,7 +326,7 @@ def test_a_kernel_that_is_registered_is_estimated(monkeypatch):
     register_kernel("fused_uvm", KernelModel(lambda topology: 0.5, devices=("cuda",)))
     slow = one(facts(), ShardingType.TABLE_WISE, UNIT, "fused_uvm")[0]
     assert slow[0] == 2 * one(facts(), ShardingType.TABLE_WISE, UNIT)[0, 0]
-    assert set(registered_kernels("cuda")) == {"fused", "dense", "fused_uvm"}
+    assert set(registered_kernels("cuda")) == {"fused", "dense", "quant", "fused_uvm"}
     assert set(registered_kernels("cpu")) == {"fused", "dense"}
 
 
