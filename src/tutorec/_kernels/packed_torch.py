@@ -26,12 +26,11 @@ def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
         >>> numbers_of_rows(torch.cat([row, torch.tensor([[2, 4]], dtype=torch.uint8)], 1), bits=8, columns=2).tolist()
         [[0.0, 1.0]]
     """
-    # Copies, because TorchScript knows a view as another dtype by no other name.
     if bits == 32:
-        return torch.view_copy(packed[:, : 4 * columns].contiguous(), dtype=torch.float32)
+        return _first_bytes(packed, 4 * columns, torch.float32)
     if bits == 16:
-        return torch.view_copy(packed[:, : 2 * columns].contiguous(), dtype=torch.float16).float()
-    scale_bias = torch.view_copy(packed[:, :4].contiguous(), dtype=torch.float16).float()
+        return _first_bytes(packed, 2 * columns, torch.float16).float()
+    scale_bias = _first_bytes(packed, 4, torch.float16).float()
     per_byte = 8 // bits
     payload = packed[:, 4 : 4 + (columns + per_byte - 1) // per_byte]
     if bits < 8:
@@ -40,6 +39,14 @@ def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
         payload = torch.bitwise_right_shift(payload.unsqueeze(2), places).bitwise_and((1 << bits) - 1)
         payload = payload.flatten(1)[:, :columns]
     return torch.addcmul(scale_bias[:, 1:], payload.float(), scale_bias[:, :1])
+
+
+def _first_bytes(packed: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """The first bytes of each row as numbers; TorchScript has no view as another dtype, so it is a copy.
+
+    ``contiguous()`` in place of ``clone`` would fix in an exported graph whether there is one row or many.
+    """
+    return torch.view_copy(packed[:, :size].clone(memory_format=torch.contiguous_format), dtype=dtype)
 
 
 def packed_lookup(
@@ -75,7 +82,7 @@ def packed_lookup(
     count = indices.shape[0]
     bags = torch.arange(lengths.shape[0], device=indices.device)
     bags = bags.repeat_interleave(lengths, output_size=count)
-    starts = places.unsqueeze(1).expand(features, batch).reshape(-1).index_select(0, bags)
+    starts = places.index_select(0, bags // batch)
     pieces: list[Tensor] = []
     first = 0
     for in_block, bits, columns, row_bytes in blocks:
@@ -85,20 +92,26 @@ def packed_lookup(
         if in_block != features:
             own = ((bags >= low) & (bags < high)).nonzero().squeeze(1)
             own_ids, own_starts = indices.index_select(0, own), starts.index_select(0, own)
-            own_bags = bags.index_select(0, own) - low
+            own_bags = bags.index_select(0, own)
             if weights is not None:
                 own_weights = weights.index_select(0, own)
-        # Bytes of each id's row, one by one: tables begin anywhere, so that there is no one matrix of rows.
-        byte = torch.arange(row_bytes, device=flat.device)
-        where = (own_starts + own_ids.long() * row_bytes).unsqueeze(1) + byte
-        rows = numbers_of_rows(flat[where], bits, columns)
+        # Tables begin anywhere, so that there is no one matrix of rows; but rows begin at every fourth byte at most.
+        packed = flat[:0].view(0, row_bytes)
+        if flat.shape[0] >= row_bytes:
+            packed = flat.unfold(0, row_bytes, 4)
+        packed = packed.index_select(0, (own_starts + own_ids.long() * row_bytes) // 4)
+        rows = numbers_of_rows(packed, bits, columns)
         if own_weights is not None:
             rows = rows * own_weights.float().unsqueeze(1)
         if pooling != "none":
-            pooled = torch.zeros([in_block * batch, columns], device=flat.device).index_add(0, own_bags, rows)
+            # Bag f * B + b is row b * F + f of the sums, so that a sample's sums lie side by side.
+            own_rows = own_bags % batch * in_block + (own_bags - low) // batch
+            pooled = torch.zeros([batch * in_block, columns], device=flat.device).index_add(0, own_rows, rows)
             if pooling == "mean":
-                pooled = pooled / lengths[low:high].clamp(min=1).unsqueeze(1)
-            rows = pooled.view(in_block, batch, columns).transpose(0, 1).reshape(batch, in_block * columns)
+                row = torch.arange(batch * in_block, device=flat.device)
+                counts = lengths.index_select(0, low + row % in_block * batch + row // in_block)
+                pooled = pooled / counts.clamp(min=1).unsqueeze(1)
+            rows = pooled.view(batch, in_block * columns)
         pieces.append(rows)
     if len(pieces) == 1:
         return pieces[0]
@@ -151,9 +164,10 @@ def assert_rows(last_rows: Tensor, indices: Tensor, offsets: Tensor) -> None:
         >>> assert_rows(torch.tensor([3]), torch.tensor([3, 0]), torch.tensor([0, 2]))
     """
     lengths = offsets.diff()
-    features = last_rows.shape[0]
-    limits = last_rows.unsqueeze(1).expand(features, lengths.shape[0] // features).reshape(-1)
-    limits = limits.repeat_interleave(lengths, output_size=indices.shape[0])
+    bags = torch.arange(lengths.shape[0], device=indices.device)
+    bags = bags.repeat_interleave(lengths, output_size=indices.shape[0])
+    # By index: to repeat each table's number B times would tell a graph that B is not 1.
+    limits = last_rows.index_select(0, bags // (lengths.shape[0] // last_rows.shape[0]))
     inside = ((indices >= 0) & (indices <= limits)).all()
     torch.ops.aten._assert_async(inside, "an id is no row of the table that its feature looks up")
 
