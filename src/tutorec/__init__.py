@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tutorec import models as models
     from tutorec import modules as modules
     from tutorec import optim as optim
+    from tutorec import quant as quant
     from tutorec import sparse as sparse
     from tutorec import spmd as spmd
     from tutorec import streamable as streamable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tutorec.modules.embedding_configs import EmbeddingConfig as EmbeddingConfig
     from tutorec.modules.embedding_configs import PoolingType as PoolingType
     from tutorec.modules.embedding_modules import EmbeddingBagCollection as EmbeddingBagCollection
+    from tutorec.quant.whole_model import quantize as quantize
     from tutorec.sparse.jagged import JaggedTensor as JaggedTensor
     from tutorec.sparse.keyed import KeyedTensor as KeyedTensor
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor as KeyedJaggedTensor
@@ -63,13 +65,14 @@ _DEFINED_IN = {
     "kjt_from_lists": "sparse.lists",
     "kjt_to_lists": "sparse.lists",
     "kjt_weights_to_lists": "sparse.lists",
+    "quantize": "quant.whole_model",
     "run_ranks": "spmd",
     "validation": "_validation",
     "validation_enabled": "_validation",
 }
 _SUBMODULES = (
     *("bench", "datasets", "distributed", "errors", "fx", "inference", "models", "modules", "optim"),
-    *("sparse", "spmd", "streamable", "teach", "types"),
+    *("quant", "sparse", "spmd", "streamable", "teach", "types"),
 )
 
 __all__ = [
@@ -90,6 +93,7 @@ __all__ = [
     "kjt_from_lists",
     "kjt_to_lists",
     "kjt_weights_to_lists",
+    "quantize",
     "run_ranks",
     "validation",
     "validation_enabled",

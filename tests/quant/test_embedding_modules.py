@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 import warnings
 from dataclasses import replace
 
@@ -86,14 +87,13 @@ def test_variable_batches_are_what_the_float_collection_makes_of_them(name, data
         features._inverse_indices, features._stride = (drawn.keys, inverse), None
     with use_backend(name):
         _, quantized = bags(tables, torch.int8)
-        try:
-            expected = dequantized(quantized)(features)
-        except ValueError as error:
-            with pytest.raises(ValueError, match="different numbers of samples") as found:
+        if features.inverse_indices_or_none() is None and len(set(counts)) > 1:
+            with pytest.raises(ValueError, match="different numbers of samples") as expected:
+                dequantized(quantized)(features)
+            with pytest.raises(ValueError, match=re.escape(str(expected.value))):
                 quantized(features)
-            assert str(found.value) == str(error)
         else:
-            close(quantized(features), expected)
+            close(quantized(features), dequantized(quantized)(features))
 
 
 @both
@@ -241,7 +241,7 @@ def test_a_float_state_of_the_same_shape_is_refused():
 
 
 def test_packed_rows_of_the_caller_are_taken():
-    ebc, quantized = bags(TWO, {"t": torch.int8, "u": torch.float16})
+    _, quantized = bags(TWO, {"t": torch.int8, "u": torch.float16})
     weights = {
         "t": (quantized.packed_rows("t")[:, 4:12].clone(), quantized.packed_rows("t")[:, :4].clone()),
         "u": (quantized.packed_rows("u")[:, :12].clone(), None),

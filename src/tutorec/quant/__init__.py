@@ -1,6 +1,53 @@
 """Quantized tables: rows of 8, 4 or 2 bits, packed and looked up."""
 
-from tutorec.quant.embedding_collection import EmbeddingCollection
-from tutorec.quant.embedding_modules import EmbeddingBagCollection
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = ["EmbeddingBagCollection", "EmbeddingCollection"]
+if TYPE_CHECKING:
+    from tutorec.quant.choosing import choose_dtypes as choose_dtypes
+    from tutorec.quant.choosing import table_menu as table_menu
+    from tutorec.quant.embedding_collection import EmbeddingCollection as EmbeddingCollection
+    from tutorec.quant.embedding_modules import EmbeddingBagCollection as EmbeddingBagCollection
+    from tutorec.quant.packing import pack_rows as pack_rows
+    from tutorec.quant.packing import round_trip_bound as round_trip_bound
+    from tutorec.quant.packing import unpack_rows as unpack_rows
+    from tutorec.quant.report import accuracy_report as accuracy_report
+    from tutorec.quant.whole_model import quantize as quantize
+
+_DEFINED_IN = {
+    "EmbeddingBagCollection": "embedding_modules",
+    "EmbeddingCollection": "embedding_collection",
+    "accuracy_report": "report",
+    "choose_dtypes": "choosing",
+    "pack_rows": "packing",
+    "quantize": "whole_model",
+    "round_trip_bound": "packing",
+    "table_menu": "choosing",
+    "unpack_rows": "packing",
+}
+
+__all__ = [
+    "EmbeddingBagCollection",
+    "EmbeddingCollection",
+    "accuracy_report",
+    "choose_dtypes",
+    "pack_rows",
+    "quantize",
+    "round_trip_bound",
+    "table_menu",
+    "unpack_rows",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name at its first use."""
+    if name not in _DEFINED_IN:
+        raise AttributeError(f"module 'tutorec.quant' has no attribute {name!r}")
+    value = getattr(import_module(f"tutorec.quant.{_DEFINED_IN[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted({*globals(), *__all__})

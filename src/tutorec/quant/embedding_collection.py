@@ -1,6 +1,6 @@
 """Quantized EmbeddingCollection: one row per id out of tables of a few bits a number, nothing pooled."""
 
-from __future__ import annotations
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,16 @@ from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
 from tutorec.quant.feature_order import features_in_order
 from tutorec.quant.packed_tables import ROWS_FOLLOW, Packed, PackedTables, rows_of
-from tutorec.quant.preparing import device_of, prepared, quantized_configs, weight_of
+from tutorec.quant.preparing import device_of, prepared, qconfig_of, quantized_configs, weight_of
 from tutorec.quant.table_formats import output_type, packed_type
-from tutorec.sparse.id_check import check_ids
+from tutorec.sparse.id_check import FeatureRows, check_ids
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
+
+# No `from __future__ import annotations` here: TorchScript reads the annotations of a traced graph as types.
+# Imported names stay whole in a traced graph only where they are wrapped in the module that calls them.
+torch.fx.wrap("features_in_order")
 
 
 class EmbeddingCollection(PackedTables):
@@ -87,9 +91,9 @@ class EmbeddingCollection(PackedTables):
         ]
         self._hold(tables, groups, quant_state_dict_split_scale_bias, torch.device(device))
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
-        self._feature_rows = [
+        self._feature_rows = FeatureRows(
             (feature, table.name, rows_of(table)) for table in tables for feature in table.feature_names
-        ]
+        )
         named = dict(zip((table.name for table in tables), self._embedding_names_by_table, strict=True))
         # Results in the order in which the operators give rows.
         self._names = [name for _, held in self._operators for table in held for name in named[table]]
@@ -110,7 +114,8 @@ class EmbeddingCollection(PackedTables):
         if traced:
             ordered = features_in_order(features, self._features)
         else:
-            features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
+            if type(features) is not KeyedJaggedTensor:
+                features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
             check_ids(features, self._feature_rows)
             ordered = self._in_order(features)
         rows = self._looked_up(ordered)
@@ -149,7 +154,7 @@ class EmbeddingCollection(PackedTables):
     @classmethod
     def from_float(
         cls, module: FloatEmbeddingCollection, use_precomputed_fake_quant: bool = False
-    ) -> EmbeddingCollection:
+    ) -> "EmbeddingCollection":
         """The quantized form of a float collection, which stays as it is; ``module.qconfig`` names the formats.
 
         Args:
@@ -160,16 +165,18 @@ class EmbeddingCollection(PackedTables):
             TypeError: It is no float collection.
             ValueError: It has no ``qconfig``, is quantized already, or a table cannot be packed.
         """
-        quantized = cls.without_rows(module)
+        quantized = cls.without_rows(module, qconfig_of(module, FloatEmbeddingCollection))
         for name, table in module.embeddings.items():
             quantized.pack(name, weight_of(table))
         return quantized
 
     @classmethod
-    def without_rows(cls, module: FloatEmbeddingCollection) -> EmbeddingCollection:
+    def without_rows(
+        cls, module: FloatEmbeddingCollection, qconfig: Any, row_alignment: int | None = None
+    ) -> "EmbeddingCollection":
         """The quantized form of a float collection, its rows still to be packed."""
-        settings = prepared(module, FloatEmbeddingCollection)
-        configs = quantized_configs(module.embedding_configs(), module.qconfig)
+        settings = prepared(module, qconfig, row_alignment)
+        configs = quantized_configs(module.embedding_configs(), qconfig)
         device = device_of(module.embeddings, module.device)
         return cls(configs, device, module.need_indices(), table_name_to_quantized_weights=ROWS_FOLLOW, **settings)
 

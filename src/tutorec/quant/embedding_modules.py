@@ -1,8 +1,6 @@
 """Quantized EmbeddingBagCollection: the same ids in, the same pooled rows out, from tables of a few bits a number."""
 
-from __future__ import annotations
-
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,7 @@ from tutorec.modules.pooled_lookup import join_samples
 from tutorec.quant.embedding_collection import EmbeddingCollection as EmbeddingCollection
 from tutorec.quant.feature_order import features_in_order, with_equal_strides
 from tutorec.quant.packed_tables import ROWS_FOLLOW, Packed, PackedTables, rows_of
-from tutorec.quant.preparing import device_of, prepared, quantized_configs, weight_of
+from tutorec.quant.preparing import device_of, prepared, qconfig_of, quantized_configs, weight_of
 from tutorec.quant.preparing import for_each_module_of_type_do as for_each_module_of_type_do
 from tutorec.quant.preparing import quant_prep_customize_row_alignment as quant_prep_customize_row_alignment
 from tutorec.quant.preparing import (
@@ -26,10 +24,14 @@ from tutorec.quant.preparing import (
 from tutorec.quant.preparing import quant_prep_enable_register_tbes as quant_prep_enable_register_tbes
 from tutorec.quant.table_formats import output_type
 from tutorec.sparse.dict_modules import ComputeKJTToJTDict
-from tutorec.sparse.id_check import check_ids
+from tutorec.sparse.id_check import FeatureRows, check_ids
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
+
+# No `from __future__ import annotations` here: TorchScript reads the annotations of a traced graph as types.
+# Imported names stay whole in a traced graph only where they are wrapped in the module that calls them.
+torch.fx.wrap("features_in_order")
 
 
 class EmbeddingBagCollection(PackedTables):
@@ -99,9 +101,9 @@ class EmbeddingBagCollection(PackedTables):
         ]
         self._hold(tables, groups, quant_state_dict_split_scale_bias, torch.device(device))
         names = get_embedding_names_by_table(tables)
-        self._feature_rows = [
+        self._feature_rows = FeatureRows(
             (feature, table.name, rows_of(table)) for table in tables for feature in table.feature_names
-        ]
+        )
         self._result_features = [feature for feature, _, _ in self._feature_rows]
         self._embedding_names = [name for of_table in names for name in of_table]
         self._length_per_name = [table.embedding_dim for table in tables for _ in table.feature_names]
@@ -119,7 +121,8 @@ class EmbeddingBagCollection(PackedTables):
         """
         if isinstance(features, torch.fx.Proxy):
             return self._keyed(self._looked_up(features_in_order(features, self._features)))
-        features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
+        if type(features) is not KeyedJaggedTensor:
+            features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
         check_ids(features, self._feature_rows, self._is_weighted)
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             return self._of_lists(features)
@@ -140,7 +143,7 @@ class EmbeddingBagCollection(PackedTables):
     @classmethod
     def from_float(
         cls, module: FloatEmbeddingBagCollection, use_precomputed_fake_quant: bool = False
-    ) -> EmbeddingBagCollection:
+    ) -> "EmbeddingBagCollection":
         """The quantized form of a float collection, which stays as it is; ``module.qconfig`` names the formats.
 
         Args:
@@ -151,16 +154,18 @@ class EmbeddingBagCollection(PackedTables):
             TypeError: It is no float collection.
             ValueError: It has no ``qconfig``, is quantized already, or a table cannot be packed.
         """
-        quantized = cls.without_rows(module)
+        quantized = cls.without_rows(module, qconfig_of(module, FloatEmbeddingBagCollection))
         for name, table in module.embedding_bags.items():
             quantized.pack(name, weight_of(table))
         return quantized
 
     @classmethod
-    def without_rows(cls, module: FloatEmbeddingBagCollection) -> EmbeddingBagCollection:
+    def without_rows(
+        cls, module: FloatEmbeddingBagCollection, qconfig: Any, row_alignment: int | None = None
+    ) -> "EmbeddingBagCollection":
         """The quantized form of a float collection, its rows still to be packed."""
-        settings = prepared(module, FloatEmbeddingBagCollection)
-        configs = quantized_configs(module.embedding_bag_configs(), module.qconfig)
+        settings = prepared(module, qconfig, row_alignment)
+        configs = quantized_configs(module.embedding_bag_configs(), qconfig)
         device = device_of(module.embedding_bags, module.device)
         return cls(configs, module.is_weighted(), device, table_name_to_quantized_weights=ROWS_FOLLOW, **settings)
 
@@ -190,7 +195,9 @@ class EmbeddingBagCollection(PackedTables):
         return self._keyed(join_samples(self._result_features, lists, inverse, variable))
 
     def _keyed(self, pooled: Tensor) -> KeyedTensor:
-        return KeyedTensor(self._embedding_names, self._length_per_name, pooled)
+        if type(pooled) is not Tensor:
+            return KeyedTensor(self._embedding_names, self._length_per_name, pooled)
+        return KeyedTensor._from_parts(self._embedding_names[:], self._length_per_name[:], pooled)
 
     def _get_name(self) -> str:
         return "QuantizedEmbeddingBagCollection"

@@ -35,8 +35,12 @@ class PackedTables(nn.Module):
     Attributes:
         register_tbes: Whether the operators are submodules, ``tbes``.
         row_alignment: Bytes that rows are padded to a multiple of.
+        packed_from: The dtype of the float table that each table was packed from.
+        errors: The largest and the mean error of each table, where they were measured when it was packed.
     """
 
+    packed_from: dict[str, torch.dtype]
+    errors: dict[str, tuple[float, float]]
     register_tbes: bool
     row_alignment: int
 
@@ -62,6 +66,7 @@ class PackedTables(nn.Module):
             device: Where the rows are.
         """
         self._split_scale_bias, self._device = split_scale_bias, device
+        self.packed_from, self.errors = {}, {}
         self._operators, self._feature_splits, self._features, self._orders = [], [], [], {}
         for key in dict.fromkeys(groups):
             members = [table for table, group in zip(tables, groups, strict=True) if group == key]
@@ -114,6 +119,7 @@ class PackedTables(nn.Module):
     def pack(self, table: str, weight: Tensor, on_nonfinite: OnNonfinite = "raise") -> None:
         """Pack a table's numbers [R, D] into its rows, a part at a time; those of pruned rows are left behind."""
         rows, packed = self.packed_rows(table), self.packed_table(table)
+        self.packed_from[table] = weight.dtype
         if rows.is_meta:
             return
         weight = weight.detach()[: packed.rows]
@@ -267,6 +273,7 @@ def _refuse_other_rows(module: PackedTables, state_dict: Mapping[str, Any], pref
 
 def _take_rows(module: PackedTables, _: object) -> None:
     """Rows that were assigned, not copied, become part of the operators' buffers."""
+    module.errors.clear()  # of other rows
     for operator, names in module._operators:
         given = [module._shown[name].get_buffer("weight") for name in names]
         device = given[0].device

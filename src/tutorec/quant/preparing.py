@@ -90,8 +90,8 @@ def quant_prep_customize_row_alignment(
     )
 
 
-def prepared(module: nn.Module, expected: type[nn.Module]) -> dict[str, Any]:
-    """What a float collection asks of its quantized form, as arguments of the constructor.
+def qconfig_of(module: nn.Module, expected: type[nn.Module]) -> Any:
+    """The formats that a float collection is to be quantized to, ``module.qconfig``.
 
     Args:
         module: The float collection.
@@ -99,7 +99,7 @@ def prepared(module: nn.Module, expected: type[nn.Module]) -> dict[str, Any]:
 
     Raises:
         TypeError: It is another module.
-        ValueError: It is quantized already, or has no ``qconfig``, or a format that cannot be had.
+        ValueError: It is quantized already, or has no ``qconfig``.
     """
     name = expected.__name__
     if isinstance(module, PackedTables):
@@ -115,11 +115,25 @@ def prepared(module: nn.Module, expected: type[nn.Module]) -> dict[str, Any]:
             f"this {name} has no qconfig, which says what to quantize it to; set "
             "module.qconfig = QuantConfig(activation=torch.float, weight=torch.int8), or call tutorec.quantize(model)"
         )
+    return qconfig
+
+
+def prepared(module: nn.Module, qconfig: Any, row_alignment: int | None = None) -> dict[str, Any]:
+    """What a float collection asks of its quantized form, as arguments of the constructor.
+
+    Args:
+        module: The float collection.
+        qconfig: A ``QuantConfig``, or torch's ``QConfig``.
+        row_alignment: Bytes; by default what the module says, or 16.
+
+    Raises:
+        ValueError: Rows cannot be looked up in the format that is asked for.
+    """
     return {
         "output_dtype": output_type(qconfig.activation),
         "register_tbes": getattr(module, MODULE_ATTR_REGISTER_TBES_BOOL, False),
         "quant_state_dict_split_scale_bias": getattr(module, MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS, False),
-        "row_alignment": getattr(module, MODULE_ATTR_ROW_ALIGNMENT_INT, ROW_ALIGNMENT),
+        "row_alignment": row_alignment or getattr(module, MODULE_ATTR_ROW_ALIGNMENT_INT, ROW_ALIGNMENT),
     }
 
 

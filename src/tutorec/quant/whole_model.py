@@ -1,0 +1,295 @@
+"""A whole model quantized: each of its collections of tables replaced by a quantized one, everything else as it is."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutorec._kernels.packed_layout import ROW_ALIGNMENT, row_layout
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import QuantConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.quant.accuracy import measured_errors
+from tutorec.quant.embedding_collection import EmbeddingCollection as QuantEmbeddingCollection
+from tutorec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
+from tutorec.quant.packed_tables import PackedTables
+from tutorec.quant.packing import OnNonfinite, pack_rows
+from tutorec.quant.preparing import weight_of
+from tutorec.quant.table_formats import check_numbers, enumerate_chunks, output_type, packed_type
+from tutorec.types import DataType
+
+_Float = EmbeddingBagCollection | EmbeddingCollection
+_QUANTIZED: dict[type[nn.Module], Any] = {
+    EmbeddingBagCollection: QuantEmbeddingBagCollection,
+    EmbeddingCollection: QuantEmbeddingCollection,
+}
+# The largest number of a float16, of which scale and bias are.
+_LARGEST = 65504.0
+_HOOKS = (
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+)
+
+
+@dataclass(frozen=True)
+class FloatTable:
+    """A table of a model that is to be quantized.
+
+    Attributes:
+        path: Of its collection in the model; empty where the model is the collection.
+        name: Its own.
+        module: What holds its weight.
+        features: How many features look rows up in it.
+    """
+
+    path: str
+    name: str
+    module: nn.Module
+    features: int
+
+    @property
+    def weight(self) -> Tensor:
+        """Its numbers [R, D]."""
+        return weight_of(self.module)
+
+    @property
+    def full_name(self) -> str:
+        """Path and name."""
+        return f"{self.path}.{self.name}" if self.path else self.name
+
+
+def quantize(
+    model: nn.Module,
+    dtype: Any = torch.int8,
+    *,
+    per_table: Mapping[str, Any] | None = None,
+    output_dtype: torch.dtype = torch.float,
+    inplace: bool = False,
+    on_nonfinite: OnNonfinite = "raise",
+    row_alignment: int | None = None,
+    measure: bool = False,
+) -> nn.Module:
+    """Quantize all collections of tables of a model, for inference; its float parts stay as they are.
+
+    Tables are packed one after the other. In place, each float table is given up as soon as it is packed, so that the
+    model never takes more memory than before and one table; whoever holds a float table besides the model keeps it.
+    Otherwise the model is copied without its tables, and the float model stays as it is.
+
+    Args:
+        model: A collection, or a model with collections in it, not sharded.
+        dtype: What tables are packed to: ``torch.int8``, ``torch.quint4x2``, ``torch.quint2x4``, ``torch.float16``,
+            ``torch.float32``.
+        per_table: Other formats for some tables, by name; ``path.of.collection.name`` where names are not unique.
+        output_dtype: Of what the collections return.
+        inplace: Whether the model itself is changed. What is returned counts where the model *is* a collection.
+        on_nonfinite: ``"raise"``, or ``"keep"``: a row with NaN or infinity is packed, and reads as NaN.
+        row_alignment: Bytes that rows are padded to a multiple of, by default 16.
+        measure: Whether errors are measured while tables are packed, for ``accuracy_report`` without the float model.
+
+    Returns:
+        The model, its collections quantized.
+
+    Raises:
+        KeyError: ``per_table`` names a table that there is not.
+        TypeError: ``model`` is no module, or a format is none.
+        ValueError: There is no collection, one is quantized or sharded already, a table cannot be packed (nothing was
+            changed then), or a format cannot be had.
+
+    Example:
+        >>> import torch, tutorec
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(100, 64, "item_table", feature_names=["item"])])
+        >>> model = torch.nn.Sequential(ebc)
+        >>> tutorec.quantize(model, torch.int8)[0].embedding_bags["item_table"].weight.shape
+        torch.Size([100, 80])
+
+    See Also:
+        TorchRec's way is ``torch.ao.quantization.quantize_dynamic``; see
+        ``tutorec.quant.embedding_modules.EmbeddingBagCollection.from_float``.
+    """
+    if on_nonfinite not in ("raise", "keep"):
+        raise ValueError(f"on_nonfinite={on_nonfinite!r}: there are 'raise' and 'keep'")
+    tables = float_tables(model)
+    formats = _formats(tables, dtype, per_table or {})
+    output_dtype = output_type(output_dtype)
+    for table in tables:
+        layout = row_layout(table.weight.shape[1], formats[table.full_name], row_alignment or ROW_ALIGNMENT)
+        if on_nonfinite == "raise":
+            check_numbers(table.full_name, table.weight)
+            _check_range(table, layout.data_type)
+    given_up = _GivenUp(model, tables) if inplace else None
+    replaced: dict[int, PackedTables] = {}
+    for path, collection in _collections(model):
+        own = {table.name: formats[table.full_name] for table in tables if table.path == path}
+        config = QuantConfig(output_dtype, dtype, own)  # pyright: ignore[reportArgumentType]
+        quantized = _QUANTIZED[type(collection)].without_rows(collection, config, row_alignment)
+        for table in (each for each in tables if each.path == path):
+            quantized.pack(table.name, table.weight, on_nonfinite)
+            if measure and not table.weight.is_meta:
+                packed = quantized.packed_rows(table.name), quantized.packed_table(table.name)
+                quantized.errors[table.name] = measured_errors(table.weight, *packed)
+            if given_up is not None:
+                given_up.done_with(table.module)
+        replaced[id(collection)] = _with_habits_of(collection, quantized)
+    if id(model) in replaced:
+        return replaced[id(model)]
+    if not inplace:
+        return copy.deepcopy(model, memo=dict(replaced))
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if id(child) in replaced:
+                parent._modules[name] = replaced[id(child)]
+    return model
+
+
+def float_tables(model: nn.Module) -> list[FloatTable]:
+    """The tables of a model's collections, after checking that they can be quantized.
+
+    Args:
+        model: A collection, or a model with collections in it.
+
+    Raises:
+        TypeError: It is no module.
+        ValueError: It has no collection, or a quantized, sharded or derived one.
+
+    Example:
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(10, 4, "item")])
+        >>> [table.full_name for table in float_tables(nn.Sequential(ebc))]
+        ['0.item']
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"there are tables in an nn.Module, got {type(model).__name__}")
+    for path, module in model.named_modules():
+        _check_kind(path, module)
+    tables = []
+    for path, collection in _collections(model):
+        held, configs = _tables_of(collection)
+        for config in configs:
+            tables.append(FloatTable(path, config.name, held[config.name], len(config.feature_names)))
+    if not any(True for _ in _collections(model)):
+        raise ValueError(
+            f"{type(model).__name__} has no EmbeddingBagCollection and no EmbeddingCollection, so there is nothing to "
+            "quantize; tables that are plain nn.Embedding belong into a collection"
+        )
+    return tables
+
+
+def named_formats(tables: Sequence[FloatTable], per_table: Mapping[str, Any]) -> dict[str, Any]:
+    """What callers say about tables by name, by full name.
+
+    Args:
+        tables: The tables of a model.
+        per_table: By a table's name, which may be that of several, or by its full name, which wins.
+
+    Raises:
+        KeyError: There is no such table.
+    """
+    known = {table.name for table in tables} | {table.full_name for table in tables}
+    unknown = [name for name in per_table if name not in known]
+    if unknown:
+        raise KeyError(f"there are no tables {unknown}; the tables are {[table.full_name for table in tables]}")
+    found = {}
+    for table in tables:
+        for name in (table.name, table.full_name):
+            if name in per_table:
+                found[table.full_name] = per_table[name]
+    return found
+
+
+def _formats(tables: Sequence[FloatTable], dtype: Any, per_table: Mapping[str, Any]) -> dict[str, DataType]:
+    own = named_formats(tables, per_table)
+    return {table.full_name: packed_type(own.get(table.full_name, dtype), table.full_name) for table in tables}
+
+
+def _collections(model: nn.Module) -> Iterator[tuple[str, _Float]]:
+    """The float collections of a model, each once."""
+    for path, module in model.named_modules():
+        if type(module) in _QUANTIZED:
+            yield path, module  # pyright: ignore[reportReturnType]
+
+
+def _tables_of(collection: _Float) -> tuple[nn.ModuleDict, Sequence[Any]]:
+    if isinstance(collection, EmbeddingBagCollection):
+        return collection.embedding_bags, collection.embedding_bag_configs()
+    return collection.embeddings, collection.embedding_configs()
+
+
+def _with_habits_of(collection: nn.Module, quantized: PackedTables) -> PackedTables:
+    """The quantized collection with what callers hung on the float one: hooks of forward, and its mode."""
+    for name in _HOOKS:
+        getattr(quantized, name).update(getattr(collection, name))
+    return quantized.train(collection.training)
+
+
+def _check_kind(path: str, module: nn.Module) -> None:
+    """Check that a submodule is none that this function cannot quantize and must not pass over."""
+    kind, where = type(module), f"{path!r}" if path else "the model"
+    if isinstance(module, PackedTables):
+        raise ValueError(
+            f"{where} is quantized already (tables {module.table_names()}); start from the float model, and give every "
+            "table its format in one go: tutorec.quantize(model, dtype, per_table={...})"
+        )
+    if any(one.__module__.startswith("tutorec.distributed") for one in kind.__mro__):
+        raise ValueError(
+            f"{where} is a {kind.__name__}: its tables are spread over devices. Quantize first and shard then: make "
+            "the model anew, load into it what tutorec.distributed.checkpoint.full_state_dict(model) gives on rank 0, "
+            "quantize it, and shard it with tutorec.inference.modules.shard_quant_model"
+        )
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        raise ValueError(f"{where} is wrapped in DistributedDataParallel, which is for training; quantize its .module")
+    derived = next((base for base in _QUANTIZED if isinstance(module, base) and kind is not base), None)
+    if derived is not None:
+        raise ValueError(
+            f"{where} is a {kind.__name__}, a subclass of {derived.__name__} whose forward may differ; quantize "
+            f"it with a subclass of the quantized {derived.__name__} by torch.ao.quantization.quantize_dynamic"
+        )
+
+
+def _check_range(table: FloatTable, data_type: DataType) -> None:
+    """Check that scale and bias, or the numbers themselves, fit float16: packing raises where they do not."""
+    weight = table.weight
+    if weight.is_meta or weight.numel() == 0 or data_type is DataType.FP32:
+        return
+    low, high = torch.aminmax(weight.detach())
+    if max(-float(low), float(high)) > _LARGEST:
+        for _, rows in enumerate_chunks(weight):
+            pack_rows(rows.float(), data_type, name=table.full_name)
+
+
+class _GivenUp:
+    """Float tables of a model that are let go once nothing of it needs them any more.
+
+    Args:
+        model: The model.
+        tables: Its tables. One that is in two collections is needed until both are packed, and one that the model holds
+            outside of its collections stays.
+    """
+
+    def __init__(self, model: nn.Module, tables: Sequence[FloatTable]) -> None:
+        self._needed = Counter(id(table.module) for table in tables)
+        self._needed.update(_outside(model))
+
+    def done_with(self, table: nn.Module) -> None:
+        """One of the collections that hold the table is packed."""
+        self._needed[id(table)] -= 1
+        weight = table._parameters.get("weight")
+        if self._needed[id(table)] == 0 and weight is not None:
+            # On the meta device it takes no memory, and a lookup in the float collection says so.
+            table._parameters["weight"] = nn.Parameter(weight.detach().to("meta"), requires_grad=False)
+
+
+def _outside(module: nn.Module, seen: set[int] | None = None) -> set[int]:
+    """Ids of all modules of a model that are reached without passing a collection."""
+    seen = set() if seen is None else seen
+    if type(module) not in _QUANTIZED and id(module) not in seen:
+        seen.add(id(module))
+        for child in module.children():
+            _outside(child, seen)
+    return seen
