@@ -49,6 +49,8 @@ class FeatureOrder:
         Raises:
             KeyError: A feature is missing.
         """
+        if features.keys() == self._wanted:
+            return features
         keys = tuple(features.keys())
         if keys not in self._positions:
             if len(self._positions) == _MAX_CACHED_ORDERS:

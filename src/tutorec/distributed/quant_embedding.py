@@ -94,9 +94,9 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
         """
         if isinstance(features, torch.fx.Proxy):
             ctx.features = features
-            return self._input_dist_module(flatten_feature_lengths(features, self._order.wanted), ctx)
+            return self._input_dist_module.forward(flatten_feature_lengths(features, self._order.wanted), ctx)
         ctx.features = features = self._checked(features)
-        return self._input_dist_module(_one_list_each(self._order.arrange(features)), ctx)
+        return self._input_dist_module.forward(_one_list_each(self._order.arrange(features)), ctx)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Ids to their devices, lookups there, results back: what the unsharded module returns.

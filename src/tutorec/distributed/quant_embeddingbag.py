@@ -13,14 +13,15 @@ from torch import nn
 
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnOrder
-from tutorec.distributed.lookup.quant import InferGroupedPooledEmbeddingsLookup
+from tutorec.distributed.lookup.quant import DeviceLookup, InferGroupedPooledEmbeddingsLookup
 from tutorec.distributed.plan import ParameterSharding
 from tutorec.distributed.quant_state import BaseQuantEmbeddingSharder, QuantContext, QuantSource, ShardedQuantModule
-from tutorec.distributed.sharding.infer_sharding import InferSharding
+from tutorec.distributed.sharding.infer_sharding import InferSharding, InferWholeRowsSharding
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.pooled_lookup import join_samples
 from tutorec.quant.embedding_modules import EmbeddingBagCollection
 from tutorec.quant.feature_order import features_in_order, with_equal_strides
+from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -122,6 +123,8 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         self._result_features = [feature for table in self._tables for feature in table.features]
         arriving = [piece for sharding in self._asked for call in sharding.calls for piece in call]
         self._columns = ColumnOrder(arriving, wanted=self._keys)
+        whole = len(self._asked) == 1 and isinstance(self._asked[0], InferWholeRowsSharding)
+        self._alone = self._asked[0].lookups[0] if whole and len(self._asked[0].lookups) == 1 else None
 
     _lookup_of = InferGroupedPooledEmbeddingsLookup
 
@@ -134,12 +137,12 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         """
         if isinstance(features, torch.fx.Proxy):
             ctx.features = features
-            return self._input_dist_module(flatten_feature_lengths(features, self._order.wanted), ctx)
+            return self._input_dist_module.forward(flatten_feature_lengths(features, self._order.wanted), ctx)
         ctx.features = features = self._checked(features)
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             ctx.of_lists = True
             features = with_equal_strides(features)
-        return self._input_dist_module(self._order.arrange(features), ctx)
+        return self._input_dist_module.forward(self._order.arrange(features), ctx)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Ids to their devices, lookups there, results back: what the unsharded module returns.
@@ -147,7 +150,26 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         Args:
             features: F features, B samples; a TensorDict will do.
         """
-        return self._run(features)
+        if self._alone is None or type(features) is not KeyedJaggedTensor:
+            return self._run(features)
+        return self._at_once(features, self._alone)
+
+    def _at_once(self, features: KeyedJaggedTensor, lookup: DeviceLookup) -> KeyedTensor:
+        """The same where one device holds everything, and nothing is to be moved: no step more than unsharded."""
+        near = lookup.device == self._output_device and features.device() == lookup.device
+        if not near or features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+            return self._run(features)
+        check_ids(features, self._feature_rows, self._is_weighted)
+        found = lookup.forward(self._order.arrange(features))
+        return self._keyed(found[0] if len(found) == 1 else torch.cat(found, dim=1))
+
+    def _keyed(self, pooled: Any) -> KeyedTensor:
+        """Columns in the order of the shardings -> the result."""
+        widths, traced = self._columns.length_per_key, isinstance(pooled, torch.fx.Proxy)
+        pooled = self._columns.arrange(pooled)
+        if traced:
+            return KeyedTensor(self._keys, widths, pooled)
+        return KeyedTensor._from_parts(self._keys[:], widths[:], pooled)
 
     def output_dist(self, ctx: QuantContext, output: list[list[Any]]) -> KeyedTensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Bring the columns together, in the order of the unsharded module."""
@@ -158,8 +180,11 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
             for sharding, pooled, own in zip(self._asked, output, ctx, strict=True)
         ]
         together = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        widths, pooled = self._columns.length_per_key, self._columns.arrange(together)
-        return KeyedTensor(self._keys, widths, self._of_samples(pooled, ctx.features) if ctx.of_lists else pooled)
+        keyed = self._keyed(together)
+        if not ctx.of_lists:
+            return keyed
+        pooled = self._of_samples(keyed.values(), ctx.features)
+        return KeyedTensor._from_parts(keyed.keys(), keyed.length_per_key(), pooled)
 
     def _of_samples(self, pooled: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
         """The pooled rows of samples, of a batch that stores lists and says which of them each sample means."""

@@ -139,8 +139,10 @@ class DeviceLookup(nn.Module):
             self._features.append([feature for shard in own for feature in shard.features])
             self._order += members
         # Tables that no feature reads are kept, and not asked.
-        self._asked = [index for index, features in enumerate(self._features) if features]
-        self._counts = [len(self._features[index]) for index in self._asked]
+        asked = [index for index, features in enumerate(self._features) if features]
+        self._counts = [len(self._features[index]) for index in asked]
+        # A plain list: to ask a ModuleList takes as long as a small lookup.
+        self._asked: list[Any] = [self._operators[index] for index in asked]
 
     @property
     def features(self) -> list[str]:
@@ -166,9 +168,8 @@ class DeviceLookup(nn.Module):
         """Features in ``features`` order -> what each operator gives."""
         parts = [features] if len(self._counts) == 1 else features.split(self._counts)
         found: list[Tensor] = []
-        for place, index in enumerate(self._asked):
-            operator: Any = self._operators[index]
-            ids, offsets, weights = _unwrap_kjt(parts[place])
+        for index, operator in enumerate(self._asked):
+            ids, offsets, weights = _unwrap_kjt(parts[index])
             # `forward`, not a call: in a traced graph the operator is to stand itself, not its module.
             found.append(operator.forward(ids, offsets, _required_weights(weights) if self._weighted else None))
         return found

@@ -259,13 +259,15 @@ class InferWholeRowsSharding(InferSharding):
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:
         """The batch of each device, on that device."""
         ctx.features = features
-        fx_marker("KJT_ONE_TO_ALL_FORWARD_BEGIN", features)
         traced = isinstance(features, torch.fx.Proxy)
+        if traced:
+            fx_marker("KJT_ONE_TO_ALL_FORWARD_BEGIN", features)
         parts: Any = features.split(self._counts) if traced or len(self._counts) > 1 else [features]
         every = [parts[index] for index in range(len(self._counts))]
         ctx.parts = [every[part] for part in self._part_of]
         found = [on_device(part, lookup.device) for part, lookup in zip(ctx.parts, self.lookups, strict=True)]
-        fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
+        if traced:
+            fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
         return found
 
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
@@ -327,15 +329,17 @@ class InferSplitRowsSharding(InferSharding):
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:
         """The batch of each device, on that device."""
         ctx.features = features
-        fx_marker("KJT_ONE_TO_ALL_FORWARD_BEGIN", features)
         traced = isinstance(features, torch.fx.Proxy)
+        if traced:
+            fx_marker("KJT_ONE_TO_ALL_FORWARD_BEGIN", features)
         if traced or torch.compiler.is_compiling():
             batch: Any = features
             parts, ctx.places = split_by_rows(batch, self._bounds, self._pooling)
         else:
             parts, ctx.places = _split_at_once(features, self._bounds, self._pooling)
         found = [on_device(parts[index], lookup.device) for index, lookup in enumerate(self.lookups)]
-        fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
+        if traced:
+            fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
         return found
 
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
