@@ -1,0 +1,121 @@
+"""The C++ loader: built here against the installed torch, and run on a scripted model and a request.
+
+``cpp/loader.cpp`` is what a server written in C++ does with a model of ours. It is compiled once for each version of
+torch and of the source, and kept in a folder of the user's; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from tutorec._kernels.backend import operator_libraries
+from tutorec.errors import BackendError
+from tutorec.inference.serving import tensors_from_text, tensors_to_text
+
+__all__ = ["build_loader", "missing_tools", "score_with_loader"]
+
+SOURCE = Path(__file__).parent / "cpp"
+_PROGRAM = "tutorec_loader"
+
+
+def missing_tools() -> str | None:
+    """What is missing here to build the loader, with a remedy; None where nothing is."""
+    if sys.platform == "win32":
+        return "the C++ loader opens operator libraries as Linux and macOS do, and is not built on Windows"
+    absent = [] if shutil.which("cmake") else ["cmake"]
+    if not any(map(shutil.which, [os.environ.get("CXX", "c++"), "c++", "g++", "clang++"])):
+        absent.append("C++ compiler")
+    if not absent:
+        return None
+    remedy = "apt install cmake g++, or conda install cmake cxx-compiler"
+    return f"the C++ loader cannot be built here: no {' and no '.join(absent)}; {remedy}"
+
+
+def build_loader(folder: str | Path | None = None) -> Path:
+    """The loader's program, built if it is not there yet: about twenty seconds on one core.
+
+    Args:
+        folder: Where it is built; by default one for this torch and this source in the user's cache, which is
+            ``TUTOREC_CACHE``, else ``XDG_CACHE_HOME/tutorec``, else ``~/.cache/tutorec``.
+
+    Raises:
+        BackendError: cmake or a compiler is missing, or the build fails; the message ends in what they said.
+    """
+    folder = _default_folder() if folder is None else Path(folder)
+    program = folder / _PROGRAM
+    if program.is_file():
+        return program
+    missing = missing_tools()
+    if missing is not None:
+        raise BackendError(missing)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Built beside its place and moved there whole: two processes may build at once, and one may be interrupted.
+    with TemporaryDirectory(dir=folder.parent, prefix="building_") as building:
+        _run(["cmake", "-S", str(SOURCE), "-B", building, f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"])
+        _run(["cmake", "--build", building])
+        folder.mkdir(exist_ok=True)
+        os.replace(Path(building) / _PROGRAM, program)
+    return program
+
+
+def score_with_loader(
+    model: str | Path, request: Mapping[str, Tensor] | str | Path, loader: str | Path | None = None
+) -> Tensor | tuple[Tensor, ...]:
+    """What a scripted model answers to one request in a process without Python.
+
+    Args:
+        model: File of a scripted model.
+        request: Tensors by the names of the model's inputs, see `request_of`; or a file with their text.
+        loader: The program; by default `build_loader` finds or builds it.
+
+    Returns:
+        What the model answers, equal bit for bit to what it answers here on as many threads.
+
+    Raises:
+        BackendError: The loader cannot be built.
+        ValueError: The loader gave up: a file is missing or damaged, or the request does not fit the model.
+    """
+    loader = build_loader() if loader is None else loader
+    with TemporaryDirectory(prefix="tutorec_request_") as folder:
+        if isinstance(request, Mapping):
+            path = Path(folder) / "request.txt"
+            path.write_text(tensors_to_text(request) + "\n")
+            request = path
+        # The order of a sum depends on the number of threads.
+        environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        command = [str(loader), str(model), str(request), *operator_libraries()]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if ran.returncode != 0:
+        raise ValueError(ran.stderr.strip() or f"the loader {str(loader)!r} ended with code {ran.returncode}")
+    answers = tuple(tensors_from_text(ran.stdout).values())
+    return answers[0] if len(answers) == 1 else answers
+
+
+def _default_folder() -> Path:
+    """A folder for this torch, this compiler's kind of library and this source."""
+    own = os.environ.get("TUTOREC_CACHE")
+    cache = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tutorec"
+    facts = [torch.__version__, torch.__file__, sys.platform]
+    facts += [path.read_text() for path in sorted(SOURCE.iterdir()) if path.is_file()]
+    return cache / f"loader_{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+
+
+def _run(command: list[str]) -> None:
+    """Run a tool of the build.
+
+    Raises:
+        BackendError: It fails.
+    """
+    ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if ran.returncode != 0:
+        raise BackendError(f"{' '.join(command)} failed:\n{ran.stdout[-4000:]}")

@@ -1,0 +1,81 @@
+"""Models as TorchScript: a file that holds code and weights, and that a process without Python runs.
+
+torch 2.13 deprecates ``torch.jit``; what comes after it, ``export.py``, needs a compiler for each model before C++ can
+run it. TorchScript is called here alone, so that no caller sees the warning at each call.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tutorec._kernels.backend import backend
+from tutorec.fx.tracer import symbolic_trace
+
+__all__ = ["load_scripted", "save_scripted", "script_model"]
+
+
+def script_model(model: nn.Module, leaf_modules: Sequence[str] | None = None) -> torch.jit.ScriptModule:
+    """A model as TorchScript: traced into a graph, which is then compiled.
+
+    Args:
+        model: What is to answer requests.
+        leaf_modules: Names of classes whose modules are compiled as they are written, not traced through.
+
+    Returns:
+        A module that gives the model's results, and that `save_scripted` writes to a file.
+
+    Example:
+        >>> import torch
+        >>> scripted = script_model(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid()).eval())
+        >>> scripted(torch.zeros(3, 2)).shape
+        torch.Size([3, 1])
+    """
+    graph = symbolic_trace(model, leaf_modules=leaf_modules)
+    with _without_deprecation():
+        return torch.jit.script(graph)
+
+
+def save_scripted(scripted: torch.jit.ScriptModule, path: str | Path) -> None:
+    """Write a scripted model to a file."""
+    with _without_deprecation():
+        torch.jit.save(scripted, str(path))
+
+
+def load_scripted(path: str | Path, device: torch.device | str | None = None) -> torch.jit.ScriptModule:
+    """Read a scripted model, after the operators that it may call.
+
+    Args:
+        path: A file by `save_scripted`, or by ``torch.jit.save``.
+        device: Where its tensors go; by default where they were.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file holds no scripted model.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no scripted model {str(path)!r}; save_scripted(model, path) writes one")
+    backend()  # loads fbgemm's operators, where there is fbgemm
+    try:
+        with _without_deprecation():
+            return torch.jit.load(str(path), map_location=None if device is None else torch.device(device))
+    except RuntimeError as error:
+        raise ValueError(
+            f"{str(path)!r} holds no scripted model that can be read here; write it with save_scripted: {error}"
+        ) from error
+
+
+@contextmanager
+def _without_deprecation() -> Iterator[None]:
+    """Leave out what torch says about TorchScript itself, and about its own class of traced modules."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".torch\.jit\.\w+. is deprecated")
+        warnings.filterwarnings(
+            "ignore", message="The TorchScript type system doesn't support instance-level annotations"
+        )
+        yield

@@ -1,0 +1,244 @@
+"""Models for servers: plain tensors in, one tensor out.
+
+A server in another language knows tensors, and no batches of id lists. `with_tensor_inputs` puts a layer around a model
+that builds its batch from them; a *request* is one such set of tensors by name, and has a text form that people, Python
+and ``cpp/loader.cpp`` read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.node import has_side_effect
+
+from tutorec.sparse.keyed import KeyedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+__all__ = ["check_lists", "request_of", "tensors_from_text", "tensors_to_text", "with_tensor_inputs"]
+
+_DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32, "float64": torch.float64}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+# Stays in a graph although its result is used by nobody; TorchScript compiles it as it stands.
+@has_side_effect
+@torch.fx.wrap
+def check_lists(keys: list[str], values: Tensor, lengths: Tensor, weights: Tensor | None) -> None:
+    """Check that the tensors of a request are one batch: what a lookup would otherwise read beyond.
+
+    Args:
+        keys: Its features.
+        values: Ids of all lists [N].
+        lengths: Ids per list [F * B].
+        weights: One per id [N], or None.
+
+    Raises:
+        ValueError: They do not fit each other; under TorchScript its text is in a ``torch.jit.Error``.
+
+    Example:
+        >>> import torch
+        >>> check_lists(["item"], torch.tensor([7, 8]), torch.tensor([2, 1]), None)
+        Traceback (most recent call last):
+            ...
+        ValueError: lengths add up to 3, and there are 2 values
+    """
+    if values.dim() != 1 or lengths.dim() != 1:
+        raise ValueError(f"values and lengths have one dimension each, got {values.dim()} and {lengths.dim()}")
+    if lengths.numel() % max(len(keys), 1) != 0:
+        raise ValueError(f"there are {lengths.numel()} lengths, no multiple of the {len(keys)} features {keys}")
+    if lengths.numel() > 0 and int(lengths.min()) < 0:
+        raise ValueError(f"lengths has a negative number, {int(lengths.min())}")
+    if int(lengths.sum()) != values.numel():
+        raise ValueError(f"lengths add up to {int(lengths.sum())}, and there are {values.numel()} values")
+    if weights is not None and weights.numel() != values.numel():
+        raise ValueError(f"there are {weights.numel()} weights for {values.numel()} values")
+
+
+def batch_of_lists(
+    keys: list[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None
+) -> KeyedJaggedTensor:
+    """A batch of a request's tensors; in a graph behind a check of them, which eager code makes anyhow.
+
+    Args:
+        keys: Its features.
+        values: Ids of all lists [N].
+        lengths: Ids per list [F * B].
+        weights: One per id [N], or None.
+    """
+    if isinstance(values, torch.fx.Proxy):
+        check_lists(keys, values, lengths, weights)
+    return KeyedJaggedTensor(keys, values, weights, lengths)
+
+
+def with_tensor_inputs(model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]) -> torch.fx.GraphModule:
+    """A model whose inputs are plain tensors, around one that takes batches of id lists.
+
+    A batch becomes ``values`` [N] and ``lengths`` [F * B], with weights ``weights`` [N], too; its features and their
+    order are those of the example. Other tensors stay, under the names that the model's ``forward`` gives them. Where
+    a model takes several batches, the names begin with those of its arguments. What it answers stays a tensor, or a
+    tuple of tensors; of a ``KeyedTensor`` it is the values.
+
+    Args:
+        model: The model; it is called, not copied.
+        example: Its inputs, in the order of its arguments; also run, to see what it answers.
+
+    Returns:
+        A module to script, to export, or to call.
+
+    Raises:
+        TypeError: An input is neither a tensor nor a KeyedJaggedTensor, or the answer holds something else.
+        ValueError: The number of inputs is not the number of arguments, or the batch is a variable one.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
+        >>> tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="item_table", feature_names=["item"])]
+        >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1, 3]), lengths=torch.tensor([2, 0, 1]))
+        >>> served = with_tensor_inputs(EmbeddingBagCollection(tables), [batch])
+        >>> served(values=torch.tensor([7]), lengths=torch.tensor([0, 1])).shape
+        torch.Size([2, 4])
+    """
+    names = _argument_names(model, len(example))
+    several = sum(isinstance(part, KeyedJaggedTensor) for part in example) > 1
+    graph = torch.fx.Graph()
+    arguments = []
+    for name, part in zip(names, example, strict=True):
+        if isinstance(part, KeyedJaggedTensor):
+            arguments.append((part, {field: f"{name}_{field}" if several else field for field in _fields(name, part)}))
+        elif isinstance(part, Tensor):
+            arguments.append((part, {"": name}))
+        else:
+            raise TypeError(f"input {name!r} is a {type(part).__name__}; a tensor or a KeyedJaggedTensor is wanted")
+    # TorchScript's signature is that of the placeholders, which must come first.
+    inputs = [{field: graph.placeholder(name, Tensor) for field, name in given.items()} for _, given in arguments]
+    values = [_argument(graph, part, given) for (part, _), given in zip(arguments, inputs, strict=True)]
+    answer = graph.call_module("model", tuple(values))
+    with torch.no_grad():
+        graph.output(_tensors_of(graph, answer, model(*example)))
+    return torch.fx.GraphModule({"model": model}, graph, type(model).__name__)
+
+
+def request_of(served: torch.fx.GraphModule, *inputs: Tensor | KeyedJaggedTensor) -> dict[str, Tensor]:
+    """The tensors by name with which a served model is called, of inputs as the model inside takes them.
+
+    Args:
+        served: Made by `with_tensor_inputs`.
+        inputs: A dense tensor, a batch, ..., in the order of the model's arguments.
+
+    Raises:
+        ValueError: The inputs give another number of tensors; a batch has other features, or the same in another order.
+    """
+    names = [node.name for node in served.graph.nodes if node.op == "placeholder"]
+    keys = [node.kwargs["keys"] for node in served.graph.nodes if node.target is batch_of_lists]
+    tensors = []
+    for part in inputs:
+        if not isinstance(part, KeyedJaggedTensor):
+            tensors.append(part)
+            continue
+        expected = keys.pop(0) if keys else None
+        if part.keys() != expected:
+            raise ValueError(f"the model is served for a batch of {expected}, and this one has the keys {part.keys()}")
+        weights = part.weights_or_none()
+        tensors += [part.values(), part.lengths(), *([] if weights is None else [weights])]
+    if len(tensors) != len(names):
+        raise ValueError(f"the model is served with {len(names)} tensors {names}, and the inputs hold {len(tensors)}")
+    return dict(zip(names, tensors, strict=True))
+
+
+def tensors_to_text(tensors: Mapping[str, Tensor]) -> str:
+    """Tensors as text: for each a line with name, dtype and sizes, and a line with its numbers.
+
+    Args:
+        tensors: By name; int64, int32, float32 or float64.
+
+    Raises:
+        ValueError: A name holds a blank, or a dtype is none of these.
+
+    Example:
+        >>> import torch
+        >>> print(tensors_to_text({"values": torch.tensor([7, 8]), "dense": torch.tensor([[0.5], [0.1]])}))
+        values int64 2
+        7 8
+        dense float32 2 1
+        0.5 0.10000000149011612
+    """
+    lines = []
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES or len(name.split()) != 1:
+            raise ValueError(
+                f"tensor {name!r} is {tensor.dtype}; a request holds {list(_DTYPES)}, under names without blanks"
+            )
+        lines.append(" ".join([name, _NAMES[tensor.dtype], *map(str, tensor.shape)]))
+        lines.append(" ".join(map(repr, tensor.detach().reshape(-1).tolist())))
+    return "\n".join(lines)
+
+
+def tensors_from_text(text: str) -> dict[str, Tensor]:
+    r"""Tensors of their text form, bit for bit.
+
+    Args:
+        text: As `tensors_to_text` and the C++ loader write it.
+
+    Raises:
+        ValueError: A line is no header, or the numbers after it are not those of its dtype and sizes.
+
+    Example:
+        >>> tensors_from_text("answer float32 1 2\n0.25 1e-3")
+        {'answer': tensor([[0.2500, 0.0010]])}
+    """
+    tensors, lines = {}, iter(text.splitlines())
+    for line in lines:
+        if not line.strip():
+            continue
+        name, *rest = line.split()
+        numbers = next(lines, "").split()
+        try:
+            (dtype, *sizes) = rest
+            kind = _DTYPES[dtype]
+            parsed = [float(number) if kind.is_floating_point else int(number) for number in numbers]
+            tensors[name] = torch.tensor(parsed, dtype=kind).reshape([int(size) for size in sizes])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise ValueError(f"not the text of a tensor: {line!r} with {len(numbers)} numbers: {error}") from error
+    return tensors
+
+
+def _argument_names(model: nn.Module, inputs: int) -> list[str]:
+    """Names of the arguments of a model's forward that the inputs are for."""
+    names = list(inspect.signature(model.forward).parameters)
+    if inputs > len(names):
+        raise ValueError(f"{type(model).__name__}.forward takes {names}, and the example has {inputs} inputs")
+    return names[:inputs]
+
+
+def _fields(name: str, batch: KeyedJaggedTensor) -> list[str]:
+    """The tensors of a batch."""
+    if batch.variable_stride_per_key():
+        raise ValueError(f"input {name!r} has a number of samples for each feature; a server's request has one for all")
+    return ["values", "lengths"] if batch.weights_or_none() is None else ["values", "lengths", "weights"]
+
+
+def _argument(
+    graph: torch.fx.Graph, part: Tensor | KeyedJaggedTensor, given: dict[str, torch.fx.Node]
+) -> torch.fx.Node:
+    """What the model is called with: the tensor, or the batch of the tensors."""
+    if isinstance(part, KeyedJaggedTensor):
+        return graph.call_function(batch_of_lists, (), {"keys": list(part.keys()), **given})
+    return given[""]
+
+
+def _tensors_of(graph: torch.fx.Graph, answer: torch.fx.Node, example: Any) -> Any:
+    """An answer's tensors, as nodes."""
+    if isinstance(example, Tensor):
+        return answer
+    if isinstance(example, KeyedTensor):
+        return graph.call_method("values", (answer,))
+    if isinstance(example, tuple) and example:
+        parts = [graph.call_function(operator.getitem, (answer, index)) for index in range(len(example))]
+        return tuple(_tensors_of(graph, part, each) for part, each in zip(parts, example, strict=True))
+    raise TypeError(f"the model answers with a {type(example).__name__}; make it return a tensor or a KeyedTensor")
