@@ -5,6 +5,9 @@ PY   := $(BIN)/python
 BOOK := _build/html/index.html
 NB   ?=
 JOBS ?= 2
+# A chapter by its number (05), or a notebook by its name, with or without folder and ending.
+NAME  = $(patsubst %.ipynb,%,$(notdir $(NB)))
+BOOKS = $(wildcard notebooks/$(NAME).ipynb notebooks/$(NAME)_*.ipynb)
 
 # One thread a process: tests and notebooks start processes of their own, and two cores are what is promised.
 export OMP_NUM_THREADS ?= 1
@@ -68,10 +71,10 @@ notebooks-torch: venv ## execute every notebook on the plain-torch backend
 	@echo "== notebooks, TUTOREC_BACKEND=torch"
 	@TUTOREC_BACKEND=torch $(PYTEST) --nbmake --nbmake-timeout=120 notebooks
 
-nb: venv ## one chapter: make nb NB=05
-	@test -n "$(NB)" || { echo "which chapter? make nb NB=05" >&2; exit 2; }
-	@ls notebooks/$(NB)_*.ipynb >/dev/null 2>&1 || { echo "no notebooks/$(NB)_*.ipynb; there are: $$(ls notebooks)" >&2; exit 2; }
-	@$(PYTEST) --nbmake --nbmake-timeout=120 notebooks/$(NB)_*.ipynb
+nb: venv ## one chapter or page: make nb NB=05, make nb NB=page_two_tower
+	@test -n "$(NB)" || { echo "which chapter? make nb NB=05, or a page: make nb NB=page_two_tower" >&2; exit 2; }
+	@test -n "$(BOOKS)" || { echo "no notebooks/$(NAME)_*.ipynb and no notebooks/$(NAME).ipynb; there are: $$(ls notebooks)" >&2; exit 2; }
+	@$(PYTEST) --nbmake --nbmake-timeout=120 $(BOOKS)
 
 html: venv ## check the built book: no network, alt text, links
 	@test -f $(BOOK) || { echo "no $(BOOK): run \`make book\` first" >&2; exit 2; }
