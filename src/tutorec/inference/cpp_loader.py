@@ -94,7 +94,9 @@ def score_with_loader(
         # The order of a sum depends on the number of threads.
         environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
         command = [str(loader), str(model), str(request), *operator_libraries()]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        ran = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=False, env=environment
+        )
     if ran.returncode != 0:
         raise ValueError(ran.stderr.strip() or f"the loader {str(loader)!r} ended with code {ran.returncode}")
     answers = tuple(tensors_from_text(ran.stdout).values())
@@ -116,6 +118,8 @@ def _run(command: list[str]) -> None:
     Raises:
         BackendError: It fails.
     """
-    ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    ran = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+    )
     if ran.returncode != 0:
         raise BackendError(f"{' '.join(command)} failed:\n{ran.stdout[-4000:]}")
