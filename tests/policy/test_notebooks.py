@@ -126,6 +126,17 @@ def figure_violations(chapter: Chapter) -> list[str]:
     return found
 
 
+def alt_violations(chapter: Chapter) -> list[str]:
+    """The page takes a figure's words from the metadata of its cell; without them it gives the name of a file."""
+    return [
+        f"{chapter.name}: cell {cell.raw.get('id')!r} shows a figure and has no metadata mystnb.image.alt, the words "
+        "that the page gives to those who do not see it"
+        for cell in chapter.code
+        if re.search(r"^draw\.show\(", cell.text, re.MULTILINE)
+        and not cell.raw.get("metadata", {}).get("mystnb", {}).get("image", {}).get("alt")
+    ]
+
+
 def definitions(text: str) -> dict[str, str]:
     """Functions and classes of a few statements or more, by what they do: dump of the body -> name."""
     try:
@@ -181,6 +192,18 @@ def test_figures_are_the_last_line_of_their_cells():
 def test_figure_policy_rejects_a_figure_before_the_last_line():
     chapter = chapter_of(("code", 'draw.show(chart, alt="a")\nprint(1)', []), ("code", 'draw.show(chart, alt="a")', []))
     assert len(figure_violations(chapter)) == 1
+
+
+def test_figures_have_words_on_the_page():
+    assert_none([v for chapter in chapters() for v in alt_violations(chapter)])
+
+
+def test_figure_policy_rejects_a_figure_without_words():
+    chapter = chapter_of(("code", 'draw.show(chart, alt="a")', []), ("code", "chart", []))
+    assert len(alt_violations(chapter)) == 1
+    for cell in chapter.raw["cells"]:
+        cell["metadata"]["mystnb"] = {"image": {"alt": "three bars"}}
+    assert not alt_violations(chapter)
 
 
 def test_no_helper_is_defined_twice():
