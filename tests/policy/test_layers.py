@@ -57,7 +57,20 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
     ("pipelines", (("distributed.train_pipeline",),)),
     (
         "users",
-        (("inference", "models", "datasets", "teach", "bench", "examples", "distributed.simulate", "cli", "__main__"),),
+        (
+            (
+                "inference",
+                "models",
+                "datasets",
+                "teach",
+                "bench",
+                "examples",
+                "distributed.simulate",
+                "quant.report",
+                "cli",
+                "__main__",
+            ),
+        ),
     ),
 )
 # They gather names of every layer and hold nothing else; nobody inside the library imports them.

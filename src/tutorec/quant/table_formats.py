@@ -100,7 +100,8 @@ def check_numbers(table: str, weight: Tensor) -> None:
     """
     if weight.is_meta or weight.numel() == 0:
         return
-    low, high = torch.aminmax(weight.detach())  # one pass, no copy; NaN comes through
+    weight = weight.detach()
+    low, high = torch.aminmax(weight)  # one pass, no copy; NaN comes through
     if bool(torch.isfinite(low)) and bool(torch.isfinite(high)):
         return
     first, count = -1, 0

@@ -1,0 +1,210 @@
+"""What quantizing a model saved and what it cost: for each table bytes, the error that is possible, the error made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tutorec.distributed.text_table import TextTable, bytes_text, several
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.quant.accuracy import measured_errors, promised_error
+from tutorec.quant.packed_tables import PackedTables
+from tutorec.quant.preparing import weight_of
+from tutorec.types import DataType
+
+_HEAD = ("table", "format", "rows", "before", "after", "saved", "possible error", "largest", "mean")
+_NOT_KEPT = (
+    "- not measured: the float table was not kept. tutorec.quantize(model, ..., measure=True) measures while it packs."
+)
+
+
+@dataclass(frozen=True)
+class TableAccuracy:
+    """One quantized table beside the table that it was made of; errors are those of single numbers.
+
+    Attributes:
+        name: Path of the collection and name of the table.
+        data_type: Number format of the packed rows.
+        rows: R.
+        columns: D.
+        bytes_before: Of the float table.
+        bytes_after: Of the packed rows.
+        bound: No number is off by more.
+        largest: The largest error, or None where it was not measured.
+        mean: The mean error, or None where it was not measured.
+    """
+
+    name: str
+    data_type: DataType
+    rows: int
+    columns: int
+    bytes_before: int
+    bytes_after: int
+    bound: float
+    largest: float | None
+    mean: float | None
+
+    @property
+    def bytes_saved(self) -> int:
+        """Bytes that the table takes less."""
+        return self.bytes_before - self.bytes_after
+
+    def cells(self) -> tuple[str, ...]:
+        """A line of the report."""
+        sizes = bytes_text(self.bytes_before), bytes_text(self.bytes_after), _share(self.bytes_saved, self.bytes_before)
+        errors = (_number(error) for error in (self.bound, self.largest, self.mean))
+        return (self.name, str(self.data_type), f"{self.rows:,}", *sizes, *errors)
+
+
+@dataclass(frozen=True)
+class AccuracyReport:
+    """The tables of a quantized model, with their sums; printed as a table, in a notebook as HTML.
+
+    Attributes:
+        tables: One entry for each table, in the model's order.
+    """
+
+    tables: tuple[TableAccuracy, ...]
+
+    @property
+    def bytes_before(self) -> int:
+        """Of all float tables."""
+        return sum(table.bytes_before for table in self.tables)
+
+    @property
+    def bytes_after(self) -> int:
+        """Of all packed rows."""
+        return sum(table.bytes_after for table in self.tables)
+
+    def __getitem__(self, name: str) -> TableAccuracy:
+        """A table by its full name, or by its own where that is unique."""
+        found = [table for table in self.tables if name in (table.name, table.name.rpartition(".")[2])]
+        exact = [table for table in found if table.name == name]
+        if len(exact or found) != 1:
+            raise KeyError(
+                f"{len(found)} tables are called {name!r}; the tables are {[one.name for one in self.tables]}"
+            )
+        return (exact or found)[0]
+
+    def __str__(self) -> str:
+        return "\n".join([str(self._table()), *self._notes()])
+
+    def _repr_html_(self) -> str:
+        return self._table().html(self._caption()) + "".join(f"<p>{note}</p>" for note in self._notes())
+
+    def _table(self) -> TextTable:
+        before, after = self.bytes_before, self.bytes_after
+        sums = ("all", "", "", bytes_text(before), bytes_text(after), _share(before - after, before), "", "", "")
+        return TextTable(_HEAD, [*(table.cells() for table in self.tables), sums], right=range(2, len(_HEAD)))
+
+    def _caption(self) -> str:
+        before, after = bytes_text(self.bytes_before), bytes_text(self.bytes_after)
+        return f"{several(len(self.tables), 'table')}: {before} became {after}"
+
+    def _notes(self) -> list[str]:
+        return [_NOT_KEPT] if any(table.largest is None for table in self.tables) else []
+
+
+def accuracy_report(float_model: nn.Module | None, quantized: nn.Module) -> AccuracyReport:
+    """What quantizing a model saved and what it cost, table by table.
+
+    Args:
+        float_model: The model that was quantized, or None where it was not kept: errors are then those that
+            ``tutorec.quantize(model, ..., measure=True)`` measured while it packed, or none.
+        quantized: The quantized model, not sharded.
+
+    Returns:
+        The report; print it.
+
+    Raises:
+        TypeError: An argument is no module.
+        ValueError: The second model has no quantized collection, or the first one has not its tables as floats.
+
+    Example:
+        >>> import torch, tutorec
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> model = nn.Sequential(EmbeddingBagCollection([EmbeddingBagConfig(100, 64, "item_table")]))
+        >>> report = accuracy_report(model, tutorec.quantize(model, torch.int8))
+        >>> report["item_table"].bytes_before, report["item_table"].bytes_after
+        (25600, 8000)
+        >>> report["item_table"].largest <= report["item_table"].bound
+        True
+    """
+    for model in (quantized,) if float_model is None else (float_model, quantized):
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"accuracy_report takes the float model (or None) and the quantized one, got {type(model)}")
+    found = tuple(_tables(float_model, quantized))
+    if not any(isinstance(module, PackedTables) for module in quantized.modules()):
+        raise ValueError(
+            f"{type(quantized).__name__} has no quantized collection that is whole: the float model comes first, the "
+            "quantized one second, and before it is sharded"
+        )
+    return AccuracyReport(found)
+
+
+@torch.no_grad()
+def _tables(float_model: nn.Module | None, quantized: nn.Module) -> Iterator[TableAccuracy]:
+    for path, module in quantized.named_modules():
+        if not isinstance(module, PackedTables):
+            continue
+        floats = {} if float_model is None else _float_tables(float_model, path, module)
+        for name in module.table_names():
+            table, rows = module.packed_table(name), module.packed_rows(name)
+            weight = floats.get(name)
+            largest, mean = module.errors.get(name, (None, None))
+            if weight is not None and not weight.is_meta and not rows.is_meta:
+                largest, mean = measured_errors(weight, rows, table)
+            dtype = weight.dtype if weight is not None else module.packed_from.get(name, torch.float32)
+            yield TableAccuracy(
+                name=f"{path}.{name}" if path else name,
+                data_type=table.data_type,
+                rows=table.rows,
+                columns=table.columns,
+                bytes_before=table.rows * table.columns * dtype.itemsize,
+                bytes_after=rows.numel(),
+                bound=float("nan") if rows.is_meta else promised_error(rows, table),
+                largest=largest,
+                mean=mean,
+            )
+
+
+def _float_tables(float_model: nn.Module, path: str, quantized: PackedTables) -> dict[str, Tensor]:
+    """The float tables at a place of the model."""
+    where = f"at {path!r}" if path else "as the model itself"
+    try:
+        module = float_model.get_submodule(path)
+    except AttributeError:
+        module = None
+    if isinstance(module, PackedTables):
+        raise ValueError(
+            f"the float model is quantized {where}, perhaps in place: give the model as it was, or None and "
+            "measure while it is packed: tutorec.quantize(model, ..., inplace=True, measure=True)"
+        )
+    if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
+        raise ValueError(
+            f"the float model has no collection {where}, where the quantized one has the tables "
+            f"{quantized.table_names()}; give the model that was quantized, or None"
+        )
+    held = module.embedding_bags if isinstance(module, EmbeddingBagCollection) else module.embeddings
+    weights = {name: weight_of(table) for name, table in held.items()}
+    for name in quantized.table_names():
+        table = quantized.packed_table(name)
+        shape = list(weights[name].shape) if name in weights else None
+        if shape is None or shape[1] != table.columns or shape[0] < table.rows:
+            raise ValueError(
+                f"table {name!r} {where} is {[table.rows, table.columns]} in the quantized model and {shape} in the "
+                "float one; give the model that was quantized, or None"
+            )
+    return weights
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def _number(error: float | None) -> str:
+    return "-" if error is None else f"{error:.3g}"
