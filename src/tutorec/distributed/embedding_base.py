@@ -120,6 +120,9 @@ class ShardedEmbeddingModule(
         TorchRec's ``torchrec.distributed.embedding_types.ShardedEmbeddingModule``.
     """
 
+    # One call in a traced graph: what is sent and received depends on other ranks, and has no place in it.
+    is_traced_whole: ClassVar[bool] = True
+
     def __init__(
         self,
         source: Unsharded,

@@ -35,8 +35,8 @@ def is_fx_tracing() -> bool:
 class Tracer(torch.fx.Tracer):
     """torch.fx's tracer, for models with collections of tables.
 
-    - A module whose class is named in ``leaf_modules`` stays one call, as modules of torch itself do. So does a module
-      that lives on several ranks: what it does depends on the ranks, and collectives have no place in a graph.
+    - A module whose class is named in ``leaf_modules`` stays one call, as modules of torch itself do. So does one that
+      says ``is_traced_whole = True``, as a collection over the ranks of a process group does.
     - A lazy value is waited for where it enters the graph.
     - Of a model in ``DistributedModelParallel`` (or torch's DDP) the model is traced; the wrappers' forward takes
       ``*args``, which no tracer can look into.
@@ -73,7 +73,7 @@ class Tracer(torch.fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether a module stays one call in the graph."""
-        if type(m).__name__ in self._leaf_modules or getattr(m, "_fx_leaf", False):
+        if type(m).__name__ in self._leaf_modules or getattr(m, "is_traced_whole", False):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 
