@@ -186,8 +186,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         if not self._on_fbgemm:
             return self._in_torch(indices, offsets, weights)
         # Contiguous, because the operator reads memory without asking about strides.
-        indices, offsets = indices.contiguous(), offsets.contiguous()
-        pooled = _operator()(*self._head, indices, offsets, self._mode, weights, *self._tail)
+        pooled = _operator()(*self._head, indices.contiguous(), offsets.contiguous(), self._mode, weights, *self._tail)
         return pooled if not self._slices else pick_columns(pooled, tuple(self._slices))
 
     def _in_graph(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:

@@ -24,7 +24,7 @@ __all__ = ["OnNonfinite", "pack_rows", "round_trip_bound", "unpack_rows"]
 
 OnNonfinite = Literal["raise", "keep"]
 # Numbers that are worked on at a time, so that what is made on the way is small beside a table.
-_AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 18
 _LARGEST_HALF = 65504.0
 
 

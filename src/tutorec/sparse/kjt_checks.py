@@ -75,17 +75,22 @@ def check_numbers(batch: KeyedJaggedTensor) -> None:
     lengths, offsets = _given_parts(batch, pending)
     lists = (offsets if lengths is None else lengths).numel()  # type: ignore[union-attr]
     counts = (_few_fit if lists <= FEW_LISTS else _many_fit)(batch, lengths, offsets)
-    if counts is None or not _borders_fit(counts, pending[4]):
+    if counts is None or (pending[4] and not _borders_fit(counts, pending[4])):
         _raise_what_does_not_fit(batch, lengths, offsets, pending[4])
+    if pending[2] is not None or pending[3] is not None:
+        _check_given_counts(batch, pending, counts)
+    if batch._inverse_indices is not None:
+        _check_inverse(batch, batch._inverse_indices)
+    batch._length_per_key, batch._pending = counts, None
+
+
+def _check_given_counts(batch: KeyedJaggedTensor, pending: Pending, counts: list[int] | None) -> None:
     for name, given in (("length_per_key", pending[2]), ("offset_per_key", pending[3] and differences(pending[3]))):
         if given is not None and list(given) != counts:
             raise ValueError(
                 f"{_BATCH}: {name} says that the keys {batch._keys} have {given} ids, and the lengths say {counts}; "
                 "leave it out"
             )
-    if batch._inverse_indices is not None:
-        _check_inverse(batch, batch._inverse_indices)
-    batch._length_per_key, batch._pending = counts, None
 
 
 def confirm(batch: KeyedJaggedTensor, counts: list[int]) -> None:
