@@ -5,6 +5,7 @@ Run as ``python -c "from distributed.checkpoint_kills import ..."`` in a process
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -19,7 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tutorec.distributed.checkpoint import latest_checkpoint, read_info, read_state_dict, save_checkpoint
+from tutorec.distributed import comm
+from tutorec.distributed.checkpoint import (
+    latest_checkpoint,
+    load_checkpoint,
+    read_info,
+    read_state_dict,
+    save_checkpoint,
+)
 from tutorec.distributed.checkpoint.folder import whole_folder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
@@ -63,7 +71,7 @@ def whole_step(path: Path, least: int) -> int:
     step = read_info(path).step
     stored = read_state_dict(path)
     tensors = [*stored["model"].values(), *(t for s in stored["optimizer"]["state"].values() for t in s.values())]
-    numbers = {float(number) for tensor in tensors for number in tensor.unique()}
+    numbers = {float(number) for tensor in tensors for number in (tensor.min(), tensor.max())}
     assert step is not None
     assert step >= least, f"the checkpoint is of step {step}, and one of step {least} was complete"
     assert len(tensors) == 6
@@ -72,9 +80,16 @@ def whole_step(path: Path, least: int) -> int:
     return step
 
 
+def _warm(folder: str) -> None:
+    """Load what a first save loads, once for all processes that are forked."""
+    torch.set_num_threads(1)
+    _save_once(Path(folder) / "warm" / "model", 1)
+    shutil.rmtree(Path(folder) / "warm")
+
+
 def drawn_kills(folder: str, kills: int, seed: int) -> dict[str, Any]:
     """Two ranks save without end; at a drawn moment a drawn one is killed. What was found after each kill."""
-    torch.set_num_threads(1)
+    _warm(folder)
     path, marker, draw = Path(folder) / "model", Path(folder) / "done", random.Random(seed)
     done, under_way, messages = 0, 0, []
     for _ in range(kills):
@@ -109,7 +124,7 @@ def _save_without_end(path: Path, marker: Path, rank: int, first: int) -> None:
 
 def kills_at_every_step(folder: str) -> dict[str, Any]:
     """Saves over a checkpoint that die at the n-th time that something reaches the disk, is renamed or removed."""
-    torch.set_num_threads(1)
+    _warm(folder)
     path, steps, previous, ended = Path(folder) / "model", [], False, False
     _run(_save_once, path, 1)
     while not ended and len(steps) < 60:
@@ -118,6 +133,34 @@ def kills_at_every_step(folder: str) -> dict[str, Any]:
         previous |= whole_folder(path) != path
         steps.append(whole_step(path, 1))
     return {"steps": steps, "previous": previous, "left": sorted(each.name for each in path.parent.iterdir())}
+
+
+def first_exchange_kills(folder: str) -> list[tuple[str, str, int, int, list[str]]]:
+    """Three ranks save or load for the first time, and one ends before or during the first exchange of that."""
+    torch.set_num_threads(1)
+    found = []
+    for number, (doing, when, ending) in enumerate(
+        itertools.product(("saving", "loading"), ("before", "during"), (0, 1))
+    ):
+        store = Path(folder) / f"store{number}"
+        processes = [_forked(_first_of_three, store, doing, when, rank, ending) for rank in range(3)]
+        for process in processes:
+            os.waitpid(process, 0)
+        said = [Path(f"{store}.said{rank}") for rank in range(3) if rank != ending]
+        found.append((doing, when, ending, processes[ending], [each.read_text() for each in said]))
+    return found
+
+
+def _first_of_three(store: Path, doing: str, when: str, rank: int, ending: int) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(store), 3), rank=rank, world_size=3)
+    if rank == ending:
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.observers.append(lambda issue: os.kill(os.getpid(), signal.SIGKILL))
+    try:
+        (save_checkpoint if doing == "saving" else load_checkpoint)(store.with_name("model"), nn.Linear(2, 1))
+    except CheckpointError as error:
+        Path(f"{store}.said{rank}").write_text(str(error))
 
 
 def _save_once(path: Path, step: int) -> None:

@@ -96,8 +96,11 @@ class Contents:
     plan: ShardingPlan | None = None
 
 
-def group_of(model: nn.Module) -> dist.ProcessGroup | None:
+def group_of(model: Any) -> dist.ProcessGroup | None:
     """The ranks that have a model together: those of its sharded tables; else all, where a group has been started."""
+    if not isinstance(model, nn.Module):
+        # No model; those who have one are to be told.
+        return comm.default_group()
     if isinstance(model, DistributedModelParallel):
         return model._env.process_group
     for part in model.modules():
@@ -139,6 +142,15 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
             parameters.setdefault(id(parameter), parameter)
     found.optimized = _optimized(places, parameters, optimizer)
     return found
+
+
+def optimizer_facts(contents: Contents) -> dict[str, str]:
+    """What ranks must agree on: every rank has the dense parameters, and so an optimizer of each, or no rank has."""
+    return {
+        f"the optimizer of {one.place.name!r}": type(one.optimizer).__name__
+        for one in contents.optimized
+        if one.place.table is None
+    }
 
 
 def optimizer_entries(contents: Contents) -> dict[str, dict[str, Entry]]:

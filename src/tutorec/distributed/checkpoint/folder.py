@@ -28,6 +28,7 @@ FORMAT = "tutorec checkpoint"
 VERSION = 1
 MANIFEST = "manifest.json"
 _PARTIAL, _PREVIOUS = ".partial-", ".previous"
+_DIGIT, _DIGITS = "[0-9a-f]", 8
 _READ_BYTES = 4 * 2**20
 
 
@@ -144,6 +145,12 @@ def start_partial(target: Path) -> Path:
     Raises:
         CheckpointError: The target is a file, a folder that is no checkpoint, or has a name that another's save uses.
     """
+    previous = target.with_name(target.name + _PREVIOUS)
+    if previous.exists() and not _is_ours(previous):
+        raise CheckpointError(
+            f"{previous} is in the way and no checkpoint: the one that a save of {target.name!r} replaces is called so "
+            "for a moment; move it away, or save under another name"
+        )
     if target.name.endswith(_PREVIOUS) or _PARTIAL in target.name:
         raise CheckpointError(
             f"{target} has a name that saving another checkpoint uses and removes: save under one that does not end in "
@@ -155,9 +162,10 @@ def start_partial(target: Path) -> Path:
             f"{target} is there and is no checkpoint ({MANIFEST} is missing): save under another path, or remove it"
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    for left in target.parent.glob(_escaped(target.name) + _PARTIAL + "*"):
-        shutil.rmtree(left, ignore_errors=True)
-    partial = target.with_name(target.name + _PARTIAL + uuid.uuid4().hex[:8])
+    for left in target.parent.glob(_escaped(target.name) + _PARTIAL + _DIGIT * _DIGITS):
+        if _is_ours(left):
+            shutil.rmtree(left, ignore_errors=True)
+    partial = target.with_name(target.name + _PARTIAL + uuid.uuid4().hex[:_DIGITS])
     partial.mkdir()
     return partial
 
@@ -185,7 +193,7 @@ def remove_partial(partial: Path) -> None:
 def finish_interrupted(target: Path) -> None:
     """Undo a replacement that was interrupted between its two renames, or end one that was interrupted after them."""
     previous = target.with_name(target.name + _PREVIOUS)
-    if previous.is_dir():
+    if previous.is_dir() and _is_ours(previous):
         if target.exists():
             shutil.rmtree(previous, ignore_errors=True)
         else:
@@ -196,7 +204,7 @@ def whole_folder(path: Path) -> Path:
     """Where the checkpoint called ``path`` lies now; nothing is changed."""
     try:
         previous = path.with_name(path.name + _PREVIOUS)
-        return previous if not path.exists() and previous.is_dir() else path
+        return previous if not path.exists() and (previous / MANIFEST).is_file() else path
     except (OSError, ValueError):
         # A name that cannot be, or no permission: who opens the manifest is told.
         return path
@@ -206,6 +214,35 @@ def checkpoints_in(folder: Path) -> list[Path]:
     """The paths of all whole checkpoints in a folder, in no order."""
     names = {each.name.removesuffix(_PREVIOUS) for each in folder.iterdir() if _PARTIAL not in each.name}
     return [folder / name for name in names if (whole_folder(folder / name) / MANIFEST).is_file()]
+
+
+def target_of(path: str | os.PathLike[str]) -> Path:
+    """The folder that is meant, links followed.
+
+    Raises:
+        CheckpointError: No system has such a path.
+        TypeError: It is none.
+    """
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        raise TypeError(f"the path of a checkpoint is text or a pathlib.Path, got {path!r}")
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError as error:
+        raise CheckpointError(f"{os.fspath(path)!r} cannot be a path ({error}): name a folder") from None
+
+
+def checked_target(path: str | os.PathLike[str]) -> tuple[Path, Exception | None]:
+    """`target_of`, with what is wrong as a value: a rank that raised at once would let the others wait."""
+    try:
+        return target_of(path), None
+    except (CheckpointError, TypeError) as error:
+        return Path(repr(path)), error
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder holds files of a checkpoint and no others; one whose removal was interrupted may hold some."""
+    names = (MANIFEST, ".metadata", ".metadata.tmp")
+    return folder.is_dir() and all(each.name in names or each.suffix == ".distcp" for each in folder.iterdir())
 
 
 def _escaped(name: str) -> str:

@@ -7,16 +7,23 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from tutorec.distributed.checkpoint.contents import STATE, Contents, Optimized, contents_of, group_of, state_entry
+from tutorec.distributed.checkpoint.contents import (
+    STATE,
+    Contents,
+    Optimized,
+    contents_of,
+    group_of,
+    optimizer_facts,
+    state_entry,
+)
 from tutorec.distributed.checkpoint.entries import Entry, Form, Wanted, wanted_rectangles, wanted_rows
-from tutorec.distributed.checkpoint.folder import Manifest, check_file, read_manifest, whole_folder
+from tutorec.distributed.checkpoint.folder import Manifest, check_file, checked_target, read_manifest, whole_folder
 from tutorec.distributed.checkpoint.ranks import Together
 from tutorec.distributed.checkpoint.reading import CheckpointInfo, info_of
 from tutorec.distributed.checkpoint.states import StoredState, match_states, new_state
@@ -78,35 +85,38 @@ def load_checkpoint(
         >>> load_checkpoint(folder, other).position, torch.equal(layer.weight, other.weight)
         ({'epoch': 1}, True)
     """
-    target = Path(os.path.realpath(path))
-    ranks = Together(group_of(model) if isinstance(model, nn.Module) else None, f"loading the checkpoint {target}")
-    problem: Exception | None = None
+    target, problem = checked_target(path)
+    ranks = Together(group_of(model), f"loading the checkpoint {target}")
     manifest, contents, folder = None, Contents(), whole_folder(target)
     try:
+        if problem is not None:
+            raise problem
         contents = contents_of(model, optimizer)
         manifest = read_manifest(folder)
         # Each file is read by one rank for all.
         for name in list(manifest.files)[ranks.rank :: ranks.world_size]:
             check_file(folder, name, manifest.files[name])
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:  # whatever it is, the others must not wait for this rank
         problem = error
     ranks.settle(problem)
     assert manifest is not None, "settle raises where there is none"
-    ranks.agree({"the checkpoint": f"of step {manifest.step}, manifest {zlib.crc32(manifest.to_text().encode()):08x}"})
+    facts = {"the checkpoint": f"of step {manifest.step}, manifest {zlib.crc32(manifest.to_text().encode()):08x}"}
+    ranks.agree({**facts, "optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)})
     order, metadata = _Order(), None
     try:
         metadata = read_metadata(folder)
         order = _order(contents, manifest, metadata, optimizer_state)
         plan_reading(metadata, order.wanted)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         problem = error
     ranks.settle(problem)
     assert metadata is not None, "settle raises where there is none"
     try:
         _carry_out(order)
         read_blocks(folder, metadata, order.wanted)
-    except (OSError, ValueError, RuntimeError) as error:
-        problem = CheckpointError(f"{error}; the model is filled in part: load again, or another checkpoint")
+    except Exception as error:
+        what = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+        problem = CheckpointError(f"{what}; the model is filled in part: load again, or another checkpoint")
     ranks.settle(problem)
     if optimizer is not None and optimizer_state:
         optimizer.post_load_state_dict()

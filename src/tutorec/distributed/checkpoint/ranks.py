@@ -6,11 +6,13 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
@@ -18,6 +20,9 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.errors import CheckpointError
 
 _STAGE = "checkpoint"
+# What a rank leaves for the others when it comes to its first checkpoint, and when it is told that another has ended:
+# it may end then as well, and is not the one to name.
+_CAME, _TOLD = "tutorec/came/{}", "tutorec/told/{}"
 # A process whose connections are closed may take a moment to be gone.
 _SECONDS_TO_END = 5.0
 V = TypeVar("V")
@@ -48,6 +53,7 @@ class Together:
         self.rank: int = self._group.rank() if self._group is not None else 0
         self.world_size: int = self._group.size() if self._group is not None else 1
         if self._group is not None and self._group not in _processes:
+            _publish(self._group, _CAME)
             _processes[self._group] = self.gather((socket.gethostname(), os.getpid()))
 
     def gather(self, value: V) -> list[V]:
@@ -106,25 +112,62 @@ class Together:
         try:
             return collective()
         except RuntimeError as error:
-            ended = self._ended()
+            assert self._group is not None, "without others there is no collective"
+            _publish(self._group, _TOLD)
+            ended = _ended(self._group)
             if not ended:
                 raise
             numbers = ", ".join(str(process) for process in ended.values())
+            if None in ended.values():
+                what = f"{_ranks(list(ended))} did not come to it: ended before, or does something else"
+            else:
+                what = f"{_ranks(list(ended))} ended meanwhile (process {numbers})"
             raise CheckpointError(
-                f"{self._doing} failed: {_ranks(list(ended))} ended meanwhile (process {numbers}); a checkpoint that "
-                "was complete before still is: start the ranks again and load it"
+                f"{self._doing} failed: {what}; a checkpoint that was complete before still is: start the ranks again "
+                "and load it"
             ) from error
 
-    def _ended(self) -> dict[int, int]:
-        """Rank -> process of those on this host that are gone."""
-        known = _processes.get(self._group, []) if self._group is not None else []
-        here, deadline = socket.gethostname(), time.monotonic() + _SECONDS_TO_END
-        while known and time.monotonic() < deadline:
-            found = {r: process for r, (host, process) in enumerate(known) if host == here and not _runs(process)}
-            if found:
-                return found
-            time.sleep(0.05)
-        return {}
+
+def _publish(group: dist.ProcessGroup, key: str) -> None:
+    """Leave this rank's process where the others find it, also when this rank is gone by then."""
+    with suppress(RuntimeError, AttributeError):
+        _store(group).set(key.format(group.rank()), f"{os.getpid()} {socket.gethostname()}")
+
+
+def _published(group: dist.ProcessGroup, key: str) -> list[tuple[str, int] | None]:
+    """(host, process) of each rank that has left it, None of those who have not; nothing where nobody can say."""
+    try:
+        store, found = _store(group), []
+        for rank in range(group.size()):
+            name = key.format(rank)
+            process, _, host = store.get(name).decode().partition(" ") if store.check([name]) else ("", "", "")
+            found.append((host, int(process)) if process else None)
+    except (RuntimeError, AttributeError):
+        return []
+    return found
+
+
+def _store(group: dist.ProcessGroup) -> Any:
+    """Where the processes of a group found each other; kept by torchrun, by rank 0 or as a file."""
+    return distributed_c10d._get_process_group_store(group)
+
+
+def _ended(group: dist.ProcessGroup) -> dict[int, int | None]:
+    """Rank -> process of those on this host that are gone; None for a process that never came."""
+    here, deadline = socket.gethostname(), time.monotonic() + _SECONDS_TO_END
+    known: Sequence[tuple[str, int] | None] = []
+    while time.monotonic() < deadline:
+        known = _processes.get(group) or _published(group, _CAME)
+        found: dict[int, int | None] = {
+            rank: each[1] for rank, each in enumerate(known) if each and each[0] == here and not _runs(each[1])
+        }
+        if found:
+            told = {rank for rank, each in enumerate(_published(group, _TOLD)) if each}
+            return {rank: process for rank, process in found.items() if rank not in told} or found
+        if not known:
+            return {}
+        time.sleep(0.05)
+    return {rank: None for rank, each in enumerate(known) if each is None}
 
 
 def _runs(process: int) -> bool:

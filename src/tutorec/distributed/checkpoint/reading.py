@@ -18,6 +18,7 @@ from tutorec.distributed.checkpoint.folder import (
     check_file,
     checkpoints_in,
     read_manifest,
+    target_of,
     whole_folder,
 )
 from tutorec.distributed.checkpoint.storage import METADATA, read_blocks, read_metadata
@@ -65,7 +66,7 @@ def read_info(path: str | os.PathLike[str]) -> CheckpointInfo:
     Raises:
         CheckpointError: There is none, it is damaged, or of a later version.
     """
-    folder = whole_folder(Path(os.path.realpath(path)))
+    folder = whole_folder(target_of(path))
     manifest = read_manifest(folder)
     check_file(folder, METADATA, manifest.files[METADATA])
     return info_of(manifest, read_metadata(folder))
@@ -76,14 +77,23 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
 
     Folders of saves that were interrupted, and what is damaged, are passed over.
 
+    Raises:
+        CheckpointError: The folder cannot be looked into.
+        TypeError: It is no path.
+
     Example:
         >>> import tempfile
         >>> latest_checkpoint(tempfile.mkdtemp()) is None
         True
     """
     found: list[tuple[int, float, Path]] = []
+    target_of(folder)  # refuses what is no path
     parent = Path(os.path.abspath(folder))
-    for path in checkpoints_in(parent) if parent.is_dir() else []:
+    try:
+        paths = checkpoints_in(parent) if parent.is_dir() else []
+    except OSError as error:
+        raise CheckpointError(f"{parent} cannot be looked into ({error}): name another folder") from None
+    for path in paths:
         try:
             step = read_info(path).step
             found.append((-1 if step is None else step, whole_folder(path).stat().st_mtime, path))
@@ -105,7 +115,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         CheckpointError: It is damaged, or of a later version.
     """
-    folder = whole_folder(Path(os.path.realpath(path)))
+    folder = whole_folder(target_of(path))
     manifest = read_manifest(folder)
     for name, facts in manifest.files.items():
         check_file(folder, name, facts)

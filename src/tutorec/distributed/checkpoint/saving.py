@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tutorec.distributed.checkpoint.contents import Contents, contents_of, group_of, optimizer_entries
+from tutorec.distributed.checkpoint.contents import Contents, contents_of, group_of, optimizer_entries, optimizer_facts
 from tutorec.distributed.checkpoint.entries import Entry
-from tutorec.distributed.checkpoint.folder import Manifest, complete, remove_partial, start_partial
+from tutorec.distributed.checkpoint.folder import Manifest, checked_target, complete, remove_partial, start_partial
 from tutorec.distributed.checkpoint.ranks import Together
 from tutorec.distributed.checkpoint.storage import Written, write_blocks, write_metadata
 from tutorec.errors import CheckpointError
@@ -55,17 +55,18 @@ def save_checkpoint(
         >>> load_checkpoint(folder, torch.nn.Linear(2, 1)).step
         3
     """
-    target = Path(os.path.realpath(path))
-    ranks = Together(group_of(model) if isinstance(model, nn.Module) else None, f"saving the checkpoint {target}")
-    problem: Exception | None = None
+    target, problem = checked_target(path)
+    ranks = Together(group_of(model), f"saving the checkpoint {target}")
     contents, entries, partial = Contents(), [], None
     notes: dict[str, Any] = {"step": step, "position": position, "extra": extra}
     try:
+        if problem is not None:
+            raise problem
         contents = contents_of(model, optimizer)
         entries = _entries(contents)
         _check_notes(notes)
         partial = start_partial(target) if ranks.rank == 0 else None
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:  # whatever it is, the others must not wait for this rank
         problem = error
     try:
         ranks.settle(problem)
@@ -94,7 +95,7 @@ def _write(partial: Path, entries: Sequence[Entry], ranks: Together) -> list[Wri
     written, problem = Written([], [], {}, {}), None
     try:
         written = write_blocks(partial, entries, ranks.rank, ranks.world_size)
-    except (OSError, RuntimeError, CheckpointError) as error:
+    except Exception as error:
         problem = error
     ranks.settle(problem)
     return ranks.gather(written)
@@ -121,7 +122,7 @@ def _complete(
             **notes,
         )
         complete(partial, target, manifest)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:
         return error
     return None
 
@@ -129,6 +130,7 @@ def _complete(
 def _facts(contents: Contents, notes: Mapping[str, Any]) -> dict[str, str]:
     """What ranks must agree on."""
     facts = {name: json.dumps(value, sort_keys=True) for name, value in notes.items()}
+    facts |= optimizer_facts(contents)
     return facts | {f"{name!r}: shape": str(list(entry.shape)) for name, entry in contents.model.items()}
 
 

@@ -109,6 +109,12 @@ def write_metadata(folder: Path, written: Sequence[Written]) -> dict[str, FileFa
                 f"{name!r} has {whole:,} numbers, and the ranks have brought {found:,} of them: every rank saves the "
                 "same model, with the same optimizers"
             )
+    lost = sorted({name for each in written for name in each.paths} - metadata.state_dict_metadata.keys())
+    if lost:
+        raise CheckpointError(
+            f"{lost[0]!r} and {len(lost) - 1} more are known to some ranks, and none has brought their numbers: every "
+            "rank saves the same model, with the same optimizers"
+        )
     metadata.planner_data = {name: path for each in written for name, path in each.paths.items()}
     files = _CheckedFiles()
     writer = FileSystemWriter(folder, sync_files=True)

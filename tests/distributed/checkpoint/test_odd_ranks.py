@@ -1,0 +1,137 @@
+"""Ranks that do not save or load the same, or do not come at all: every rank is told which, and nobody waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from distributed.checkpoint.test_faults import in_a_process_of_its_own
+from torch import nn
+
+from tutorec.distributed.checkpoint import load_checkpoint, read_info, save_checkpoint
+from tutorec.distributed.checkpoint.storage import write_blocks, write_metadata
+from tutorec.errors import AgreementError, CheckpointError
+from tutorec.optim.keyed import KeyedOptimizerWrapper
+
+
+def dense_of_two(kind: type[torch.optim.Optimizer] = torch.optim.Adam) -> tuple[nn.Module, KeyedOptimizerWrapper]:
+    """A dense model with an optimizer that has made a step."""
+    torch.manual_seed(1)
+    layer = nn.Linear(2, 1)
+    optimizer = KeyedOptimizerWrapper(dict(layer.named_parameters()), lambda params: kind(params, lr=0.1))
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return layer, optimizer
+
+
+def apart(folder: str, doing: str, what: str, rank: int) -> str:
+    """Rank 1 does something else than rank 0; what each is told."""
+    kind = torch.optim.SGD if what == "another optimizer" and rank else torch.optim.Adam
+    model, optimizer = dense_of_two(kind)
+    options: dict[str, Any] = {}
+    arguments: list[Any] = [folder, model, optimizer]
+    if rank:
+        if what == "no optimizer":
+            arguments[2] = None
+        elif what == "no state":
+            options["optimizer_state"] = False
+        elif what == "no model":
+            arguments[1] = None
+        elif what == "no path":
+            arguments[0] = None
+        elif what == "a path that cannot be":
+            arguments[0] = folder + "\0"
+        elif what == "another path":
+            arguments[0] = folder + "x"
+    try:
+        (save_checkpoint if doing == "save" else load_checkpoint)(*arguments, **options)
+    except (AgreementError, CheckpointError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "went through"
+
+
+APART = {
+    "no optimizer": (AgreementError, "the optimizer of 'weight' is missing on rank 1 and Adam on rank 0"),
+    "another optimizer": (AgreementError, "the optimizer of 'weight' is SGD on rank 1 and Adam on rank 0"),
+    "no state": (AgreementError, "optimizer_state is False on rank 1 and True on rank 0"),
+    "no model": (CheckpointError, "rank 1: TypeError: a checkpoint is of a torch.nn.Module, got a NoneType"),
+    "no path": (CheckpointError, "rank 1: TypeError: the path of a checkpoint is text or a pathlib.Path, got None"),
+    "a path that cannot be": (CheckpointError, "rank 1: '{}\\x00' cannot be a path (embedded null byte)"),
+    "another path": (AgreementError, "path is {}x on rank 1 and {} on rank 0"),
+}
+
+
+@pytest.mark.parametrize("doing", ["save", "load"])
+@pytest.mark.parametrize("what", APART)
+def test_a_rank_that_does_something_else_is_named_on_every_rank(ranks, tmp_path, doing, what):
+    if (doing, what) == ("save", "no state"):
+        pytest.skip("optimizer_state is an argument of load_checkpoint")
+    path = tmp_path / "model"
+    if doing == "load":
+        assert ranks(2).run(apart, str(path), "save", "nothing") == ["went through"] * 2
+    error, said = APART[what]
+    if (doing, what) == ("load", "another path"):
+        error, said = CheckpointError, "rank 1: {}x is no whole checkpoint: manifest.json is missing"
+    said = said.replace("{}", str(path))
+    zero, one = ranks(2).run(apart, str(path), doing, what)
+    assert zero.startswith(f"{error.__name__}: ") or what == "another path", zero
+    assert said in zero, zero
+    assert said in one or (one.startswith("TypeError: ") and one.removeprefix("TypeError: ") in said), one
+    assert path.exists() is (doing == "load")
+
+
+def test_what_one_rank_alone_knows_is_never_written(tmp_path):
+    """A name without numbers would be a checkpoint that nobody can load."""
+    (tmp_path / "model").mkdir()
+    written = write_blocks(tmp_path / "model", [], 0, 1)
+    written.paths["optimizer.state.weight.step"] = ("optimizer", "state", "weight", "step")
+    with pytest.raises(CheckpointError, match=r"'optimizer.state.weight.step' and 0 more .* none has brought"):
+        write_metadata(tmp_path / "model", [written])
+
+
+@pytest.mark.parametrize("call", [save_checkpoint, load_checkpoint])
+@pytest.mark.parametrize(
+    ("path", "error"), [(None, TypeError), (3, TypeError), (b"x", TypeError), ("a\0b", CheckpointError)]
+)
+def test_what_is_no_path_is_refused(call, path, error):
+    with pytest.raises(error, match=r"the path of a checkpoint is text|cannot be a path \(embedded null byte\)"):
+        call(path, nn.Linear(2, 1))
+
+
+def test_what_stands_where_the_replaced_one_would_go_is_left_alone(tmp_path):
+    """A file or folder of somebody else's that is called ``<name>.previous``, and one called like a partial save."""
+    notes, photos = tmp_path / "model.previous", tmp_path / "model.partial-00000000"
+    photos.mkdir()
+    (photos / "cat.png").write_text("cat")
+    notes.write_text("notes")
+    with pytest.raises(CheckpointError, match=r"model.previous is in the way and no checkpoint: .*move it away"):
+        save_checkpoint(tmp_path / "model", nn.Linear(2, 1), step=1)
+    assert notes.read_text() == "notes" and not (tmp_path / "model").exists()
+    notes.unlink()
+    notes.mkdir()
+    (notes / "cat.png").write_text("cat")
+    with pytest.raises(CheckpointError, match=r"model.previous is in the way and no checkpoint"):
+        save_checkpoint(tmp_path / "model", nn.Linear(2, 1), step=1)
+    with pytest.raises(CheckpointError, match=r"model is no whole checkpoint: manifest.json is missing"):
+        load_checkpoint(tmp_path / "model", nn.Linear(2, 1))
+    assert (notes / "cat.png").read_text() == "cat"
+    (notes / "cat.png").unlink()
+    notes.rmdir()
+    for step in (1, 2):
+        save_checkpoint(tmp_path / "model", nn.Linear(2, 1), step=step)
+    assert read_info(tmp_path / "model").step == 2 and (photos / "cat.png").read_text() == "cat"
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_before_or_during_the_first_exchange_is_named(tmp_path):
+    cases = in_a_process_of_its_own(f"first_exchange_kills({str(tmp_path)!r})")
+    assert len(cases) == 8
+    for doing, when, ending, process, messages in cases:
+        how = f"ended meanwhile (process {process})"
+        if when == "before":
+            how = "did not come to it: ended before, or does something else"
+        assert len(messages) == 2
+        for message in messages:
+            assert message.startswith(f"{doing} the checkpoint {tmp_path / 'model'} failed: rank {ending} {how};")
+            assert message.endswith("start the ranks again and load it")
