@@ -142,3 +142,40 @@ def test_the_tables_are_on_the_meta_device_until_they_are_sharded() -> None:
 
 def _with_negatives(options: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**vars(options), negatives="in_batch")
+
+
+@pytest.mark.parametrize("main", [dlrm.main, two_tower.main])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rows", "x"], "argument --rows: 'x' is not a whole number from 1 on"),
+        (["--test-rows", "0"], "argument --test-rows: '0' is not a whole number from 1 on"),
+        (["--users", "-5"], "argument --users: '-5' is not a whole number from 1 on"),
+        (["--batch-size", "0"], "argument --batch-size: '0' is not a whole number from 1 on"),
+        (["--columns", "0"], "argument --columns: '0' is not a whole number from 1 on"),
+        (["--steps", "-1"], "argument --steps: '-1' is not a whole number from 0 on"),
+        (["--epochs", "1.5"], "argument --epochs: '1.5' is not a whole number from 0 on"),
+        (["--seed", "-1"], "argument --seed: '-1' is not a whole number from 0 on"),
+        (["--rate", "nan"], "argument --rate: 'nan' is not a learning rate, a finite number from 0 on"),
+        (["--table-rate", "-1"], "argument --table-rate: '-1' is not a learning rate"),
+        (["--checkpoints", "{}/file"], "argument --checkpoints: '{}/file' cannot be a folder for checkpoints"),
+        (["--checkpoints", "{}/file/in"], "argument --checkpoints: '{}/file/in' cannot be a folder for checkpoints"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_is_started(
+    main: Callable[[list[str]], int],
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main([word.replace("{}", str(tmp_path)) for word in words])
+    assert ended.value.code == 2
+    assert said.replace("{}", str(tmp_path)) in capsys.readouterr().err
+
+
+def test_a_folder_for_checkpoints_is_made_before_training(tmp_path: Path) -> None:
+    made = parser("x", "y", 1).parse_args(["--checkpoints", str(tmp_path / "new" / "deep")])
+    assert made.checkpoints.is_dir()

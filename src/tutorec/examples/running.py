@@ -21,6 +21,7 @@ from tutorec.distributed.checkpoint.saving import save_checkpoint
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from tutorec.models.training import Trained, train
 from tutorec.optim.keyed import KeyedOptimizer
+from tutorec.optim.rates import check_rate
 from tutorec.spmd import init
 
 _KEPT = 2  # checkpoints: the latest, and one to fall back on
@@ -39,18 +40,18 @@ def parser(program: str, description: str, rows: int) -> argparse.ArgumentParser
         description=description,
         epilog=f"on two ranks: torchrun --nproc-per-node 2 -m {program}",
     )
-    made.add_argument("--rows", type=int, default=rows, help="training rows of the shop (%(default)s)")
-    made.add_argument("--test-rows", type=int, default=20_000, help="held-out rows (%(default)s)")
-    made.add_argument("--users", type=int, default=500, help="rows of the table of users (%(default)s)")
-    made.add_argument("--items", type=int, default=200, help="rows of the table of items (%(default)s)")
-    made.add_argument("--batch-size", type=int, default=512, help="samples of a step, of all ranks (%(default)s)")
-    made.add_argument("--epochs", type=int, default=2, help="how often the rows are gone through (%(default)s)")
-    made.add_argument("--steps", type=int, help="stop after this step, counted from the first run's beginning")
-    made.add_argument("--columns", type=int, default=16, help="D of the tables (%(default)s)")
-    made.add_argument("--table-rate", type=float, default=0.1, help="learning rate of the tables (%(default)s)")
-    made.add_argument("--rate", type=float, default=0.003, help="learning rate of the dense parts (%(default)s)")
-    made.add_argument("--seed", type=int, default=0, help="of the data and of the first weights (%(default)s)")
-    made.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="save there; go on from what is there")
+    made.add_argument("--rows", type=_positive, default=rows, help="training rows of the shop (%(default)s)")
+    made.add_argument("--test-rows", type=_positive, default=20_000, help="held-out rows (%(default)s)")
+    made.add_argument("--users", type=_positive, default=500, help="rows of the table of users (%(default)s)")
+    made.add_argument("--items", type=_positive, default=200, help="rows of the table of items (%(default)s)")
+    made.add_argument("--batch-size", type=_positive, default=512, help="samples of a step, of all ranks (%(default)s)")
+    made.add_argument("--epochs", type=_from_zero, default=2, help="how often the rows are gone through (%(default)s)")
+    made.add_argument("--steps", type=_from_zero, help="stop after this step, counted from the first run's beginning")
+    made.add_argument("--columns", type=_positive, default=16, help="D of the tables (%(default)s)")
+    made.add_argument("--table-rate", type=_rate, default=0.1, help="learning rate of the tables (%(default)s)")
+    made.add_argument("--rate", type=_rate, default=0.003, help="learning rate of the dense parts (%(default)s)")
+    made.add_argument("--seed", type=_from_zero, default=0, help="of the data and of the first weights (%(default)s)")
+    made.add_argument("--checkpoints", type=_folder, metavar="FOLDER", help="save there; go on from what is there")
     made.add_argument(
         "--save-every", type=_positive, default=200, metavar="N", help="save after every N steps (%(default)s)"
     )
@@ -63,6 +64,33 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return int(text)
+
+
+def _from_zero(text: str) -> int:
+    """A whole number from 0 on, or argparse's complaint."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    """A learning rate, or argparse's complaint."""
+    try:
+        return check_rate(float(text), "--rate")
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a learning rate, a finite number from 0 on") from None
+
+
+def _folder(text: str) -> Path:
+    """A folder that can be written to, made where it is missing: after hours of training it is too late to be told."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be a folder for checkpoints ({error})") from None
+    if not os.access(path, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written to: choose another folder")
+    return path
 
 
 def shop_of(options: argparse.Namespace) -> Shop:
