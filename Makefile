@@ -82,7 +82,7 @@ html: venv ## check the built book: no network, alt text, links
 
 bench: venv ## the benchmarks, as JSON under _build/bench
 	@mkdir -p _build/bench
-	@for name in import backends validation kjt ebc; do $(PY) -m tutorec bench $$name --json _build/bench/$$name.json || exit 1; done
+	@for name in import backends validation kjt ebc quant; do $(PY) -m tutorec bench $$name --json _build/bench/$$name.json || exit 1; done
 	@for w in 1 2 4; do $(PY) -m tutorec bench sharded --world $$w --json _build/bench/sharded-$$w.json || exit 1; done
 
 parity: venv ## run against torchrec 1.8.0 in .venv-parity and write tests/parity/golden

@@ -12,6 +12,7 @@ from typing import Any
 import jagged_cases  # noqa: F401  its cases enter the registry
 import module_cases  # noqa: F401
 import optimizer_cases  # noqa: F401
+import quant_cases  # noqa: F401
 import sharded_cases  # noqa: F401
 from registry import CASES
 

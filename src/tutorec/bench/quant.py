@@ -34,16 +34,18 @@ class Case:
         ids: In each bag; one is what the 26 features of Criteo's log have.
         calls: Timed one by one in each round.
         bar: What peer / tutorec should be at the median; None for what is only shown.
+        checked: Whether calls with checks are judged by the bar, too; with one sample the checks are no small part.
     """
 
     samples: int
     ids: int
     calls: int
     bar: float | None
+    checked: bool = True
 
 
 _REQUESTS = {
-    "int8-1": Case(1, 1, 500, 2.5),
+    "int8-1": Case(1, 1, 500, 2.5, checked=False),
     "int8-32": Case(32, 1, 300, 1.5),
     "int8-512": Case(512, 1, 100, 1.1),
     "int8-1-10ids": Case(1, 10, 500, None),
@@ -180,7 +182,7 @@ def _run_requests(report: Report, sides: list[Library], cases: list[str], option
             variants[title] = measure(title, root, False)
         report.samples |= interleave(variants, options.rounds, warmup=1) | tails
         if options.vs:
-            report.comparisons += _judged(report.samples, name, options.vs, case.bar)
+            report.comparisons += _judged(report.samples, name, options.vs, case)
 
 
 def time_single_calls(call: Callable[[Any], object], fresh: Sequence[Any]) -> tuple[Sample, Sample]:
@@ -208,11 +210,12 @@ def time_single_calls(call: Callable[[Any], object], fresh: Sequence[Any]) -> tu
     return low, high
 
 
-def _judged(samples: dict[str, list[Sample]], name: str, peer: str, bar: float | None) -> list[Comparison]:
+def _judged(samples: dict[str, list[Sample]], name: str, peer: str, case: Case) -> list[Comparison]:
     found = []
     for side in (OURS, f"{OURS} checked"):
-        for tail, value in (("", bar), (f", p{_TAIL}", None if bar is None else 1.0)):
-            judged = None if value is None else Bar("at least", value)
+        judge = case.bar is not None and (case.checked or side == OURS)
+        for tail, value in (("", case.bar or 0.0), (f", p{_TAIL}", 1.0)):
+            judged = Bar("at least", value) if judge else None
             found.append(compare(samples, f"{name}: {peer}{tail}", f"{name}: {side}{tail}", "cpu", judged))
     return found
 

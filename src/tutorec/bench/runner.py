@@ -54,7 +54,7 @@ def benchmarks() -> dict[str, ModuleType]:
     Example:
         >>> from tutorec.bench.runner import benchmarks
         >>> sorted(benchmarks())
-        ['backends', 'ebc', 'estimates', 'import', 'kjt', 'planner', 'sharded', 'train', 'validation']
+        ['backends', 'ebc', 'estimates', 'import', 'kjt', 'planner', 'quant', 'sharded', 'train', 'validation']
     """
     package = __name__.rpartition(".")[0]
     folder = Path(__file__).parent
