@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.lookup.quant import InferGroupedEmbeddingsLookup
@@ -92,9 +93,9 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
             KeyError: A feature is missing.
             ValueError: An id is not a row of its table.
         """
-        if isinstance(features, torch.fx.Proxy):
-            ctx.features = features
-            return self._input_dist_module.forward(flatten_feature_lengths(features, self._order.wanted), ctx)
+        if is_fx_symbolic_tracing():
+            ctx.features = flatten_feature_lengths(features, self._order.wanted)
+            return self._input_dist_module.forward(ctx.features, ctx)
         ctx.features = features = self._checked(features)
         return self._input_dist_module.forward(_one_list_each(self._order.arrange(features)), ctx)
 
@@ -114,7 +115,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
                 every = rows_of_features(of_call, part, first, len(pieces))
                 for position, piece in enumerate(pieces):
                     found[piece.key].append((piece.offset, every[position]))
-        traced = isinstance(ctx.features, torch.fx.Proxy)
+        traced = is_fx_symbolic_tracing()
         lists = on_device(ctx.features, self._output_device).to_dict()
         results: dict[str, JaggedTensor] = {}
         for name, slices in found.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnOrder
@@ -124,7 +125,8 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         arriving = [piece for sharding in self._asked for call in sharding.calls for piece in call]
         self._columns = ColumnOrder(arriving, wanted=self._keys)
         whole = len(self._asked) == 1 and isinstance(self._asked[0], InferWholeRowsSharding)
-        self._alone = self._asked[0].lookups[0] if whole and len(self._asked[0].lookups) == 1 else None
+        # In a list: it is no part of the module by another name.
+        self._alone = self._asked[0].lookups if whole and len(self._asked[0].lookups) == 1 else []
 
     _lookup_of = InferGroupedPooledEmbeddingsLookup
 
@@ -135,9 +137,9 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
             KeyError: A feature is missing.
             ValueError: An id is not a row of its table, or weights are missing.
         """
-        if isinstance(features, torch.fx.Proxy):
-            ctx.features = features
-            return self._input_dist_module.forward(flatten_feature_lengths(features, self._order.wanted), ctx)
+        if is_fx_symbolic_tracing():
+            ctx.features = flatten_feature_lengths(features, self._order.wanted)
+            return self._input_dist_module.forward(ctx.features, ctx)
         ctx.features = features = self._checked(features)
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             ctx.of_lists = True
@@ -150,9 +152,9 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         Args:
             features: F features, B samples; a TensorDict will do.
         """
-        if self._alone is None or type(features) is not KeyedJaggedTensor:
+        if not self._alone or type(features) is not KeyedJaggedTensor or is_fx_symbolic_tracing():
             return self._run(features)
-        return self._at_once(features, self._alone)
+        return self._at_once(features, self._alone[0])
 
     def _at_once(self, features: KeyedJaggedTensor, lookup: DeviceLookup) -> KeyedTensor:
         """The same where one device holds everything, and nothing is to be moved: no step more than unsharded."""
@@ -165,7 +167,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
 
     def _keyed(self, pooled: Any) -> KeyedTensor:
         """Columns in the order of the shardings -> the result."""
-        widths, traced = self._columns.length_per_key, isinstance(pooled, torch.fx.Proxy)
+        widths, traced = self._columns.length_per_key, is_fx_symbolic_tracing()
         pooled = self._columns.arrange(pooled)
         if traced:
             return KeyedTensor(self._keys, widths, pooled)

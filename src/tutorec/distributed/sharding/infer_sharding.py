@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.jagged import bucketize
 from tutorec._kernels.packed import PackedTable
@@ -259,7 +261,7 @@ class InferWholeRowsSharding(InferSharding):
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:
         """The batch of each device, on that device."""
         ctx.features = features
-        traced = isinstance(features, torch.fx.Proxy)
+        traced = is_fx_symbolic_tracing()
         if traced:
             fx_marker("KJT_ONE_TO_ALL_FORWARD_BEGIN", features)
         parts: Any = features.split(self._counts) if traced or len(self._counts) > 1 else [features]
@@ -302,7 +304,7 @@ class InferSplitRowsSharding(InferSharding):
         output_dtype: torch.dtype,
     ) -> None:
         super().__init__(tables, packed, devices, weighted, output_dtype)
-        self._pooling = tables[0].pooling
+        self._pooling, self._weighted = tables[0].pooling, weighted
         # A rank without a row of any table is not asked. Its range may go: nobody's ids are in it.
         kept = [rank for rank in range(len(devices)) if any(table.pieces[rank].rows for table in tables)]
         starts = {table.name: [table.pieces[rank].row_offset for rank in kept] for table in tables}
@@ -329,14 +331,14 @@ class InferSplitRowsSharding(InferSharding):
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:
         """The batch of each device, on that device."""
         ctx.features = features
-        traced = isinstance(features, torch.fx.Proxy)
+        traced = is_fx_symbolic_tracing()
         if traced:
             fx_marker("KJT_ONE_TO_ALL_FORWARD_BEGIN", features)
         if traced or torch.compiler.is_compiling():
             batch: Any = features
-            parts, ctx.places = split_by_rows(batch, self._bounds, self._pooling)
+            parts, ctx.places = split_by_rows(batch, self._bounds, self._pooling, self._weighted)
         else:
-            parts, ctx.places = _split_at_once(features, self._bounds, self._pooling)
+            parts, ctx.places = _split_at_once(features, self._bounds, self._pooling, self._weighted)
         found = [on_device(parts[index], lookup.device) for index, lookup in enumerate(self.lookups)]
         if traced:
             fx_marker("KJT_ONE_TO_ALL_FORWARD_END", features)
@@ -388,7 +390,7 @@ def shard_quant_tables(
 
 @torch.fx.wrap
 def split_by_rows(
-    features: KeyedJaggedTensor, bounds: list[list[int]], pooling: str
+    features: KeyedJaggedTensor, bounds: list[list[int]], pooling: str, weighted: bool
 ) -> tuple[list[KeyedJaggedTensor], Tensor]:
     """The ids of each range of rows, counted from its first row; in a graph, and in TorchScript.
 
@@ -399,12 +401,15 @@ def split_by_rows(
         features: The batch.
         bounds: For each feature the first row of each range, and the end of the last.
         pooling: ``"sqrtn"`` gives the ids the weights of that pooling, which a range alone does not know.
+        weighted: Whether the tables want the batch's weights.
 
     Returns:
         One batch for each range, and where each id went ``[N]``, ranges end to end.
     """
     ids, offsets, stride, count = features.values(), features.offsets(), features.stride(), len(features.keys())
-    weights = features.weights_or_none()
+    weights: Tensor | None = None
+    if weighted:
+        weights = features.weights_or_none()
     if pooling == "sqrtn":
         weights = bag_weights(pooling, offsets, weights)
     ends = offsets[torch.arange(count + 1, device=offsets.device) * stride]
@@ -453,10 +458,10 @@ def divide_by_lengths(total: Tensor, lengths: Tensor, columns: list[int]) -> Ten
 
 
 def _split_at_once(
-    features: KeyedJaggedTensor, bounds: list[list[int]], pooling: str
+    features: KeyedJaggedTensor, bounds: list[list[int]], pooling: str, weighted: bool
 ) -> tuple[list[KeyedJaggedTensor], Tensor | None]:
     """What `split_by_rows` gives, by a kernel, for ids that have been checked."""
-    weights = features.weights_or_none()
+    weights = features.weights_or_none() if weighted else None
     if pooling == "sqrtn":
         weights = bag_weights(pooling, features.offsets(), weights, features.values().shape[0])
     keys, stride = features.keys(), features.stride()
@@ -476,7 +481,7 @@ def _split_at_once(
 
 def on_device(features: Any, device: torch.device) -> Any:
     """A batch, or one in a graph, on a device. To the host a copy is waited for."""
-    if not isinstance(features, torch.fx.Proxy) and features.device() == device:
+    if not is_fx_symbolic_tracing() and features.device() == device:
         return features
     return features.to(device, non_blocking=device.type != "cpu")
 
@@ -487,9 +492,12 @@ def _cut(slots: list[ColumnPiece], counts: Sequence[int]) -> list[list[ColumnPie
 
 
 def _batch(keys: list[str], values: Tensor, weights: Tensor | None, offsets: Tensor, stride: int) -> KeyedJaggedTensor:
-    """A batch from parts that fit. TorchScript wants every argument."""
-    # fmt: off
-    return KeyedJaggedTensor(
-        keys, values, weights, None, offsets, stride, None, None, None, None, None, None, None, None,
-    )
-    # fmt: on
+    """A batch from parts that fit, in which a feature that two tables read stands twice."""
+    if is_scripting():
+        # fmt: off
+        return KeyedJaggedTensor(
+            keys, values, weights, None, offsets, stride, None, None, None, None, None, None, None, None,
+        )
+        # fmt: on
+    else:
+        return KeyedJaggedTensor._from_parts(keys, values, weights, None, offsets, stride)
