@@ -16,8 +16,108 @@ from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingPlan, Shard
 from tutorec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
 from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from tutorec.distributed.shard import _shard_modules, collections_of
+from tutorec.modules.embedding_configs import QuantConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.quant.preparing import quant_prep_enable_register_tbes
+from tutorec.quant.whole_model import QUANTIZED, Swap, swap_collections
 
-__all__ = ["shard_quant_model"]
+__all__ = ["quantize_embeddings", "quantize_inference_model", "shard_quant_model"]
+
+
+def quantize_embeddings(
+    module: nn.Module,
+    dtype: torch.dtype,
+    inplace: bool,
+    additional_qconfig_spec_keys: list[type[nn.Module]] | None = None,
+    additional_mapping: dict[type[nn.Module], type[nn.Module]] | None = None,
+    output_dtype: torch.dtype = torch.float,
+    per_table_weight_dtype: dict[str, torch.dtype] | None = None,
+) -> nn.Module:
+    """Quantize the ``EmbeddingBagCollection`` of a model, and other collections that are named, for inference.
+
+    Args:
+        module: A collection, or a model with collections in it; its mode is ``eval`` afterwards.
+        dtype: What tables are packed to.
+        inplace: Whether the model itself is changed.
+        additional_qconfig_spec_keys: Further classes that are to be quantized.
+        additional_mapping: The quantized class of each of them.
+        output_dtype: Of what the collections return.
+        per_table_weight_dtype: Other formats for some tables, by name.
+
+    Returns:
+        The model, its collections quantized.
+
+    Raises:
+        KeyError: A format is given for a table that there is not, or a further class without its quantized one.
+        TypeError: ``module`` is no module, or a format is none.
+        ValueError: As ``tutorec.quantize``.
+
+    Example:
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
+        >>> model = nn.Sequential(EmbeddingBagCollection([EmbeddingBagConfig(10, 64, "item")]))
+        >>> quantize_embeddings(model, torch.int8, inplace=False)[0].embedding_bags["item"].weight.shape
+        torch.Size([10, 80])
+
+    Source:
+        TorchRec's ``torchrec.inference.modules.quantize_embeddings``; ``tutorec.quantize`` takes all collections.
+    """
+    known = {EmbeddingBagCollection: QUANTIZED[EmbeddingBagCollection], **(additional_mapping or {})}
+    asked = [EmbeddingBagCollection, *(additional_qconfig_spec_keys or [])]
+    missing = [kind.__name__ for kind in asked if kind not in known]
+    if missing:
+        raise KeyError(f"additional_mapping has no quantized class for {missing}; it has some for {list(known)}")
+    config = QuantConfig(output_dtype, dtype, per_table_weight_dtype)
+    kinds = {kind: known[kind] for kind in asked}
+    return swap_collections(module, config, Swap(kinds, inplace)).eval()
+
+
+def quantize_inference_model(
+    model: nn.Module,
+    quantization_mapping: dict[str, type[nn.Module]] | None = None,
+    per_table_weight_dtype: dict[str, torch.dtype] | None = None,
+    fp_weight_dtype: torch.dtype = torch.int8,
+    quantization_dtype: torch.dtype = torch.int8,
+    output_dtype: torch.dtype = torch.float,
+) -> nn.Module:
+    """Quantize all collections of a model in place, their operators as submodules ``tbes``.
+
+    Args:
+        model: A collection, whose quantized form is returned, or a model with collections in it.
+        quantization_mapping: The quantized class of each float class, by the latter's ``torch.typename``; by default
+            both collections.
+        per_table_weight_dtype: Other formats for some tables, by name.
+        fp_weight_dtype: For tables behind feature processors, of which there are none here.
+        quantization_dtype: What tables are packed to.
+        output_dtype: Of what the collections return.
+
+    Returns:
+        The model.
+
+    Raises:
+        KeyError: A format is given for a table that there is not.
+        TypeError: ``model`` is no module, or a format is none.
+        ValueError: As ``tutorec.quantize``.
+
+    Example:
+        >>> from tutorec.modules.embedding_configs import EmbeddingConfig
+        >>> from tutorec.modules.embedding_collection import EmbeddingCollection
+        >>> model = nn.Sequential(EmbeddingCollection([EmbeddingConfig(10, 64, "item")]))
+        >>> quantize_inference_model(model)[0].embeddings["item"].weight.shape
+        torch.Size([10, 80])
+
+    Source:
+        TorchRec's ``torchrec.inference.modules.quantize_inference_model``.
+    """
+    by_name = quantization_mapping
+    if by_name is None:
+        by_name = {torch.typename(kind): quantized for kind, quantized in QUANTIZED.items()}
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"there are tables in an nn.Module, got {type(model).__name__}")
+    kinds = {type(each): by_name[torch.typename(each)] for each in model.modules() if torch.typename(each) in by_name}
+    quant_prep_enable_register_tbes(model, [*kinds])
+    config = QuantConfig(output_dtype, quantization_dtype, per_table_weight_dtype)
+    return swap_collections(model, config, Swap(kinds or QUANTIZED, inplace=True)).eval()
 
 
 def shard_quant_model(

@@ -1,6 +1,6 @@
 """What a table is, before it exists: name, rows, columns, features, pooling, number format."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, unique
 from math import sqrt
@@ -211,4 +211,4 @@ class QuantConfig(NamedTuple):
 
     activation: Any
     weight: Any
-    per_table_weight_dtype: dict[str, torch.dtype] | None = None
+    per_table_weight_dtype: Mapping[str, torch.dtype | DataType] | None = None

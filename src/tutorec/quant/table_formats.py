@@ -118,7 +118,7 @@ def check_numbers(table: str, weight: Tensor) -> None:
     )
 
 
-def enumerate_chunks(weight: Tensor, numbers: int = 1 << 20) -> Iterable[tuple[int, Tensor]]:
+def enumerate_chunks(weight: Tensor, numbers: int = 1 << 18) -> Iterable[tuple[int, Tensor]]:
     """The first row's number and the rows of each piece of a table [R, D], so that what is computed stays small.
 
     Args:

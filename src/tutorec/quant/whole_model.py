@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from tutorec.quant.table_formats import check_numbers, enumerate_chunks, output_
 from tutorec.types import DataType
 
 _Float = EmbeddingBagCollection | EmbeddingCollection
-_QUANTIZED: dict[type[nn.Module], Any] = {
+QUANTIZED: dict[type[nn.Module], type[Any]] = {
     EmbeddingBagCollection: QuantEmbeddingBagCollection,
     EmbeddingCollection: QuantEmbeddingCollection,
 }
@@ -113,25 +113,64 @@ def quantize(
         TorchRec's way is ``torch.ao.quantization.quantize_dynamic``; see
         ``tutorec.quant.embedding_modules.EmbeddingBagCollection.from_float``.
     """
-    if on_nonfinite not in ("raise", "keep"):
-        raise ValueError(f"on_nonfinite={on_nonfinite!r}: there are 'raise' and 'keep'")
-    tables = float_tables(model)
-    formats = _formats(tables, dtype, per_table or {})
-    output_dtype = output_type(output_dtype)
+    config = QuantConfig(output_dtype, dtype, dict(per_table or {}))
+    return swap_collections(model, config, Swap(QUANTIZED, inplace, on_nonfinite, row_alignment, measure))
+
+
+@dataclass(frozen=True)
+class Swap:
+    """How collections are replaced; see ``quantize``.
+
+    Attributes:
+        quantized: The quantized class of each float class; collections of other classes stay.
+        inplace: Whether the model itself is changed.
+        on_nonfinite: What becomes of numbers that are not finite.
+        row_alignment: Bytes that rows are padded to a multiple of, by default what the float collection says, or 16.
+        measure: Whether errors are measured.
+    """
+
+    quantized: Mapping[type[nn.Module], type[Any]]
+    inplace: bool
+    on_nonfinite: OnNonfinite = "raise"
+    row_alignment: int | None = None
+    measure: bool = False
+
+
+def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Module:
+    """Replace the collections of a model by quantized ones: what ``quantize`` does, for any classes.
+
+    Args:
+        model: A collection, or a model with collections in it.
+        config: The number formats; tables are named as in ``quantize``.
+        swap: Which classes, and how.
+
+    Returns:
+        The model with quantized collections.
+
+    Raises:
+        KeyError: The config names a table that there is not.
+        TypeError: ``model`` is no module, or a format is none.
+        ValueError: As ``quantize``.
+    """
+    if swap.on_nonfinite not in ("raise", "keep"):
+        raise ValueError(f"on_nonfinite={swap.on_nonfinite!r}: there are 'raise' and 'keep'")
+    tables = float_tables(model, swap.quantized)
+    formats = _formats(tables, config.weight, config.per_table_weight_dtype or {})
+    output_dtype = output_type(config.activation)
     for table in tables:
-        layout = row_layout(table.weight.shape[1], formats[table.full_name], row_alignment or ROW_ALIGNMENT)
-        if on_nonfinite == "raise":
+        row_layout(table.weight.shape[1], formats[table.full_name], swap.row_alignment or ROW_ALIGNMENT)
+        if swap.on_nonfinite == "raise":
             check_numbers(table.full_name, table.weight)
-            _check_range(table, layout.data_type)
-    given_up = _GivenUp(model, tables) if inplace else None
+            _check_range(table, formats[table.full_name])
+    given_up = _GivenUp(model, tables, swap.quantized) if swap.inplace else None
     replaced: dict[int, PackedTables] = {}
-    for path, collection in _collections(model):
-        own = {table.name: formats[table.full_name] for table in tables if table.path == path}
-        config = QuantConfig(output_dtype, dtype, own)  # pyright: ignore[reportArgumentType]
-        quantized = _QUANTIZED[type(collection)].without_rows(collection, config, row_alignment)
-        for table in (each for each in tables if each.path == path):
-            quantized.pack(table.name, table.weight, on_nonfinite)
-            if measure and not table.weight.is_meta:
+    for path, collection in _collections(model, swap.quantized):
+        of_path = [table for table in tables if table.path == path]
+        own = QuantConfig(output_dtype, config.weight, {table.name: formats[table.full_name] for table in of_path})
+        quantized = swap.quantized[type(collection)].without_rows(collection, own, swap.row_alignment)
+        for table in of_path:
+            quantized.pack(table.name, table.weight, swap.on_nonfinite)
+            if swap.measure and not table.weight.is_meta:
                 packed = quantized.packed_rows(table.name), quantized.packed_table(table.name)
                 quantized.errors[table.name] = measured_errors(table.weight, *packed)
             if given_up is not None:
@@ -139,7 +178,7 @@ def quantize(
         replaced[id(collection)] = _with_habits_of(collection, quantized)
     if id(model) in replaced:
         return replaced[id(model)]
-    if not inplace:
+    if not swap.inplace:
         return copy.deepcopy(model, memo=dict(replaced))
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
@@ -148,11 +187,12 @@ def quantize(
     return model
 
 
-def float_tables(model: nn.Module) -> list[FloatTable]:
+def float_tables(model: nn.Module, kinds: Collection[type[nn.Module]] = tuple(QUANTIZED)) -> list[FloatTable]:
     """The tables of a model's collections, after checking that they can be quantized.
 
     Args:
         model: A collection, or a model with collections in it.
+        kinds: Classes of the collections.
 
     Raises:
         TypeError: It is no module.
@@ -167,16 +207,17 @@ def float_tables(model: nn.Module) -> list[FloatTable]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"there are tables in an nn.Module, got {type(model).__name__}")
     for path, module in model.named_modules():
-        _check_kind(path, module)
+        _check_kind(path, module, kinds)
     tables = []
-    for path, collection in _collections(model):
+    for path, collection in _collections(model, kinds):
         held, configs = _tables_of(collection)
         for config in configs:
             tables.append(FloatTable(path, config.name, held[config.name], len(config.feature_names)))
-    if not any(True for _ in _collections(model)):
+    if not any(True for _ in _collections(model, kinds)):
+        wanted = " and no ".join(kind.__name__ for kind in kinds)
         raise ValueError(
-            f"{type(model).__name__} has no EmbeddingBagCollection and no EmbeddingCollection, so there is nothing to "
-            "quantize; tables that are plain nn.Embedding belong into a collection"
+            f"{type(model).__name__} has no {wanted}, so there is nothing to quantize; tables that are plain "
+            "nn.Embedding belong into a collection"
         )
     return tables
 
@@ -208,10 +249,10 @@ def _formats(tables: Sequence[FloatTable], dtype: Any, per_table: Mapping[str, A
     return {table.full_name: packed_type(own.get(table.full_name, dtype), table.full_name) for table in tables}
 
 
-def _collections(model: nn.Module) -> Iterator[tuple[str, _Float]]:
+def _collections(model: nn.Module, kinds: Collection[type[nn.Module]]) -> Iterator[tuple[str, _Float]]:
     """The float collections of a model, each once."""
     for path, module in model.named_modules():
-        if type(module) in _QUANTIZED:
+        if type(module) in kinds:
             yield path, module  # pyright: ignore[reportReturnType]
 
 
@@ -228,7 +269,7 @@ def _with_habits_of(collection: nn.Module, quantized: PackedTables) -> PackedTab
     return quantized.train(collection.training)
 
 
-def _check_kind(path: str, module: nn.Module) -> None:
+def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
     """Check that a submodule is none that this function cannot quantize and must not pass over."""
     kind, where = type(module), f"{path!r}" if path else "the model"
     if isinstance(module, PackedTables):
@@ -244,8 +285,8 @@ def _check_kind(path: str, module: nn.Module) -> None:
         )
     if isinstance(module, nn.parallel.DistributedDataParallel):
         raise ValueError(f"{where} is wrapped in DistributedDataParallel, which is for training; quantize its .module")
-    derived = next((base for base in _QUANTIZED if isinstance(module, base) and kind is not base), None)
-    if derived is not None:
+    derived = next((base for base in kinds if isinstance(module, base)), None)
+    if derived is not None and kind not in kinds:
         raise ValueError(
             f"{where} is a {kind.__name__}, a subclass of {derived.__name__} whose forward may differ; quantize "
             f"it with a subclass of the quantized {derived.__name__} by torch.ao.quantization.quantize_dynamic"
@@ -268,13 +309,14 @@ class _GivenUp:
 
     Args:
         model: The model.
-        tables: Its tables. One that is in two collections is needed until both are packed, and one that the model holds
-            outside of its collections stays.
+        tables: Its tables that are packed. One that is in two collections is needed until both are packed, and one that
+            the model holds outside of its collections stays.
+        kinds: Classes of the collections.
     """
 
-    def __init__(self, model: nn.Module, tables: Sequence[FloatTable]) -> None:
+    def __init__(self, model: nn.Module, tables: Sequence[FloatTable], kinds: Collection[type[nn.Module]]) -> None:
         self._needed = Counter(id(table.module) for table in tables)
-        self._needed.update(_outside(model))
+        self._needed.update(_outside(model, kinds, set()))
 
     def done_with(self, table: nn.Module) -> None:
         """One of the collections that hold the table is packed."""
@@ -285,11 +327,10 @@ class _GivenUp:
             table._parameters["weight"] = nn.Parameter(weight.detach().to("meta"), requires_grad=False)
 
 
-def _outside(module: nn.Module, seen: set[int] | None = None) -> set[int]:
+def _outside(module: nn.Module, kinds: Collection[type[nn.Module]], seen: set[int]) -> set[int]:
     """Ids of all modules of a model that are reached without passing a collection."""
-    seen = set() if seen is None else seen
-    if type(module) not in _QUANTIZED and id(module) not in seen:
+    if type(module) not in kinds and id(module) not in seen:
         seen.add(id(module))
         for child in module.children():
-            _outside(child, seen)
+            _outside(child, kinds, seen)
     return seen
