@@ -101,7 +101,7 @@ def load_checkpoint(
     ranks.settle(problem)
     assert manifest is not None, "settle raises where there is none"
     facts = {"the checkpoint": f"of step {manifest.step}, manifest {zlib.crc32(manifest.to_text().encode()):08x}"}
-    ranks.agree({**facts, "optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)})
+    ranks.agree(facts)
     order, metadata = _Order(), None
     try:
         metadata = read_metadata(folder)
@@ -110,6 +110,7 @@ def load_checkpoint(
     except Exception as error:
         problem = error
     ranks.settle(problem)
+    ranks.agree({"optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)})
     assert metadata is not None, "settle raises where there is none"
     try:
         _carry_out(order)
