@@ -70,9 +70,10 @@ def test_the_report_tells_bytes_and_errors_of_each_table(dtype):
     whole = model()
     quantized = tutorec.quantize(whole, dtype, per_table={"b": torch.float16})
     report = accuracy_report(whole, quantized)
-    assert [table.name for table in report.tables] == ["x.a", "x.b", "y.a"]
+    assert [table.full_name for table in report.tables] == ["x.a", "x.b", "y.a"]
+    assert report.names() == ["x.a", "b", "y.a"]
     for table in report.tables:
-        path, name = table.name.split(".")
+        path, name = table.path, table.name
         rows = quantized[path].packed_rows(name)
         held = whole[path].embedding_bags if path == "x" else whole[path].embeddings
         weight, packed = held[name].weight.detach(), quantized[path].packed_table(name)
@@ -85,8 +86,9 @@ def test_the_report_tells_bytes_and_errors_of_each_table(dtype):
     assert report.bytes_before == 3 * 50 * 64 * 4
     assert report.bytes_after == sum(part.numel() for part in quantized.buffers())
     assert report["b"].data_type is DataType.FP16
-    with pytest.raises(KeyError, match=r"2 tables are called 'a'; the tables are \['x.a', 'x.b', 'y.a'\]"):
+    with pytest.raises(KeyError, match=r"2 tables are called 'a'; the tables are \['x.a', 'b', 'y.a'\]"):
         report["a"]
+    assert report["y.a"] is report.tables[2]
 
 
 def test_the_report_reads_as_text_and_as_html():

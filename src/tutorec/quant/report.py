@@ -27,7 +27,8 @@ class TableAccuracy:
     """One quantized table beside the table that it was made of; errors are those of single numbers.
 
     Attributes:
-        name: Path of the collection and name of the table.
+        path: Of the collection in the model; empty where the model is the collection.
+        name: Of the table.
         data_type: Number format of the packed rows.
         rows: R.
         columns: D.
@@ -38,6 +39,7 @@ class TableAccuracy:
         mean: The mean error, or None where it was not measured.
     """
 
+    path: str
     name: str
     data_type: DataType
     rows: int
@@ -53,11 +55,16 @@ class TableAccuracy:
         """Bytes that the table takes less."""
         return self.bytes_before - self.bytes_after
 
-    def cells(self) -> tuple[str, ...]:
-        """A line of the report."""
+    @property
+    def full_name(self) -> str:
+        """Path and name."""
+        return f"{self.path}.{self.name}" if self.path else self.name
+
+    def cells(self, name: str) -> tuple[str, ...]:
+        """A line of the report, under the name that is shown."""
         sizes = bytes_text(self.bytes_before), bytes_text(self.bytes_after), _share(self.bytes_saved, self.bytes_before)
         errors = (_number(error) for error in (self.bound, self.largest, self.mean))
-        return (self.name, str(self.data_type), f"{self.rows:,}", *sizes, *errors)
+        return (name, str(self.data_type), f"{self.rows:,}", *sizes, *errors)
 
 
 @dataclass(frozen=True)
@@ -82,13 +89,16 @@ class AccuracyReport:
 
     def __getitem__(self, name: str) -> TableAccuracy:
         """A table by its full name, or by its own where that is unique."""
-        found = [table for table in self.tables if name in (table.name, table.name.rpartition(".")[2])]
-        exact = [table for table in found if table.name == name]
-        if len(exact or found) != 1:
-            raise KeyError(
-                f"{len(found)} tables are called {name!r}; the tables are {[one.name for one in self.tables]}"
-            )
-        return (exact or found)[0]
+        found = [table for table in self.tables if name == table.full_name]
+        found = found or [table for table in self.tables if name == table.name]
+        if len(found) != 1:
+            raise KeyError(f"{len(found)} tables are called {name!r}; the tables are {self.names()}")
+        return found[0]
+
+    def names(self) -> list[str]:
+        """The tables' names; with the path of the collection where it alone is not unique."""
+        names = [table.name for table in self.tables]
+        return [table.name if names.count(table.name) == 1 else table.full_name for table in self.tables]
 
     def __str__(self) -> str:
         return "\n".join([str(self._table()), *self._notes()])
@@ -99,7 +109,8 @@ class AccuracyReport:
     def _table(self) -> TextTable:
         before, after = self.bytes_before, self.bytes_after
         sums = ("all", "", "", bytes_text(before), bytes_text(after), _share(before - after, before), "", "", "")
-        return TextTable(_HEAD, [*(table.cells() for table in self.tables), sums], right=range(2, len(_HEAD)))
+        lines = [table.cells(name) for table, name in zip(self.tables, self.names(), strict=True)]
+        return TextTable(_HEAD, [*lines, sums], right=range(2, len(_HEAD)))
 
     def _caption(self) -> str:
         before, after = bytes_text(self.bytes_before), bytes_text(self.bytes_after)
@@ -160,7 +171,8 @@ def _tables(float_model: nn.Module | None, quantized: nn.Module) -> Iterator[Tab
                 largest, mean = measured_errors(weight, rows, table)
             dtype = weight.dtype if weight is not None else module.packed_from.get(name, torch.float32)
             yield TableAccuracy(
-                name=f"{path}.{name}" if path else name,
+                path=path,
+                name=name,
                 data_type=table.data_type,
                 rows=table.rows,
                 columns=table.columns,
