@@ -1,0 +1,178 @@
+"""The loader in C++: built once, it gives the bits of the model in Python, or ends with a message."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from inference.served_models import KINDS, batch, dlrm, inputs, two_tower
+
+from tutorec._kernels.backend import backend, operator_libraries, use_backend
+from tutorec.errors import BackendError
+from tutorec.inference import cpp_loader
+from tutorec.inference.cpp_loader import build_loader, missing_tools, score_with_loader
+from tutorec.inference.scripting import save_scripted, script_model
+from tutorec.inference.serving import request_of, tensors_to_text, with_tensor_inputs
+
+BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+compiled = pytest.mark.skipif(missing_tools() is not None, reason=str(missing_tools()))
+
+
+@pytest.fixture(scope="module")
+def loader() -> Path:
+    """The user's loader: compiled at the first run only."""
+    return build_loader()
+
+
+@compiled
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loader_gives_the_bits_of_python(name: str, kind: str, loader: Path, tmp_path: Path):
+    with use_backend(name):
+        model = dlrm(kind)
+        served = with_tensor_inputs(model, inputs(2))
+        scripted = script_model(served)
+        save_scripted(scripted, tmp_path / "model.pt")
+        request = request_of(served, *inputs(9))
+        got = score_with_loader(tmp_path / "model.pt", request, loader)
+        assert got.dtype == torch.float32
+        assert torch.equal(got, scripted(**request))
+        if kind != "float":
+            assert torch.equal(got, model(*inputs(9)))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A quantized model and a request to it, as files."""
+    folder = tmp_path_factory.mktemp("served")
+    served = with_tensor_inputs(dlrm("quantized"), inputs(2))
+    save_scripted(script_model(served), folder / "model.pt")
+    (folder / "request.txt").write_text("\n" + tensors_to_text(request_of(served, *inputs(2))) + "\n\n")
+    return folder / "model.pt", folder / "request.txt"
+
+
+@compiled
+@pytest.mark.slow
+def test_two_answers_come_back_as_two(loader: Path, tmp_path: Path):
+    model = two_tower("quantized")
+    served = with_tensor_inputs(model, [batch(2)])
+    save_scripted(script_model(served), tmp_path / "model.pt")
+    answers = score_with_loader(tmp_path / "model.pt", request_of(served, batch(3)), loader)
+    assert all(torch.equal(got, expected) for got, expected in zip(answers, model(batch(3)), strict=True))
+
+
+def run(loader: Path, *arguments: object) -> tuple[int, str]:
+    ran = subprocess.run([str(loader), *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert not (ran.returncode and ran.stdout)
+    return ran.returncode, ran.stderr
+
+
+@compiled
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("lengths int64 8", "lengths int64 7", "reading the tensor 'lengths int64 7': there are 8 numbers"),
+        ("lengths int64 8", "lengths int8 8", "reading the tensor 'lengths int8 8': that is no name, dtype and sizes"),
+        ("lengths int64 8", "values int64 8", "reading the tensor 'values int64 8': it is there twice"),
+        ("lengths int64 8", "lenths int64 8", "calling the model: it needs a tensor lengths"),
+        ("lengths int64 8\n3 ", "lengths int64 8\n3x ", "3x is no such number"),
+        ("lengths int64 8\n3 ", "lengths int64 8\n99999999999999999999 ", "99999999999999999999 does not fit"),
+        ("lengths int64 8\n3 ", "lengths int32 8\n4294967299 ", "4294967299 does not fit"),
+        ("lengths int64 8\n3 ", "lengths int64 8\n4 ", "calling the model: builtins.ValueError: lengths add up to"),
+        (
+            "lengths int64 8\n3 ",
+            "lengths int64 8\n-3 ",
+            "builtins.ValueError: lengths has a negative",
+        ),
+        ("dense_features float32 2 3", "dense_features float32 3 2", "calling the model: RuntimeError: mat1 and mat2"),
+        (
+            "dense_features float32",
+            "extra int64 0\n\ndense_features float32",
+            "it takes no tensor extra",
+        ),
+    ],
+)
+def test_a_wrong_request_ends_with_a_message(loader: Path, served, tmp_path: Path, old: str, new: str, words: str):
+    model, request = served
+    text = request.read_text()
+    assert old in text
+    (tmp_path / "request.txt").write_text(text.replace(old, new))
+    code, message = run(loader, model, tmp_path / "request.txt", *operator_libraries())
+    assert code == 1
+    assert words in message
+
+
+@compiled
+@pytest.mark.slow
+def test_an_id_that_is_no_row_ends_with_a_message(loader: Path, served, tmp_path: Path):
+    name, header, numbers = served[1].read_text().partition("values int64")
+    ids, _, rest = numbers.partition("\n")[2].partition(" ")
+    (tmp_path / "request.txt").write_text(f"{name}{header}{numbers.partition(chr(10))[0]}\n{int(ids) + 10**6} {rest}")
+    with pytest.raises(ValueError, match=r"calling the model: .*Error"):
+        score_with_loader(served[0], tmp_path / "request.txt", loader)
+
+
+@compiled
+@pytest.mark.slow
+def test_missing_and_damaged_files_end_with_a_message(loader: Path, served, tmp_path: Path):
+    model, request = served
+    (tmp_path / "damaged.pt").write_bytes(model.read_bytes()[:2000])
+    libraries = operator_libraries()
+    for arguments, words in [
+        ([], "usage: tutorec_loader MODEL REQUEST"),
+        ([tmp_path / "none.pt", request], "none.pt: open file failed"),
+        ([tmp_path / "damaged.pt", request], "loading the model "),
+        ([request, request], "loading the model "),
+        ([model, tmp_path / "none.txt", *libraries], "none.txt: there is no such file"),
+        ([model, model, *libraries], "that is no name, dtype and sizes"),
+        ([model, request, tmp_path / "none.so"], "loading an operator library: "),
+    ]:
+        code, message = run(loader, *arguments)
+        assert code == 1
+        assert words in message
+    with pytest.raises(ValueError, match=r"loading the model .*damaged\.pt"):
+        score_with_loader(tmp_path / "damaged.pt", request, loader)
+
+
+@compiled
+@pytest.mark.slow
+def test_the_loader_is_built_once_for_a_user(loader: Path):
+    before = loader.stat().st_mtime_ns
+    assert build_loader() == loader
+    assert loader.stat().st_mtime_ns == before
+
+
+def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    found = shutil.which
+    monkeypatch.setattr(cpp_loader.shutil, "which", lambda name: None if name == "cmake" else found(name) or "c++")
+    with pytest.raises(BackendError, match=r"the C\+\+ loader cannot be built here: no cmake; apt install cmake"):
+        build_loader(tmp_path / "loader")
+    monkeypatch.setattr(cpp_loader.shutil, "which", lambda name: None)
+    assert "no cmake and no C++ compiler" in str(missing_tools())
+    monkeypatch.setattr(cpp_loader.sys, "platform", "win32")
+    assert "not built on Windows" in str(missing_tools())
+
+
+@compiled
+def test_a_build_that_fails_says_what_the_tools_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text('message(FATAL_ERROR "no torch of that kind")')
+    monkeypatch.setattr(cpp_loader, "SOURCE", source)
+    with pytest.raises(BackendError, match=r"(?s)cmake -S .* failed:.*no torch of that kind"):
+        build_loader(tmp_path / "built" / "loader")
+    assert list((tmp_path / "built").iterdir()) == []
+
+
+@pytest.mark.parametrize(("variable", "below"), [("TUTOREC_CACHE", ""), ("XDG_CACHE_HOME", "tutorec")])
+def test_the_cache_is_where_the_user_says(variable: str, below: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for name in ("TUTOREC_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    folder = cpp_loader._default_folder()
+    assert folder.parent == tmp_path / below
+    monkeypatch.setattr(cpp_loader.torch, "__version__", "0.0")
+    assert cpp_loader._default_folder() != folder

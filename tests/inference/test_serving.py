@@ -1,0 +1,217 @@
+"""Models behind plain tensors: scripted, saved, loaded in a new process, they give the bits of the model itself."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from inference.served_models import KEYS, KINDS, ROWS, Weighted, batch, dlrm, inputs, of_kind, two_tower
+from torch import Tensor, nn
+
+from tutorec._kernels.backend import backend, use_backend
+from tutorec.inference.scripting import load_scripted, save_scripted, script_model
+from tutorec.inference.serving import check_lists, request_of, tensors_from_text, tensors_to_text, with_tensor_inputs
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
+
+
+def close(kind: str, got: Tensor, expected: Tensor) -> None:
+    """The same bits where lookups are quantized; float tables are looked up one by one in a graph."""
+    if kind == "float":
+        torch.testing.assert_close(got, expected)
+    else:
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_served_model_gives_the_models_results(name: str, kind: str, tmp_path: Path):
+    with use_backend(name):
+        model = dlrm(kind)
+        served = with_tensor_inputs(model, inputs(3))
+        assert [node.name for node in served.graph.nodes if node.op == "placeholder"] == [
+            *("dense_features", "values", "lengths")
+        ]
+        save_scripted(script_model(served), tmp_path / "model.pt")
+        loaded = load_scripted(tmp_path / "model.pt")
+        for samples in (1, 3, 17):
+            expected = model(*inputs(samples))
+            request = request_of(served, *inputs(samples))
+            assert torch.equal(served(**request), expected)
+            close(kind, loaded(**request), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_of_two_answers_and_one_of_weighted_ids_are_served(kind: str):
+    towers = two_tower(kind)
+    queries, candidates = script_model(with_tensor_inputs(towers, [batch(4)]))(batch(4).values(), batch(4).lengths())
+    for got, expected in zip((queries, candidates), towers(batch(4)), strict=True):
+        close(kind, got, expected)
+    weighted, features = of_kind(Weighted(), kind), batch(5, weighted=True)
+    served = with_tensor_inputs(weighted, [batch(2, weighted=True)])
+    close(kind, script_model(served)(**request_of(served, features)), weighted(features).values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ids_and_lengths_of_both_widths_are_served(kind: str, dtype: torch.dtype):
+    model = dlrm(kind)
+    dense, features = inputs(4)
+    scripted = script_model(with_tensor_inputs(model, inputs(2)))
+    close(kind, scripted(dense, features.values().to(dtype), features.lengths().to(dtype)), model(dense, features))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrong", [ROWS, -1, -2, 2**40])
+def test_an_id_that_is_no_row_is_refused_in_torchscript(name: str, kind: str, wrong: int):
+    with use_backend(name):
+        scripted = script_model(with_tensor_inputs(dlrm(kind), inputs(2)))
+        dense, features = inputs(3)
+        ids = features.values().clone()
+        ids[-1] = wrong
+        with pytest.raises((RuntimeError, torch.jit.Error)):
+            scripted(dense, ids, features.lengths())
+
+
+@pytest.mark.parametrize(
+    ("values", "lengths", "message"),
+    [
+        ([1, 2], [1, 1, 1, 1], "lengths add up to 4, and there are 2 values"),
+        ([1, 2, 3], [1, 1, 0, 0], "lengths add up to 2, and there are 3 values"),
+        ([1, 2], [1, 1, 0], "there are 3 lengths, no multiple of the 4 features"),
+        ([1, 2], [3, -1, 0, 0], "lengths has a negative number, -1"),
+        ([[1, 2]], [1, 1, 0, 0], "values and lengths have one dimension each, got 2 and 1"),
+    ],
+)
+def test_a_request_that_is_no_batch_is_refused_before_the_lookup(values, lengths, message):
+    scripted = script_model(with_tensor_inputs(dlrm("quantized"), inputs(2)))
+    with pytest.raises(torch.jit.Error, match=message):
+        scripted(torch.ones(1, 3), torch.tensor(values), torch.tensor(lengths))
+    with pytest.raises(ValueError, match=message):
+        check_lists(KEYS, torch.tensor(values), torch.tensor(lengths), None)
+
+
+def test_weights_that_are_no_batchs_are_refused():
+    with pytest.raises(ValueError, match="there are 3 weights for 1 values"):
+        check_lists(["a"], torch.ones(1), torch.ones(1), torch.ones(3))
+
+
+def test_requests_of_other_batches_are_refused():
+    served = with_tensor_inputs(dlrm("float"), inputs(2))
+    dense, features = inputs(2)
+    swapped = features.permute([1, 0, 2, 3])
+    with pytest.raises(ValueError, match=r"served for a batch of \['item', 'clicked', 'user', 'shop'\], and this one"):
+        request_of(served, dense, swapped)
+    with pytest.raises(ValueError, match=r"served with 3 tensors \['dense_features', 'values', 'lengths'\].*hold 4"):
+        request_of(served, dense, batch(2, weighted=True))
+    with pytest.raises(ValueError, match="hold 1"):
+        request_of(served, dense)
+
+
+class Two(nn.Module):
+    def forward(self, query: KeyedJaggedTensor, history: KeyedJaggedTensor) -> Tensor:
+        return query.values().sum() - history.values().sum()
+
+
+def test_two_batches_have_names_of_their_own():
+    features = batch(2)
+    served = with_tensor_inputs(Two(), [features, features])
+    assert list(request_of(served, features, features)) == [
+        *("query_values", "query_lengths", "history_values", "history_lengths")
+    ]
+    assert int(script_model(served)(*request_of(served, features, features).values())) == 0
+
+
+class Answers(nn.Module):
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
+        return {"ids": features.values()}
+
+
+def test_what_cannot_be_served_is_refused():
+    with pytest.raises(TypeError, match="the model answers with a dict; make it return a tensor or a KeyedTensor"):
+        with_tensor_inputs(Answers(), [batch(1)])
+    with pytest.raises(TypeError, match="input 'features' is a list; a tensor or a KeyedJaggedTensor is wanted"):
+        with_tensor_inputs(Answers(), [[1, 2]])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"Answers.forward takes \['features'\], and the example has 2 inputs"):
+        with_tensor_inputs(Answers(), [batch(1), batch(1)])
+    variable = KeyedJaggedTensor(
+        ["a", "b"], torch.ones(3), lengths=torch.tensor([1, 1, 1]), stride_per_key_per_rank=[[1], [2]]
+    )
+    with pytest.raises(ValueError, match="input 'features' has a number of samples for each feature"):
+        with_tensor_inputs(Answers(), [variable])
+
+
+def test_tensors_come_back_from_their_text_bit_for_bit():
+    tensors = {
+        "a": torch.randn(3, 5),
+        "b": torch.tensor([2**62 + 1, -7]),
+        "c": torch.randn(2, 1, 3, dtype=torch.float64),
+        "d": torch.tensor([1e-45, -0.0, float("inf"), 3.4028235e38]),
+        "e": torch.tensor([], dtype=torch.int32),
+        "f": torch.tensor(0.1),
+        "g": torch.zeros(0, 4),
+    }
+    back = tensors_from_text(tensors_to_text(tensors))
+    assert list(back) == list(tensors)
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype
+        assert back[name].shape == tensor.shape
+        assert torch.equal(back[name], tensor)
+        assert torch.equal(torch.signbit(back[name]), torch.signbit(tensor))
+    assert tensors_from_text(tensors_to_text({"x": torch.tensor([float("nan")])}))["x"].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("values int64 3\n1 2", "invalid for input of size 2"),
+        ("values int64 2\n1 2.5", "with 2 numbers"),
+        ("values int8 2\n1 2", "int8"),
+        ("values\n1 2", "'values' with 2 numbers"),
+        ("values int64 x\n1 2", "with 2 numbers"),
+    ],
+)
+def test_text_that_is_no_tensor_is_refused(text: str, words: str):
+    with pytest.raises(ValueError, match="not the text of a tensor.*" + words):
+        tensors_from_text(text)
+
+
+@pytest.mark.parametrize("tensors", [{"a b": torch.ones(1)}, {"a": torch.ones(1, dtype=torch.bool)}])
+def test_tensors_without_a_text_form_are_refused(tensors):
+    with pytest.raises(ValueError, match=r"a request holds \['int64', 'int32', 'float32', 'float64'\], under names"):
+        tensors_to_text(tensors)
+
+
+IN_A_NEW_PROCESS = """
+import sys, warnings
+warnings.simplefilter("error")
+import torch
+from tutorec.inference.scripting import load_scripted
+torch.set_num_threads(1)
+request, expected = torch.load(sys.argv[2])
+with torch.no_grad():
+    print(torch.equal(load_scripted(sys.argv[1])(**request), expected))
+"""
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_file_gives_the_same_bits_in_a_new_process(name: str, tmp_path: Path):
+    with use_backend(name):
+        model = dlrm("sharded")
+        served = with_tensor_inputs(model, inputs(2))
+        save_scripted(script_model(served), tmp_path / "model.pt")
+        torch.save((request_of(served, *inputs(7)), model(*inputs(7))), tmp_path / "expected.pt")
+    command = [sys.executable, "-c", IN_A_NEW_PROCESS, str(tmp_path / "model.pt"), str(tmp_path / "expected.pt")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.stdout.strip(), ran.stderr) == ("True", "")
+
+
+def test_files_that_hold_no_scripted_model_are_refused(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"there is no scripted model .*save_scripted"):
+        load_scripted(tmp_path / "none.pt")
+    (tmp_path / "bad.pt").write_bytes(b"PK\x03\x04 no model")
+    with pytest.raises(ValueError, match=r"bad\.pt' holds no scripted model that can be read here"):
+        load_scripted(tmp_path / "bad.pt")
