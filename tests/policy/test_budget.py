@@ -22,6 +22,7 @@ LONG_SIGNATURES = frozenset(
         "tutorec.distributed.planner.stats.EmbeddingStats.log",
         "tutorec.distributed.planner.stats.NoopEmbeddingStats.log",
         "tutorec.distributed.planner.topology.Topology.__init__",
+        "tutorec.inference.modules.shard_quant_model",
     }
 )
 

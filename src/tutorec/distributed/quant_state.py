@@ -281,9 +281,6 @@ class BaseQuantEmbeddingSharder:
         fused_params: TorchRec's; what it says there (formats, registered operators) the quantized module says here.
         shardable_params: Names of the tables to be sharded; TorchRec's, all by default and nothing else.
 
-    Raises:
-        ValueError: ``shardable_params`` leaves tables out.
-
     Source:
         TorchRec's ``torchrec.distributed.embedding_types.BaseQuantEmbeddingSharder``.
     """
@@ -310,10 +307,14 @@ class BaseQuantEmbeddingSharder:
         """Table name -> a stand-in without rows, ``[R, D]`` on the meta device: a plan is about rows and columns.
 
         The packed rows themselves, ``[R, bytes of a row]``, are buffers of the module.
+
+        Raises:
+            TypeError: It is no quantized collection.
+            ValueError: ``shardable_params`` leaves tables out.
         """
         self._check_module(module)
-        assert isinstance(module, PackedTables), "checked above"
-        tables = {name: module.packed_table(name) for name in module.table_names()}
+        packed: Any = module
+        tables = {name: packed.packed_table(name) for name in packed.table_names()}
         if self._shardable_params is not None and set(self._shardable_params) != set(tables):
             raise ValueError(
                 f"shardable_params={self._shardable_params} must name all tables of the module, {list(tables)}, or be "

@@ -255,7 +255,22 @@ def _placed(
 
 
 def plan_member(kind: type[_E], value: str, built: Sequence[_E], table: str, what: str) -> _E:
-    """The enum member of a plan's text, if it is one that is built."""
+    """The enum member of a plan's text, if it is one that is built.
+
+    Args:
+        kind: The enum.
+        value: What the plan says.
+        built: The members that are built.
+        table: Of which table, for the message.
+        what: What it says of it, likewise.
+
+    Raises:
+        ValueError: There is no such member, or it is not built.
+
+    Example:
+        >>> plan_member(ShardingType, "row_wise", [ShardingType.ROW_WISE], "item", "sharding type").name
+        'ROW_WISE'
+    """
     try:
         member = kind(value)
     except ValueError:
