@@ -358,6 +358,7 @@ ITEM = PackedTable("item", 3, 4, DataType.INT8)
     [
         (([ITEM], [1], "sum"), {}, r"tables \[1\], and there are 1: \['item'\]"),
         (([ITEM], [-1], "sum"), {}, r"tables \[-1\]"),
+        (([ITEM], [], "sum"), {}, r"no feature reads tables \['item'\]"),
         (([ITEM], [0], "max"), {}, r"\['item'\]: pooling 'max'"),
         (([ITEM], [0], "sum"), {"output_dtype": torch.int8}, r"\['item'\].*torch.int8.*torch.float16"),
         (([ITEM, PackedTable("b", 3, 8, DataType.INT8)], [0, 1], "none"), {}, r"one width, got \{'item': 4, 'b': 8\}"),
@@ -377,9 +378,25 @@ ITEM = PackedTable("item", 3, 4, DataType.INT8)
         (([PackedTable("item", 3, 4, DataType.BF16)], [0], "sum"), {}, "BF16"),
     ],
 )
-def test_nonsense_is_refused(arguments, options, words):
+def test_operators_that_cannot_be_are_refused(arguments, options, words):
     with pytest.raises(ValueError, match=words):
         IntNBitTableBatchedEmbeddingBagsCodegen(*arguments, **options)
+
+
+@both
+def test_a_batch_that_would_be_read_beyond_its_end_is_refused(name):
+    with use_backend(name):
+        op = make([ITEM, ITEM], [0, 1], "sum")
+    ids, offsets = torch.tensor([0, 1, 2]), torch.tensor([0, 1, 3])
+    for wrong in (
+        (ids, offsets[:2], None),
+        (ids, torch.tensor([]), None),
+        (ids, offsets, torch.ones(2)),
+        (ids, offsets, torch.ones(3, 1)),
+        (ids.float(), offsets, None),
+    ):
+        with pytest.raises(ValueError, match=r"tables \['item'\]: .* are no batch of 2 features"):
+            op(*wrong)
 
 
 @needs_fbgemm

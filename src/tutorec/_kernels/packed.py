@@ -89,8 +89,8 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         table_offsets: The byte at which each table begins in it.
 
     Raises:
-        ValueError: A feature names no table, tables of different widths are not pooled, the pooling or the output type
-            is unknown, or ``storage`` does not hold the tables.
+        ValueError: There are no features, or one names no table, tables of different widths are not pooled, the pooling
+            or the output type is unknown, or ``storage`` does not hold the tables.
 
     Shapes: ids [N] and offsets [F*B+1], feature by feature, weights [N] or None -> [B, sum of D], or [N, D].
 
@@ -177,7 +177,12 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
 
     @torch.jit.unused
     def _eager(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        # What would be read beyond its end; whether ids are rows the caller has asked.
+        if (offsets.shape[0] - 1) % len(self._names) or (weights is not None and weights.shape != indices.shape):
+            raise ValueError(self._describe_bad_batch(indices, offsets, weights))
         if indices.dtype != offsets.dtype:
+            if indices.is_floating_point():
+                raise ValueError(self._describe_bad_batch(indices, offsets, weights))
             indices, offsets = indices.long(), offsets.long()
         if self._pooling == "sqrtn":
             weights = sqrtn_weights(indices, offsets, weights)
@@ -246,6 +251,15 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         return pooled.to(self._output_dtype)
 
     @torch.jit.unused
+    def _describe_bad_batch(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> str:
+        weighted = "" if weights is None else f", {list(weights.shape)} weights"
+        return (
+            f"tables {sorted(set(self._names))}: {list(indices.shape)} ids of {indices.dtype}, {list(offsets.shape)} "
+            f"offsets{weighted} are no batch of {len(self._names)} features: it has int32 or int64 ids [N], "
+            "features * samples + 1 offsets, and no weights or [N]"
+        )
+
+    @torch.jit.unused
     def _describe(self) -> None:
         """Write down for the kernels where each feature's rows are, and how they are read."""
         weights, features = self.weights, [self.tables[table] for table in self.feature_tables]
@@ -305,6 +319,8 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
             raise ValueError(
                 f"tables {names}: quantized rows cannot be read as {self.output_dtype}; choose one of {known}"
             )
+        if not self.feature_tables:
+            raise ValueError(f"no feature reads tables {names}; make an operator of tables that are looked up")
         wrong = [table for table in self.feature_tables if not 0 <= table < len(self.tables)]
         if wrong:
             raise ValueError(f"features read tables {wrong}, and there are {len(self.tables)}: {names}; count from 0")
