@@ -103,20 +103,22 @@ def _start(words: list[str], ranks: int) -> str:
 
 
 @pytest.mark.slow
-def test_torchrun_and_one_process_take_turns_and_end_like_one_run(tmp_path: Path) -> None:
+def test_torchrun_and_one_process_take_turns_and_end_like_one_run(ranks: Callable[..., Ranks], tmp_path: Path) -> None:
     words = [word for word in SMALL if word != "--no-progress"]
     saved = [*words, "--checkpoints", str(tmp_path), "--save-every", "10"]
     under_torchrun = _start([*saved, "--steps", "23"], ranks=2)
     assert "2 rank(s), 50 samples each" in under_torchrun
     alone = _start(saved, ranks=1)
     assert "goes on from step-23, saved by 2 rank(s) after 2,300 samples" in alone
-    whole = _start(words, ranks=1)
+    whole = ranks(1).run(_run, dlrm.main, words)[0]
     loss = [float(re.findall(r"log loss (0\.\d+)", text)[-1]) for text in (alone, whole)]
     assert loss[0] == pytest.approx(loss[1], abs=2e-4)
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_and_ends_to_the_digit_like_one_that_was_not(tmp_path: Path) -> None:
+def test_a_run_that_was_killed_goes_on_and_ends_to_the_digit_like_one_that_was_not(
+    ranks: Callable[..., Ranks], tmp_path: Path
+) -> None:
     words = [*SMALL, "--epochs", "10"]
     saved = [*words, "--checkpoints", str(tmp_path), "--save-every", "5"]
     command = [sys.executable, "-m", "tutorec.examples.dlrm", *saved]
@@ -129,7 +131,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_to_the_digit_like_one_that_was_n
     assert killed.returncode == -signal.SIGKILL and "after: " not in output
     gone_on = _start(saved, ranks=1)
     assert "goes on from step-" in gone_on
-    assert gone_on.splitlines()[-1] == _start(words, ranks=1).splitlines()[-1]
+    assert gone_on.splitlines()[-1] == ranks(1).run(_run, dlrm.main, words)[0].splitlines()[-1]
 
 
 def test_the_tables_are_on_the_meta_device_until_they_are_sharded() -> None:

@@ -11,7 +11,7 @@ import io
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +47,10 @@ class SourceFile:
 
     def imports(self) -> list[Import]:
         """Every import statement, those inside functions and under TYPE_CHECKING too."""
+        return self._imports
+
+    @cached_property
+    def _imports(self) -> list[Import]:
         found = []
         for node in ast.walk(self.ast):
             if isinstance(node, ast.Import):
@@ -105,7 +109,9 @@ class Tree:
         self.modules = {file.module: file for file in files}
 
     @classmethod
+    @cache
     def of_repository(cls) -> Tree:
+        """The package, read and parsed once for all policies."""
         files = []
         for path in sorted((SRC / PACKAGE).rglob("*.py")):
             parts = path.relative_to(SRC).with_suffix("").parts
