@@ -24,8 +24,8 @@ __all__ = ["export_model", "load_exported", "save_exported"]
 def export_model(model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]) -> torch.export.ExportedProgram:
     """A model as an exported program that takes batches of any number of samples B >= 1, and of ids N.
 
-    The features of a batch and whether it has weights are those of the example. Of another tensor the first dimension
-    is taken for samples where the example's is B; all others stay what they are.
+    The features of a batch, their order, and whether it has weights are those of the example. Of another tensor the
+    first dimension is taken for samples where the example's is B; all others stay what they are.
 
     An id that is no row of its table raises ``RuntimeError`` when the program runs, as it does in TorchScript.
 

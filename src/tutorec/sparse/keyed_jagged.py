@@ -457,7 +457,7 @@ class KeyedJaggedTensor:
         counts, strides, lengths = self.length_per_key(), self.stride_per_key(), self.lengths()
         pieces: list[Tensor] = lengths.split_with_sizes(strides)  # pyright: ignore[reportAssignmentType]
         if compute_offsets and offsets is None:
-            together = self._stride_per_key_per_rank is None and len(strides) > 3  # fewer are faster one by one
+            together = self._stride_per_key_per_rank is None and len(self._keys) > 3  # fewer are faster one by one
             offsets = offsets_of_features(pieces, lengths, self._offsets, strides, together)
         bags = all_features(self._keys, self._values, self._weights, pieces, offsets, counts)
         self._jt_dict = bags

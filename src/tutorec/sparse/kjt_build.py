@@ -128,6 +128,9 @@ def offsets_of_features(
     Returns:
         One tensor for each key.
     """
+    if not is_scripting():
+        # Torch gets the shape of windows wrong where the number of samples is unknown.
+        together = together and not torch.compiler.is_compiling()
     if together:
         return offsets_by_key(lengths, offsets, len(stride_per_key), stride_per_key[0])
     return [offsets_of_lengths(piece) for piece in pieces]
