@@ -25,6 +25,7 @@ from tutorec.distributed.shard import shard
 from tutorec.distributed.shard_geometry import table_wise_sharding
 from tutorec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
 from tutorec.fx.tracer import Tracer
+from tutorec.inference.export import export_model
 from tutorec.inference.scripting import script_model
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -169,6 +170,19 @@ def test_scripted_and_loaded_modules_give_the_bits_of_eager_ones(name, weighted)
             torch.jit.save(scripted, buffer)
             buffer.seek(0)
             same(torch.jit.load(buffer)(features), module(features))
+
+
+@both
+def test_exported_modules_take_other_numbers_of_ids_and_samples(name):
+    words = {"things": row_wise(), "users": column_wise(ranks=[0, 1]), "shops": table_wise(rank=1)}
+    with use_backend(name):
+        _, quantized = bags(TABLES, {"things": torch.int8, "users": torch.quint4x2, "shops": torch.int8})
+        module = sharded(quantized, words, 2)
+        exported = export_model(module, [batch()]).module()
+        for ids, lengths in (([2, 1, 0, 2, 1], [1, 0, 2, 1, 0, 1]), ([1, 0, 2], [1, 1, 1]), ([], [0] * 6)):
+            values = torch.tensor(ids, dtype=torch.long)
+            features = KeyedJaggedTensor(["item", "seen", "user"], values, lengths=torch.tensor(lengths))
+            assert torch.allclose(exported(features).values(), module(features).values(), rtol=0, atol=1e-6)
 
 
 @both
