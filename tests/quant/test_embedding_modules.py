@@ -434,6 +434,7 @@ def test_torchs_own_qconfig_and_observer_classes_name_formats():
     ebc.qconfig = quant.QConfig(
         activation=quant.PlaceholderObserver, weight=quant.PlaceholderObserver.with_args(dtype=torch.qint8)
     )
+    assert QuantConfig._fields[:2] == quant.QConfig._fields
     quantized = QuantEmbeddingBagCollection.from_float(ebc)
     assert quantized.embedding_bag_configs()[0].data_type is DataType.INT8
     assert quantized.output_dtype() is torch.float32

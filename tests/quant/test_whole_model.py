@@ -293,6 +293,33 @@ def test_what_cannot_be_quantized_is_refused(call, kind, words):
         call()
 
 
+def test_collections_without_tables_are_no_obstacle():
+    model = nn.ModuleList([EmbeddingBagCollection([]), EmbeddingCollection([])])
+    quantized = tutorec.quantize(model)
+    assert type(quantized[0]) is QuantEmbeddingBagCollection
+    assert quantized[1](FEATURES) == {}
+    assert tutorec.quant.choose_dtypes(model, 0) == {}
+
+
+def test_nothing_of_torchs_own_quantization_is_needed():
+    """torch announces that it will be taken out."""
+    script = (
+        "import sys, torch\n"
+        "sys.modules.update(dict.fromkeys(['torch.ao.quantization', 'torch.quantization', 'torch.ao.nn']))\n"
+        "import tutorec\n"
+        "from tutorec.inference.modules import quantize_inference_model\n"
+        "tables = [tutorec.EmbeddingBagConfig(10, 8, 'a')]\n"
+        "model = torch.nn.Sequential(tutorec.EmbeddingBagCollection(tables))\n"
+        "print(tutorec.quant.accuracy_report(model, tutorec.quantize(model)))\n"
+        "quantize_inference_model(model)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "INT8" in done.stdout
+
+
 _PEAK = """
 import copy, sys
 import torch, tutorec
