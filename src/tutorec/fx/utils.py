@@ -75,4 +75,5 @@ def assert_fx_safe(condition: bool, message: str) -> None:
     traced = False
     if not is_scripting():
         traced = is_fx_symbolic_tracing()
-    assert traced or condition, message
+    if not (traced or condition):
+        raise AssertionError(message)
