@@ -150,6 +150,7 @@ def shard_quant_model(
 
     Raises:
         PlannerError: No plan fits the devices; a table that is larger than one needs a constraint that cuts it.
+        TypeError: It is no model, or no plan.
         ValueError: There are not so many devices, nothing in the model is quantized, or the given plan does not fit.
 
     Example:
@@ -164,6 +165,12 @@ def shard_quant_model(
     Source:
         TorchRec's ``torchrec.inference.modules.shard_quant_model``; its devices are GPUs, and it lays out on ``meta``.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"a quantized model is sharded, a torch.nn.Module, and this is a {type(model).__name__}: {model!r}"
+        )
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise ValueError(f"world_size={world_size!r} is no number of devices: give 1 or more, as world_size=2")
     sharders = default_quant_sharders() if sharders is None else list(sharders)
     env = ShardingEnv.from_local(world_size, 0)
     found = dict(collections_of(model, sharders))
