@@ -83,6 +83,9 @@ class Trained:
 def combined_optimizer(model: nn.Module, dense: Callable[[list[Tensor]], torch.optim.Optimizer]) -> CombinedOptimizer:
     """What updates the whole model, by parameter name: the fused tables' optimizer and one for everything else.
 
+    A schedule of learning rates reaches both. One that looks at the loss has to be given a loss that all ranks share:
+    ranks whose own losses lower their rates at different steps drift apart.
+
     Args:
         model: a `DistributedModelParallel`, or a plain module.
         dense: makes the optimizer of the parameters that backward does not update.
