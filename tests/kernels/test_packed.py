@@ -209,6 +209,18 @@ def test_exported_equals_eager_for_any_numbers_of_ids_and_samples(name, pooling)
 
 
 @both
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_compiled_equals_eager_in_one_graph(name, pooling):
+    with use_backend(name):
+        model = Model(small(pooling))
+        torch.compiler.reset()  # so many models of one class are no recompilations of one
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        for samples in (3, 5):
+            batch = some_batch(model.op, samples)
+            assert_close(compiled(*batch), model(*batch), rtol=1e-6, atol=1e-6)
+
+
+@both
 def test_a_graph_refuses_ids_that_are_no_rows(name):
     """Also -1, which fbgemm's own check lets pass for an id that was pruned."""
     with use_backend(name):

@@ -39,7 +39,7 @@ class FeatureRows(list[tuple[str, str, int]]):
     def __init__(self, rows: Iterable[tuple[str, str, int]]) -> None:
         super().__init__(rows)
         self.features = [feature for feature, _, _ in self]
-        self.fewest = min((count for _, _, count in self), default=0)
+        self.fewest = min([count for _, _, count in self], default=0)
 
 
 def check_ids(
@@ -76,10 +76,10 @@ def check_ids(
         return
     if not hasattr(features, "stride_per_key"):
         raise TypeError(f"a collection of tables takes a KeyedJaggedTensor, got {type(features).__name__}")
-    if type(feature_rows) is not FeatureRows:
-        feature_rows = FeatureRows(feature_rows)
+    prepared = feature_rows if isinstance(feature_rows, FeatureRows) else None
     keys = features.keys()
-    if keys != feature_rows.features:  # where they are equal, as in most batches, none is missing
+    asked = [name for name, _, _ in feature_rows] if prepared is None else prepared.features
+    if keys != asked:  # where they are equal, as in most batches, none is missing
         known = features.index_per_key()
         for feature, table, _ in feature_rows:
             if feature not in known:
@@ -107,7 +107,7 @@ def check_ids(
     if values.numel() == 0:
         return
     low, high = _ends(values)
-    if low < 0 or high >= feature_rows.fewest:
+    if low < 0 or high >= (min([rows for _, _, rows in feature_rows]) if prepared is None else prepared.fewest):
         _check_each(features, feature_rows, low < 0)
 
 
