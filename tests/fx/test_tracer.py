@@ -165,6 +165,22 @@ def test_concrete_arguments_are_taken_in():
     assert traced(torch.ones(1), 3.0).tolist() == [3.0]
 
 
+def test_annotations_that_are_not_evaluated_become_types():
+    traced = symbolic_trace(dlrm())  # its file says `from __future__ import annotations`
+    types = {node.name: node.type for node in traced.graph.nodes if node.op in ("placeholder", "output")}
+    assert types == {"dense_features": Tensor, "sparse_features": KeyedJaggedTensor, "output": Tensor}
+    assert script_model(dlrm())(*inputs(2)).shape == (2, 1)
+
+
+class NamesWhatIsNotThere(nn.Module):
+    def forward(self, x: "Missing") -> "Missing":  # noqa: F821
+        return x + 1
+
+
+def test_annotations_without_a_type_are_left_out():
+    assert script_model(NamesWhatIsNotThere())(torch.ones(1)).tolist() == [2.0]
+
+
 class Marked(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         doubled = x + x

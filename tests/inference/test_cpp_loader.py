@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from inference.served_models import KINDS, batch, dlrm, inputs, two_tower
+from torch import Tensor, nn
 
 from tutorec._kernels.backend import backend, operator_libraries, use_backend
 from tutorec.errors import BackendError
@@ -61,6 +62,22 @@ def test_two_answers_come_back_as_two(loader: Path, tmp_path: Path):
     save_scripted(script_model(served), tmp_path / "model.pt")
     answers = score_with_loader(tmp_path / "model.pt", request_of(served, batch(3)), loader)
     assert all(torch.equal(got, expected) for got, expected in zip(answers, model(batch(3)), strict=True))
+
+
+class Numbers(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return x + 1, y > 0, x.double() / 3, y.half().unsqueeze(0)
+
+
+@compiled
+@pytest.mark.slow
+def test_answers_of_every_dtype_are_printed_whole(loader: Path, tmp_path: Path):
+    request = {"x": torch.tensor([2**60, -5]), "y": torch.tensor([0.1, -2.0, float("inf"), 1e-45])}
+    scripted = script_model(with_tensor_inputs(Numbers(), list(request.values())))
+    save_scripted(scripted, tmp_path / "model.pt")
+    got = score_with_loader(tmp_path / "model.pt", request, loader)
+    assert [one.dtype for one in got] == [torch.int64, torch.int64, torch.float64, torch.float32]
+    assert all(torch.equal(one, expected.to(one.dtype)) for one, expected in zip(got, scripted(**request), strict=True))
 
 
 def run(loader: Path, *arguments: object) -> tuple[int, str]:
@@ -143,6 +160,13 @@ def test_the_loader_is_built_once_for_a_user(loader: Path):
     before = loader.stat().st_mtime_ns
     assert build_loader() == loader
     assert loader.stat().st_mtime_ns == before
+
+
+def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(cpp_loader, "missing_tools", lambda: None)
+    with pytest.raises(BackendError, match=r"the C\+\+ loader has no place: .*TUTOREC_CACHE"):
+        build_loader(tmp_path / "file" / "below" / "loader")
 
 
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

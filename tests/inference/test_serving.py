@@ -137,6 +137,12 @@ def test_what_cannot_be_served_is_refused():
         with_tensor_inputs(Answers(), [[1, 2]])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"Answers.forward takes \['features'\], and the example has 2 inputs"):
         with_tensor_inputs(Answers(), [batch(1), batch(1)])
+    with pytest.raises(ValueError, match="and the example has 1 inputs"):
+        with_tensor_inputs(Two(), [batch(1)])
+    with pytest.raises(TypeError, match=r"a model to serve is a torch.nn.Module, got a NoneType"):
+        with_tensor_inputs(None, [batch(1)])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a model to script is a torch.nn.Module, got a NoneType"):
+        script_model(None)  # type: ignore[arg-type]
     variable = KeyedJaggedTensor(
         ["a", "b"], torch.ones(3), lengths=torch.tensor([1, 1, 1]), stride_per_key_per_rank=[[1], [2]]
     )

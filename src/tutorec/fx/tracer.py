@@ -8,6 +8,7 @@ that are still on their way, and models that are wrapped for training on many ra
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,9 +90,11 @@ class Tracer(torch.fx.Tracer):
         """
         _State.depth += 1
         try:
-            return super().trace(root, concrete_args)
+            graph = super().trace(root, concrete_args)
         finally:
             _State.depth -= 1
+        _resolve_annotations(graph, type(_without_wrappers(root)).forward if isinstance(root, nn.Module) else root)
+        return graph
 
     def create_args_for_root(
         self,
@@ -159,6 +162,19 @@ def symbolic_trace(
     graph = tracer.trace(root, concrete_args)
     name = type(root).__name__ if isinstance(root, nn.Module) else getattr(root, "__name__", "GraphModule")
     return torch.fx.GraphModule(tracer.root, graph, name)
+
+
+def _resolve_annotations(graph: Graph, forward: Callable[..., Any]) -> None:
+    """Types in place of their names: where annotations are not evaluated, TorchScript would look for ``'Tensor'``."""
+    named = [node for node in graph.nodes if isinstance(node.type, str)]
+    if not named:
+        return
+    try:
+        hints = typing.get_type_hints(inspect.unwrap(forward))
+    except Exception:  # a name that is imported for type checkers only; then the graph says nothing
+        hints = {}
+    for node in named:
+        node.type = hints.get("return" if node.op == "output" else str(node.target).lstrip("*"))
 
 
 def _without_wrappers(module: nn.Module) -> nn.Module:

@@ -49,7 +49,8 @@ def build_loader(folder: str | Path | None = None) -> Path:
             ``TUTOREC_CACHE``, else ``XDG_CACHE_HOME/tutorec``, else ``~/.cache/tutorec``.
 
     Raises:
-        BackendError: cmake or a compiler is missing, or the build fails; the message ends in what they said.
+        BackendError: cmake or a compiler is missing, the folder cannot be made, or the build fails; the message ends in
+            what they said.
     """
     folder = _default_folder() if folder is None else Path(folder)
     program = folder / _PROGRAM
@@ -58,7 +59,12 @@ def build_loader(folder: str | Path | None = None) -> Path:
     missing = missing_tools()
     if missing is not None:
         raise BackendError(missing)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BackendError(
+            f"the C++ loader has no place: {error}; name another, build_loader(folder), or set TUTOREC_CACHE"
+        ) from error
     # Built beside its place and moved there whole: two processes may build at once, and one may be interrupted.
     with TemporaryDirectory(dir=folder.parent, prefix="building_") as building:
         _run(["cmake", "-S", str(SOURCE), "-B", building, f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"])

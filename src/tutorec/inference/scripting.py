@@ -30,12 +30,17 @@ def script_model(model: nn.Module, leaf_modules: Sequence[str] | None = None) ->
     Returns:
         A module that gives the model's results, and that `save_scripted` writes to a file.
 
+    Raises:
+        TypeError: ``model`` is no module.
+
     Example:
         >>> import torch
         >>> scripted = script_model(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid()).eval())
         >>> scripted(torch.zeros(3, 2)).shape
         torch.Size([3, 1])
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a model to script is a torch.nn.Module, got a {type(model).__name__}")
     graph = symbolic_trace(model, leaf_modules=leaf_modules)
     with _without_deprecation():
         return torch.jit.script(graph)

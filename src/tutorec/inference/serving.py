@@ -210,8 +210,12 @@ def tensors_from_text(text: str) -> dict[str, Tensor]:
 
 def _argument_names(model: nn.Module, inputs: int) -> list[str]:
     """Names of the arguments of a model's forward that the inputs are for."""
-    names = list(inspect.signature(model.forward).parameters)
-    if inputs > len(names):
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a model to serve is a torch.nn.Module, got a {type(model).__name__}")
+    arguments = inspect.signature(model.forward).parameters
+    names = list(arguments)
+    needed = [name for name, one in arguments.items() if one.default is one.empty]
+    if not len(needed) <= inputs <= len(names):
         raise ValueError(f"{type(model).__name__}.forward takes {names}, and the example has {inputs} inputs")
     return names[:inputs]
 

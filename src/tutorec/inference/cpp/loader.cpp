@@ -7,6 +7,7 @@
 //   2 1 0 2
 #include <dlfcn.h>
 #include <torch/script.h>
+#include <cerrno>
 #include <fstream>
 #include <iomanip>
 #include <iostream>
@@ -56,12 +57,15 @@ std::map<std::string, at::Tensor> read_request(std::ifstream file) {
 }
 
 void print(const std::string& name, const at::Tensor& tensor) {
-  const bool wide = tensor.scalar_type() == at::kDouble;
-  std::cout << name << (wide ? " float64" : " float32");
+  const bool integers = at::isIntegralType(tensor.scalar_type(), true), wide = tensor.scalar_type() == at::kDouble;
+  std::cout << name << (integers ? " int64" : wide ? " float64" : " float32");
   for (int64_t size : tensor.sizes()) std::cout << ' ' << size;
   std::cout << '\n' << std::setprecision(wide ? 17 : 9);  // as many digits as tell any two numbers apart
-  const at::Tensor numbers = tensor.to(at::kDouble).contiguous();
-  for (int64_t i = 0; i < numbers.numel(); ++i) std::cout << (i ? " " : "") << numbers.data_ptr<double>()[i];
+  const at::Tensor numbers = tensor.to(integers ? at::kLong : at::kDouble).flatten();
+  for (int64_t i = 0; i < numbers.numel(); ++i) {
+    if (integers) std::cout << numbers[i].item<int64_t>() << ' ';
+    else std::cout << numbers[i].item<double>() << ' ';
+  }
   std::cout << std::endl;
 }
 
