@@ -9,7 +9,7 @@ import torch
 from distributed.checkpoint.test_faults import in_a_process_of_its_own
 from torch import nn
 
-from tutorec.distributed.checkpoint import load_checkpoint, read_info, save_checkpoint
+from tutorec.distributed.checkpoint import latest_checkpoint, load_checkpoint, read_info, save_checkpoint
 from tutorec.distributed.checkpoint.storage import write_blocks, write_metadata
 from tutorec.errors import AgreementError, CheckpointError
 from tutorec.optim.keyed import KeyedOptimizerWrapper
@@ -123,6 +123,20 @@ def test_what_stands_where_the_replaced_one_would_go_is_left_alone(tmp_path):
     for step in (1, 2):
         save_checkpoint(tmp_path / "model", nn.Linear(2, 1), step=step)
     assert read_info(tmp_path / "model").step == 2 and (photos / "cat.png").read_text() == "cat"
+
+
+def test_a_folder_that_may_not_be_looked_into_is_passed_over(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "model", nn.Linear(2, 1), step=1)
+    (tmp_path / "locked").mkdir()
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if "locked" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert latest_checkpoint(tmp_path) == tmp_path / "model"
 
 
 @pytest.mark.slow

@@ -213,7 +213,15 @@ def whole_folder(path: Path) -> Path:
 def checkpoints_in(folder: Path) -> list[Path]:
     """The paths of all whole checkpoints in a folder, in no order."""
     names = {each.name.removesuffix(_PREVIOUS) for each in folder.iterdir() if _PARTIAL not in each.name}
-    return [folder / name for name in names if (whole_folder(folder / name) / MANIFEST).is_file()]
+    return [folder / name for name in names if _has_manifest(whole_folder(folder / name))]
+
+
+def _has_manifest(folder: Path) -> bool:
+    try:
+        return (folder / MANIFEST).is_file()
+    except OSError:
+        # No permission to look: somebody else's.
+        return False
 
 
 def target_of(path: str | os.PathLike[str]) -> Path:
