@@ -1,0 +1,135 @@
+"""Exercises of chapter 14: a request in flat lists, what tracing keeps of a counter, bytes of three layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+from tutorec.teach.grading import Exercise, Mistake
+
+__all__ = ["EXERCISES"]
+
+_Batch = dict[str, list[list[int]]]
+_Request = tuple[list[int], list[int]]
+
+
+def _request_of(lists: Callable[[_Batch], list[list[int]]]) -> Callable[[_Batch], _Request]:
+    """A function that flattens the lists of ids, in the order in which another one brings them."""
+
+    def request_by_hand(batch: _Batch) -> _Request:
+        ordered = lists(batch)
+        return [each for ids in ordered for each in ids], [len(ids) for ids in ordered]
+
+    return request_by_hand
+
+
+def _feature_by_feature(batch: _Batch) -> list[list[int]]:
+    return [ids for feature in batch.values() for ids in feature]
+
+
+def _visitor_by_visitor(batch: _Batch) -> list[list[int]]:
+    return [ids for visitor in zip(*batch.values(), strict=True) for ids in visitor]
+
+
+def _without_empty(batch: _Batch) -> list[list[int]]:
+    return [ids for ids in _feature_by_feature(batch) if ids]
+
+
+def _offsets(batch: _Batch) -> _Request:
+    """Where each list begins, instead of how long it is."""
+    values, lengths = _request_of(_feature_by_feature)(batch)
+    return values, [0, *accumulate(lengths)]
+
+
+def _length_of_feature(batch: _Batch) -> _Request:
+    """One length for each feature."""
+    values, _ = _request_of(_feature_by_feature)(batch)
+    return values, [sum(map(len, feature)) for feature in batch.values()]
+
+
+EXERCISES: tuple[Exercise, ...] = (
+    Exercise(
+        id="14.1",
+        compared="three batches: two features of two visitors, one visitor without clicks, three features",
+        solution=_request_of(_feature_by_feature),
+        cases=(
+            ({"product": [[7, 1], [5]], "user": [[3], [4, 1]]},),
+            ({"user": [[7]], "item": [[2]], "clicked": [[]]},),
+            ({"user": [[1], [2], [3]], "item": [[9], [8], [7]], "clicked": [[4, 5], [], [6]]},),
+        ),
+        mistakes=(
+            Mistake(
+                misconception="goes through the batch visitor by visitor",
+                answer=_request_of(_visitor_by_visitor),
+                hint="All numbers are there, in the order of visitors. A table reads the lists of one feature in one "
+                "go; how do they have to lie?",
+            ),
+            Mistake(
+                misconception="sends offsets instead of lengths",
+                answer=_offsets,
+                hint="The ids are right. Your second list says where each list begins, and there is one number too "
+                "many; what does the request call it?",
+            ),
+            Mistake(
+                misconception="gives one length for each feature",
+                answer=_length_of_feature,
+                hint="The ids are right. From the sum of a feature's lengths nobody can tell whose ids they are.",
+            ),
+            Mistake(
+                misconception="leaves empty lists out",
+                answer=_request_of(_without_empty),
+                hint="A visitor who has clicked nothing has a list, too. What happens to all lists behind it?",
+            ),
+        ),
+        shape="a function that returns two lists of numbers, values and lengths",
+    ),
+    Exercise(
+        id="14.2",
+        compared="10, 10 and 10: the counter stood at 1 while the graph was written down",
+        solution=[10, 10, 10],
+        mistakes=(
+            Mistake(
+                misconception="believes that a graph keeps the state of the module",
+                answer=[10, 20, 30],
+                hint="That is what the module would answer. Has `self.calls += 1` met the proxy?",
+            ),
+            Mistake(
+                misconception="believes that the graph goes on counting where tracing stopped",
+                answer=[20, 30, 40],
+                hint="You are right that tracing was a call. Who would count the next ones? Print the graph's code.",
+            ),
+            Mistake(
+                misconception="forgets that tracing runs the code once",
+                answer=[0, 0, 0],
+                hint="Right that nothing counts any more. What did the counter say when `x * self.calls` was written "
+                "down?",
+            ),
+        ),
+        shape="a list of three numbers",
+    ),
+    Exercise(
+        id="14.3",
+        compared="80 bytes a row twice, and four pieces of 32 bytes",
+        solution=[80_000, 80_000, 128_000],
+        mistakes=(
+            Mistake(
+                misconception="believes that columns are cut without a cost",
+                answer=[80_000, 80_000, 80_000],
+                hint="Two of three are right. What does each piece of a row have to carry with it, and where may the "
+                "next one begin?",
+            ),
+            Mistake(
+                misconception="leaves scale and bias behind when columns are cut",
+                answer=[80_000, 80_000, 4 * 16 * 1000],
+                hint="16 codes have 16 bytes, yes. With what does a device that holds only these turn codes into "
+                "numbers?",
+            ),
+            Mistake(
+                misconception="believes that every device has a copy",
+                answer=[80_000, 320_000, 320_000],
+                hint="That would be data-parallel. Each row, or each column, is in one place only.",
+            ),
+        ),
+        shape="a list of three numbers of bytes",
+    ),
+)
