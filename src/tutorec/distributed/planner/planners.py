@@ -336,8 +336,8 @@ class OptimalPlanner(EmbeddingShardingPlanner):
 
     The search of `EmbeddingShardingPlanner` gives the first plan. The solver improves it, and raises a bound below
     which no plan can be, until the two meet or the time is up; the plan's report gives both and the gap between them.
-    Up to about 24 tables on 8 ranks, or 40 on 4, are proven within a minute, and of 40 tables on 16 ranks half a percent
-    to one percent is left open; the other ranks of a collective wait as long.
+    Up to about 24 tables on 8 ranks, or 40 on 4, are proven within a minute, and of 40 tables on 16 ranks half a
+    percent to one percent is left open; the other ranks of a collective wait as long.
 
     Args:
         topology: The machines.
