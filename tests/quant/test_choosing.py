@@ -50,6 +50,14 @@ def test_the_best_choice_may_leave_a_better_bargain_out():
     assert [entry.bytes for entry in cheapest_within({"a": a, "b": b}, 10).values()] == [0, 10]
 
 
+def test_a_step_that_only_a_later_one_pays_for_is_not_skipped():
+    """From 0 bytes the way to 6 pays, and goes past 5, which is all that the budget allows."""
+    menu = [Entry(torch.int8, 0, 10.0), Entry(torch.float16, 5, 9.0), Entry(torch.float32, 6, 0.0)]
+    assert [cheapest_within({"a": menu}, budget)["a"].bytes for budget in (4, 5, 6)] == [0, 5, 6]
+    assert sorted(entry.bytes for entry in cheapest_within({"a": menu, "b": menu}, 11).values()) == [5, 6]
+    assert sorted(entry.bytes for entry in cheapest_within({"a": menu, "b": menu}, 10).values()) == [0, 6]
+
+
 def test_many_tables_are_chosen_for_exactly():
     """60 tables: the answer lies between the continuous form's bound and a choice that is known to be good."""
     generator = torch.Generator().manual_seed(5)

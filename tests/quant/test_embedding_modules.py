@@ -229,6 +229,15 @@ def test_shown_buffers_stay_views_of_the_operators(name, split, tbes):
         changed(loaded)
 
 
+def test_rows_are_moved_once():
+    """As the operators' buffers; moved as the buffers that are shown, too, they would for a while be there twice."""
+    _, quantized = bags(TWO, torch.int8)
+    moved: list[list[int]] = []
+    quantized._apply(lambda part: moved.append(list(part.shape)) or part)
+    assert not [shape for shape in moved if len(shape) > 1]
+    assert sum(shape == list(operator.weights.shape) for operator, _ in quantized._operators for shape in moved) >= 2
+
+
 def test_a_float_state_of_the_same_shape_is_refused():
     ebc, quantized = bags([table(columns=16)], torch.quint4x2)
     before = quantized.packed_rows("t").clone()

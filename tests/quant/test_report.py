@@ -65,6 +65,16 @@ def test_the_promise_is_near_the_bound_that_knows_the_numbers(kind):
     assert promised_error(flat, PackedTable("t", 2, 32, kind)) < 1e-3
 
 
+@pytest.mark.parametrize("kind", [DataType.INT8, DataType.INT4, DataType.INT2])
+def test_numbers_below_the_rounded_bias_are_off_by_what_they_are_below(kind):
+    """float16 has 100.0625 and nothing near it, so that a row from 100.05 to 100.07 begins above its first number."""
+    weight = torch.tensor([[100.05, 100.07]])
+    packed, table = pack_rows(weight, kind), PackedTable("t", 1, 2, kind)
+    largest, _ = measured_errors(weight, packed, table)
+    assert largest == pytest.approx(0.0125, rel=0.01)
+    assert largest <= promised_error(packed, table) < 0.1
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_report_tells_bytes_and_errors_of_each_table(dtype):
     whole = model()

@@ -81,6 +81,7 @@ def promised_error(packed: Tensor, table: PackedTable) -> float:
 
 def _bound(rows: Tensor, payload: Tensor, levels: int) -> Tensor:
     scale, bias = (part.view(torch.float16).double().squeeze(1) for part in rows[:, :4].contiguous().split(2, dim=1))
+    scale = scale.abs()  # below 0 where all numbers are below the rounded bias
     # The step 1 of a row without any other code than 0 was put in the place of one that float16 rounds to 0.
     flat = (scale == 1) & (payload == 0).all(1)
     step = torch.where(flat, levels * 2.0**-25, scale / 2)
