@@ -119,6 +119,18 @@ def test_the_bound_is_tight(data_type):
     assert (error >= 0.8 * bound).float().mean() > 0.9
 
 
+@pytest.mark.parametrize("width", [2.0**-24, 1e-6, 8e-6, 2e-4, 1e-3])
+def test_the_bound_holds_where_float16_has_steps_of_one_size(width):
+    """A scale below 2**-14 is off by up to 2**-25, however small it is, and the end of the row by L times that."""
+    rows = (torch.rand(300, 64) - 0.5) * width
+    for data_type in (*CODES, DataType.FP16):
+        error = (unpack_rows(pack_rows(rows, data_type), 64, data_type) - rows).abs().amax(1)
+        assert (error <= round_trip_bound(rows, data_type)).all(), data_type
+    row = torch.linspace(-1e-4, 1e-4, 64).unsqueeze(0)
+    error = (unpack_rows(pack_rows(row, DataType.INT8), 64, DataType.INT8) - row).abs().max()
+    assert 5 * 2e-4 / 510 < error <= round_trip_bound(row, DataType.INT8)
+
+
 def test_packing_again_changes_nothing():
     for data_type in CODES:
         rows = torch.randn(50, 24)

@@ -10,7 +10,7 @@ from tutorec.types import DataType
 
 
 def test_bytes_of_four_rows_are_those_of_packed_rows():
-    rows = ((48, DataType.INT8), (96, DataType.INT4), (64, DataType.INT2), (40, DataType.FP16))
+    rows = ((48, DataType.INT8), (96, DataType.INT4), (96, DataType.INT2), (40, DataType.FP16))
     packed = [pack_rows(torch.rand(1, columns), kind).shape[1] for columns, kind in rows]
     assert packed == check.find("13.1").solution
 

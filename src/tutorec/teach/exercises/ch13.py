@@ -49,18 +49,18 @@ def _bias_in_steps(code: int, scale: float, bias: float) -> float:
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="13.1",
-        compared="64, 64, 32 and 80 bytes: 52, 52 and 20 are filled up, and fp16 has nothing to fill up",
+        compared="64, 64, 32 and 80 bytes: 52, 52 and 28 are filled up, and fp16 has nothing to fill up",
         solution=[64, 64, 32, 80],
         mistakes=(
             Mistake(
                 misconception="forgets that a row carries its own scale and bias",
-                answer=[48, 48, 16, 80],
+                answer=[48, 48, 24, 80],
                 hint="By what is a code multiplied when it is read, and where does that number come from? It has to "
                 "be stored somewhere.",
             ),
             Mistake(
                 misconception="lets rows begin anywhere",
-                answer=[52, 52, 20, 80],
+                answer=[52, 52, 28, 80],
                 hint="That is what the rows hold. Where may the next row begin?",
             ),
             Mistake(
