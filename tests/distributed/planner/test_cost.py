@@ -327,7 +327,7 @@ def test_a_kernel_that_is_registered_is_estimated(monkeypatch):
     slow = one(facts(), ShardingType.TABLE_WISE, UNIT, "fused_uvm")[0]
     assert slow[0] == 2 * one(facts(), ShardingType.TABLE_WISE, UNIT)[0, 0]
     assert set(registered_kernels("cuda")) == {"fused", "dense", "quant", "fused_uvm"}
-    assert set(registered_kernels("cpu")) == {"fused", "dense"}
+    assert set(registered_kernels("cpu")) == {"fused", "dense", "quant"}
 
 
 def test_a_kernel_of_an_unknown_name_cannot_be_registered():

@@ -314,8 +314,8 @@ def test_arguments_that_do_not_belong_together_are_refused():
     plan["item"].sharding_type = "by_moon"
     with pytest.raises(ValueError, match="sharding type 'by_moon'; use one of data_parallel"):
         simulate(plan, topology, [item()], Load(1))
-    plan["item"].sharding_type, plan["item"].compute_kernel = "row_wise", "quant"
-    with pytest.raises(PlannerError, match="compute kernel 'quant'"):
+    plan["item"].sharding_type, plan["item"].compute_kernel = "row_wise", "fused_uvm"
+    with pytest.raises(PlannerError, match="compute kernel 'fused_uvm'"):
         simulate(plan, topology, [item()], Load(1))
 
 

@@ -156,18 +156,20 @@ def _ended(group: dist.ProcessGroup) -> dict[int, int | None]:
     """Rank -> process of those on this host that are gone; None for a process that never came."""
     here, deadline = socket.gethostname(), time.monotonic() + _SECONDS_TO_END
     known: Sequence[tuple[str, int] | None] = []
+    found: dict[int, int | None] = {}
     while time.monotonic() < deadline:
         known = _processes.get(group) or _published(group, _CAME)
-        found: dict[int, int | None] = {
-            rank: each[1] for rank, each in enumerate(known) if each and each[0] == here and not _runs(each[1])
-        }
+        found = {rank: each[1] for rank, each in enumerate(known) if each and each[0] == here and not _runs(each[1])}
         if found:
             told = {rank for rank, each in enumerate(_published(group, _TOLD)) if each}
-            return {rank: process for rank, process in found.items() if rank not in told} or found
+            first = {rank: process for rank, process in found.items() if rank not in told}
+            # A rank that was told may be gone before the one that it was told of.
+            if first:
+                return first
         if not known:
             return {}
         time.sleep(0.05)
-    return {rank: None for rank, each in enumerate(known) if each is None}
+    return found or {rank: None for rank, each in enumerate(known) if each is None}
 
 
 def _runs(process: int) -> bool:
