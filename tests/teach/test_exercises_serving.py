@@ -36,10 +36,10 @@ def collection(*features: str, rows: int = 10, columns: int = 64) -> EmbeddingBa
 
 def test_a_request_by_hand_is_that_of_the_library():
     exercise = check.find("14.1")
-    for (batch,) in exercise.cases:
-        kjt = kjt_from_lists(batch)
-        request = request_of(with_tensor_inputs(collection(*batch), [kjt]), kjt)
-        values, lengths = exercise.solution(batch)
+    for batch, features in exercise.cases:
+        kjt = kjt_from_lists({name: batch[name] for name in features})
+        request = request_of(with_tensor_inputs(collection(*features), [kjt]), kjt)
+        values, lengths = exercise.solution(batch, features)
         assert request["values"].tolist() == values
         assert request["lengths"].tolist() == lengths
 

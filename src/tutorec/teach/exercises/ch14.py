@@ -13,51 +13,74 @@ _Batch = dict[str, list[list[int]]]
 _Request = tuple[list[int], list[int]]
 
 
-def _request_of(lists: Callable[[_Batch], list[list[int]]]) -> Callable[[_Batch], _Request]:
+def _request_of(lists: Callable[[_Batch, list[str]], list[list[int]]]) -> Callable[[_Batch, list[str]], _Request]:
     """A function that flattens the lists of ids, in the order in which another one brings them."""
 
-    def request_by_hand(batch: _Batch) -> _Request:
-        ordered = lists(batch)
+    def request_by_hand(batch: _Batch, features: list[str]) -> _Request:
+        ordered = lists(batch, features)
         return [each for ids in ordered for each in ids], [len(ids) for ids in ordered]
 
     return request_by_hand
 
 
-def _feature_by_feature(batch: _Batch) -> list[list[int]]:
+def _feature_by_feature(batch: _Batch, features: list[str]) -> list[list[int]]:
+    return [ids for feature in features for ids in batch[feature]]
+
+
+def _as_they_come(batch: _Batch, features: list[str]) -> list[list[int]]:
     return [ids for feature in batch.values() for ids in feature]
 
 
-def _visitor_by_visitor(batch: _Batch) -> list[list[int]]:
-    return [ids for visitor in zip(*batch.values(), strict=True) for ids in visitor]
+def _visitor_by_visitor(batch: _Batch, features: list[str]) -> list[list[int]]:
+    return [ids for visitor in zip(*(batch[feature] for feature in features), strict=True) for ids in visitor]
 
 
-def _without_empty(batch: _Batch) -> list[list[int]]:
-    return [ids for ids in _feature_by_feature(batch) if ids]
+def _without_empty(batch: _Batch, features: list[str]) -> list[list[int]]:
+    return [ids for ids in _feature_by_feature(batch, features) if ids]
 
 
-def _offsets(batch: _Batch) -> _Request:
+def _offsets(batch: _Batch, features: list[str]) -> _Request:
     """Where each list begins, instead of how long it is."""
-    values, lengths = _request_of(_feature_by_feature)(batch)
+    values, lengths = _request_of(_feature_by_feature)(batch, features)
     return values, [0, *accumulate(lengths)]
 
 
-def _length_of_feature(batch: _Batch) -> _Request:
+def _length_of_feature(batch: _Batch, features: list[str]) -> _Request:
     """One length for each feature."""
-    values, _ = _request_of(_feature_by_feature)(batch)
-    return values, [sum(map(len, feature)) for feature in batch.values()]
+    values, _ = _request_of(_feature_by_feature)(batch, features)
+    return values, [sum(map(len, batch[feature])) for feature in features]
 
 
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="14.1",
-        compared="three batches: two features of two visitors, one visitor without clicks, three features",
+        compared="four batches: two features of two visitors, a visitor without clicks, keys in another order",
         solution=_request_of(_feature_by_feature),
         cases=(
-            ({"product": [[7, 1], [5]], "user": [[3], [4, 1]]},),
-            ({"user": [[7]], "item": [[2]], "clicked": [[]]},),
-            ({"user": [[1], [2], [3]], "item": [[9], [8], [7]], "clicked": [[4, 5], [], [6]]},),
+            ({"product": [[7, 1], [5]], "user": [[3], [4, 1]]}, ["product", "user"]),
+            (
+                {
+                    "user": [[7]],
+                    "item": [[2]],
+                    "clicked": [
+                        [],
+                    ],
+                },
+                ["user", "item", "clicked"],
+            ),
+            ({"user": [[3], [4, 1]], "product": [[7, 1], [5]]}, ["product", "user"]),
+            (
+                {"item": [[9], [8], [7]], "clicked": [[4, 5], [], [6]], "user": [[1], [2], [3]]},
+                ["user", "item", "clicked"],
+            ),
         ),
         mistakes=(
+            Mistake(
+                misconception="takes features in the order in which the batch has them",
+                answer=_request_of(_as_they_come),
+                hint="Right as long as the batch has the served order. Which numbers does the model take for products "
+                "when `user` comes first?",
+            ),
             Mistake(
                 misconception="goes through the batch visitor by visitor",
                 answer=_request_of(_visitor_by_visitor),
