@@ -5,15 +5,39 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tutorec.awaitable import Awaitable, NoWait
+    from tutorec.distributed.comm import get_local_rank, get_local_size
+    from tutorec.distributed.env import ShardingEnv
     from tutorec.distributed.model_parallel import DistributedModelParallel
+    from tutorec.distributed.plan import ParameterSharding
+    from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
     from tutorec.distributed.traffic import count_traffic
 
 _LAZY = {
+    "Awaitable": "tutorec.awaitable",
     "DistributedModelParallel": "tutorec.distributed.model_parallel",
+    "ModuleSharder": "tutorec.distributed.sharded_module",
+    "NoWait": "tutorec.awaitable",
+    "ParameterSharding": "tutorec.distributed.plan",
+    "ShardedModule": "tutorec.distributed.sharded_module",
+    "ShardingEnv": "tutorec.distributed.env",
     "count_traffic": "tutorec.distributed.traffic",
+    "get_local_rank": "tutorec.distributed.comm",
+    "get_local_size": "tutorec.distributed.comm",
 }
 
-__all__ = ["DistributedModelParallel", "count_traffic"]
+__all__ = [
+    "Awaitable",
+    "DistributedModelParallel",
+    "ModuleSharder",
+    "NoWait",
+    "ParameterSharding",
+    "ShardedModule",
+    "ShardingEnv",
+    "count_traffic",
+    "get_local_rank",
+    "get_local_size",
+]
 
 
 def __getattr__(name: str) -> Any:
