@@ -2,7 +2,7 @@
 
 A server in another language knows tensors, and no batches of id lists. `with_tensor_inputs` puts a layer around a model
 that builds its batch from them; a *request* is one such set of tensors by name, and has a text form that people, Python
-and ``cpp/loader.cpp`` read.
+and ``cpp/tensor_text.h`` read.
 """
 
 from __future__ import annotations
