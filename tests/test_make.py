@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,7 +15,9 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is n
 
 
 def made(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    # As from a shell: tests run under `make test` too, whose settings a make inside would take over.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
