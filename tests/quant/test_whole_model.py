@@ -364,3 +364,42 @@ def test_never_are_there_two_copies_of_the_tables(way, least, most):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert least <= float(done.stdout) <= most
+
+
+_PEAK_AMONG_FREED_BLOCKS = """
+import torch, tutorec
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.teach.memory import peak_memory
+
+torch.set_num_threads(1)
+torch.ones(7_900_000)  # once such a block is freed, the C library takes the next ones out of its own store
+blocks = [torch.ones(1_280_000) for _ in range(40)]
+end = torch.ones(1000)
+del blocks
+
+def model(rows):
+    tables = [EmbeddingBagConfig(rows, 64, f"t{index}", feature_names=[f"f{index}"]) for index in range(3)]
+    return torch.nn.Sequential(EmbeddingBagCollection(tables))
+
+tutorec.quantize(model(100), inplace=True)  # loads what is loaded once
+model = model(120_000)
+with peak_memory() as peak:
+    tutorec.quantize(model, inplace=True)
+print(peak.growth / (120_000 * 80))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone tells a process its peak")
+def test_float_tables_go_back_to_the_system_also_where_the_c_library_would_keep_them():
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK_AMONG_FREED_BLOCKS],
+        env={"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    # Packed rows of one table and what packing takes on the way; with float tables that are kept, those of all three.
+    assert float(done.stdout) < 2.5

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutorec._kernels.freed_memory import return_freed_memory
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, row_layout
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import QuantConfig
@@ -31,6 +32,7 @@ QUANTIZED: dict[type[nn.Module], type[Any]] = {
 }
 # The largest number of a float16, of which scale and bias are.
 _LARGEST = 65504.0
+_WORTH_RETURNING = 1 << 24  # bytes of float tables; asking takes a millisecond
 _HOOKS = (
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -317,6 +319,7 @@ class _GivenUp:
     def __init__(self, model: nn.Module, tables: Sequence[FloatTable], kinds: Collection[type[nn.Module]]) -> None:
         self._needed = Counter(id(table.module) for table in tables)
         self._needed.update(_outside(model, kinds, set()))
+        self._freed = 0
 
     def done_with(self, table: nn.Module) -> None:
         """One of the collections that hold the table is packed."""
@@ -325,6 +328,11 @@ class _GivenUp:
         if self._needed[id(table)] == 0 and weight is not None:
             # On the meta device it takes no memory, and a lookup in the float collection says so.
             table._parameters["weight"] = nn.Parameter(weight.detach().to("meta"), requires_grad=False)
+            self._freed += weight.nbytes
+        del weight
+        if self._freed >= _WORTH_RETURNING:
+            return_freed_memory()
+            self._freed = 0
 
 
 def _outside(module: nn.Module, kinds: Collection[type[nn.Module]], seen: set[int]) -> set[int]:

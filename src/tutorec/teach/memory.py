@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from tutorec._kernels.freed_memory import return_freed_memory
 
 __all__ = ["Peak", "peak_memory"]
 
@@ -46,8 +47,7 @@ def peak_memory() -> Iterator[Peak]:
         3
     """
     gc.collect()
-    with suppress(OSError, AttributeError, TypeError):  # another system, another C library
-        ctypes.CDLL(None).malloc_trim(0)
+    return_freed_memory()
     peak = Peak()
     if _forget_peak():
         before = _status("VmRSS")
