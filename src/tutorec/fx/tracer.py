@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx.graph import Graph
-from torch.fx.node import Argument
 
 from tutorec.awaitable import LazyAwaitable, NoWait
 
@@ -109,7 +108,7 @@ class Tracer(torch.fx.Tracer):
         forward, args = super().create_args_for_root(type(model).forward, True, concrete_args)
         return forward, [model, *args[1:]]
 
-    def create_arg(self, a: Any) -> Argument:
+    def create_arg(self, a: Any) -> Any:
         """What stands in the graph for a value of eager code."""
         if isinstance(a, LazyAwaitable):
             return self.create_arg(a.wait())
