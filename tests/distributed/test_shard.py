@@ -91,6 +91,8 @@ def test_what_cannot_be_sharded_says_why():
         shard_modules(nn.Sequential(ebc))
     with pytest.raises(TypeError, match=r"a model is sharded, a torch\.nn\.Module, and this is a list"):
         _shard_modules([ebc], ALONE)
+    with pytest.raises(TypeError, match=r"env is a int and no ShardingEnv: ShardingEnv\.from_local\(world_size, 0\)"):
+        shard_modules(nn.Sequential(ebc), 3)
     with pytest.raises(TypeError, match="plan is a dict and no ShardingPlan"):
         shard_modules(nn.Sequential(ebc), ALONE, plan={})
     with pytest.raises(ValueError, match="the plan names module 'no', which the model does not have"):

@@ -148,6 +148,7 @@ def test_errors_of_large_tables_are_those_of_some_rows():
         (lambda: choose_dtypes(collection(a=10), 900, dtypes=[]), ValueError, "0 dtypes"),
         (lambda: choose_dtypes(collection(a=10), 900, dtypes=[torch.int64]), ValueError, "'a' cannot be quantized to"),
         (lambda: choose_dtypes(collection(a=10).to("meta"), 900), ValueError, "meta device has no numbers"),
+        (lambda: choose_dtypes(collection(a=10), "900"), TypeError, "budget_bytes='900' is a str"),
         (lambda: choose_dtypes(nn.Linear(2, 2), 900), ValueError, "nothing to quantize"),
         (lambda: choose_dtypes(tutorec.quantize(collection(a=10)), 900), ValueError, "quantized already"),
     ],

@@ -220,8 +220,8 @@ def test_no_rows_are_no_rows(data_type):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: pack_rows(torch.ones(3), DataType.INT8, name="item"), r"table 'item'.*float32 \[3\].*float\(\)"),
-        (lambda: pack_rows(torch.ones(3, 2, dtype=torch.int64), DataType.INT8), "int64"),
+        (lambda: pack_rows(torch.ones(3), DataType.INT8, name="item"), r"table 'item'.*float32 \[3\].*rows\[None\]"),
+        (lambda: pack_rows(torch.ones(3, 2, dtype=torch.int64), DataType.INT8), r"int64 \[3, 2\].*rows\.float\(\)"),
         (lambda: pack_rows(torch.ones(3, 2), DataType.BF16), "BF16"),
         (lambda: pack_rows(torch.ones(3, 0), DataType.INT8), "0 columns"),
         (lambda: pack_rows(torch.ones(3, 2), DataType.INT8, out=torch.ones(3, 2)), r"uint8 \[3, 16\]"),

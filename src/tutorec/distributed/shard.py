@@ -115,7 +115,7 @@ def shard_modules(
 
     Raises:
         PlannerError: No plan is given and none is found.
-        TypeError: It is no model, or no plan.
+        TypeError: It is no model, ``env`` no environment, or ``plan`` no plan.
         ValueError: There is no process group, or the plan does not fit.
 
     Example:
@@ -144,6 +144,11 @@ def _shard_modules(
     """`shard_modules` under the name that TorchRec's introduction calls; ``planner`` makes a plan if none is given."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"a model is sharded, a torch.nn.Module, and this is a {type(module).__name__}: {module!r}")
+    if env is not None and not isinstance(env, ShardingEnv):
+        raise TypeError(
+            f"env is a {type(env).__name__} and no ShardingEnv: ShardingEnv.from_local(world_size, 0) for the devices "
+            "of one process, ShardingEnv.from_process_group(group) for ranks"
+        )
     sharders = default_sharders() if sharders is None else list(sharders)
     env = env if env is not None else default_env("shard_modules")
     device = torch.device(device) if device is not None else torch.device("cpu")

@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from numbers import Real
 from typing import Any
 
 import torch
@@ -136,7 +137,7 @@ def choose_dtypes(
 
     Raises:
         KeyError: ``lookups`` names a table that there is not.
-        TypeError: ``model`` is no module, or a format is none.
+        TypeError: ``model`` is no module, a format is none, or the budget no number.
         ValueError: Even the smallest formats do not fit, or as in ``table_menu``.
 
     Example:
@@ -146,6 +147,8 @@ def choose_dtypes(
         >>> choose_dtypes(EmbeddingBagCollection(tables), 600_000)  # 48 bytes a row of 4 bits, 128 of float16
         {'small': torch.float16, 'large': torch.quint4x2}
     """
+    if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, Real):
+        raise TypeError(f"budget_bytes={budget_bytes!r} is a {type(budget_bytes).__name__} and no number of bytes")
     menus = table_menu(model, dtypes, lookups=lookups, sample_rows=sample_rows, row_alignment=row_alignment)
     return {name: entry.dtype for name, entry in cheapest_within(menus, budget_bytes).items()}
 

@@ -233,7 +233,7 @@ def _layout_of(rows: Tensor, data_type: DataType, name: str = "", alignment: int
     if rows.dim() != 2 or rows.dtype not in (torch.float32, torch.float16):
         raise ValueError(
             f"table {name!r}: rows to be packed are float32 or float16 [R, D], got {rows.dtype} {list(rows.shape)}; "
-            "convert them: rows.float()"
+            + ("convert them: rows.float()" if rows.dim() == 2 else "one row is rows[None]")
         )
     return row_layout(rows.shape[1], data_type, alignment)
 

@@ -9,6 +9,7 @@ its rows, and the partial sums of a bag are added up.
 """
 
 # No `from __future__ import annotations`: TorchScript compiles the functions below from a traced graph.
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -130,7 +131,7 @@ class InferContext:
     places: Any = None
 
 
-class InferSharding:
+class InferSharding(ABC):
     """Tables of one module that reach their devices in one way.
 
     Args:
@@ -165,17 +166,17 @@ class InferSharding:
         count = sum(name == table for name, _ in self._held)
         return [lookup.rows_of(shard) for lookup, shard in (self._held[table, piece] for piece in range(count))]
 
+    @abstractmethod
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:
         """The batch of each device, on that device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
         """Pooled rows of each device -> ``[B, D]``: the columns of ``calls``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows_home(self, rows: list[Any], ctx: InferContext, device: torch.device) -> list[Home]:
         """Rows ``[N, D]`` of each call -> the same where results are to be, and whose they are."""
-        raise NotImplementedError
 
     def _lookup(
         self,
