@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Kept", "Ranks", "init", "run_ranks"]
 
 _CLOSE_SECONDS = 2.0
+_LETTING_GO_SECONDS = 0.05
 
 
 class Ranks:
@@ -294,7 +296,14 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
 
 
 def _leave_group() -> None:
-    """Leave the default group at the end of the program, as torch asks for."""
+    """Leave the default group at the end of the program, as torch asks for.
+
+    A model that is still there keeps the group and its threads. One that has ended a collective may not have let go of
+    its tensors yet, needs the interpreter for it, and aborts the process if that is going: it gets the time before.
+    """
     dist = sys.modules["torch.distributed"]
     if dist.is_initialized():
+        group = weakref.ref(dist.group.WORLD)
         dist.destroy_process_group()
+        if group() is not None:
+            time.sleep(_LETTING_GO_SECONDS)

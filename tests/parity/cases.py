@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -14,7 +13,7 @@ import module_cases  # noqa: F401
 import optimizer_cases  # noqa: F401
 import quant_cases  # noqa: F401
 import sharded_cases  # noqa: F401
-from registry import CASES
+from registry import CASES, print_and_end
 
 
 def results(root: str) -> dict[str, Any]:
@@ -38,4 +37,4 @@ def results(root: str) -> dict[str, Any]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
-    print(json.dumps(results(sys.argv[1])))
+    print_and_end(results(sys.argv[1]))

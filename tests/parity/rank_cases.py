@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry import filled, of
+from registry import filled, of, print_and_end
 from sharded_cases import exact_optimizer
 
 WORLD = 2
@@ -235,4 +235,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         main(sys.argv[1])
     else:
-        print(json.dumps(one_rank(sys.argv[1], int(sys.argv[2]), sys.argv[3])))
+        print_and_end(one_rank(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

@@ -7,8 +7,10 @@ no generator stands between the two runs.
 from __future__ import annotations
 
 import importlib
+import json
+import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 Case = Callable[[str], Any]
 CASES: dict[str, Case] = {}
@@ -23,6 +25,12 @@ def case(function: Case) -> Case:
 def of(root: str, path: str) -> Any:
     """The module of this path in the library with this root."""
     return importlib.import_module(f"{root}.{path}")
+
+
+def print_and_end(results: Any) -> NoReturn:
+    """Print as JSON, and end before Python takes itself down: gloo's threads may still hold tensors, and then abort."""
+    print(json.dumps(results), flush=True)
+    os._exit(0)
 
 
 def numbers(tensor: Any) -> Any:

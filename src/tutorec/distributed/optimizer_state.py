@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.shard_geometry import ShardPiece
+from tutorec.distributed.sharded_tensor import ShardedTensor
 from tutorec.distributed.state_dict import Rectangles, local_piece, sharded_tensor
 from tutorec.distributed.tables import HeldTable, PlacedTable
 

@@ -1,8 +1,7 @@
 """What a sharded module stores and loads: each table once, under its unsharded name, as a `ShardedTensor`.
 
 A ``ShardedTensor`` knows the shape of the whole table and which rank holds which rectangle of it, so that every rank's
-state dict names every table. It is torch's, and private (``torch.distributed._shard``): this file is the one that
-touches it.
+state dict names every table.
 """
 
 from __future__ import annotations
@@ -15,13 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
-from torch.distributed._shard.sharded_tensor.shard import Shard
 
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.shard_geometry import ShardPiece, placement
+from tutorec.distributed.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata, TensorProperties
 from tutorec.distributed.tables import PlacedTable
 
 
