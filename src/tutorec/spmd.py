@@ -15,13 +15,13 @@ import os
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tutorec._spmd_crew import Crew, CrewOptions
+from tutorec._spmd_end import give_threads_time
 from tutorec._spmd_rank import file_address, join_group
 from tutorec._spmd_side import Kept, RankWorld, restore_world
 from tutorec._spmd_wire import call_arguments, dump, load
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Kept", "Ranks", "init", "run_ranks"]
 
 _CLOSE_SECONDS = 2.0
-_LETTING_GO_SECONDS = 0.05
 
 
 class Ranks:
@@ -292,18 +291,12 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
         atexit.register(_leave_group)
     group = dist.group.WORLD
     assert group is not None, "the default group was started above"
+    give_threads_time(group)
     return group
 
 
 def _leave_group() -> None:
-    """Leave the default group at the end of the program, as torch asks for.
-
-    A model that is still there keeps the group and its threads. One that has ended a collective may not have let go of
-    its tensors yet, needs the interpreter for it, and aborts the process if that is going: it gets the time before.
-    """
+    """Leave the default group at the end of the program, as torch asks for."""
     dist = sys.modules["torch.distributed"]
     if dist.is_initialized():
-        group = weakref.ref(dist.group.WORLD)
         dist.destroy_process_group()
-        if group() is not None:
-            time.sleep(_LETTING_GO_SECONDS)

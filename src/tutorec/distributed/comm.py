@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from tutorec._spmd_end import give_threads_time
 from tutorec.awaitable import Awaitable, NoWait
 
 
@@ -429,8 +430,12 @@ def _announce(group: dist.ProcessGroup, stage: str, bytes_to: Sequence[int]) -> 
 
 def _check_thread(group: dist.ProcessGroup) -> None:
     thread = threading.get_ident()
-    owner = _issuing_thread.setdefault(group, thread)
+    owner = _issuing_thread.get(group)
     if owner == thread:
+        return
+    if owner is None:
+        _issuing_thread[group] = thread
+        give_threads_time(group)
         return
     alive = {other.ident: other.name for other in threading.enumerate()}
     # Autograd's device threads are not Python's: while one issues, the thread that called backward() waits for it,
