@@ -134,6 +134,17 @@ def test_an_id_that_is_no_row_ends_with_a_message(loader: Path, served, tmp_path
 
 @compiled
 @pytest.mark.slow
+@pytest.mark.skipif(not operator_libraries(), reason="no operators outside of torch")
+def test_a_model_without_its_operators_ends_with_their_name(loader: Path, served):
+    code, message = run(loader, *served)
+    assert code == 1
+    assert "loading the model " in message
+    assert "fbgemm::" in message.splitlines()[0]
+    assert len(message.splitlines()) == 1
+
+
+@compiled
+@pytest.mark.slow
 def test_missing_and_damaged_files_end_with_a_message(loader: Path, served, tmp_path: Path):
     model, request = served
     (tmp_path / "damaged.pt").write_bytes(model.read_bytes()[:2000])

@@ -29,9 +29,14 @@ int main(int argc, char** argv) try {
   for (size_t i = 0; i < answer.toTupleRef().size(); ++i)
     print("answer_" + std::to_string(i), answer.toTupleRef().elements()[i].toTensor());
 } catch (const std::exception& error) {
-  std::string text = error.what();  // of TorchScript: the lines of code that led there, then what Python would say
+  std::string text = error.what();
   text = text.substr(0, text.find("\nException raised from"));
-  const size_t line = text.rfind('\n', text.rfind("Error: "));
-  std::cerr << doing << ": " << (line == std::string::npos ? text : text.substr(line + 1)) << std::endl;
+  if (const size_t raised = text.rfind("Error: "); raised != std::string::npos) {
+    text = text.substr(text.rfind('\n', raised) + 1);  // of TorchScript: after lines of code, what Python would say
+  } else {
+    std::istringstream lines(text);  // of a file that cannot be read: a first line that says it, then lines of code
+    while (std::getline(lines, text) && text.empty()) continue;
+  }
+  std::cerr << doing << ": " << text << std::endl;
   return 1;
 }
