@@ -109,6 +109,10 @@ class LazyAwaitable(Awaitable[W]):
         """Call ``func`` with every lazy value among its arguments replaced by the value."""
         return func(*_waited(args), **_waited(kwargs or {}))
 
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        """What a traced graph takes in this one's place: ``proxy - lazy`` asks the proxy first, which asks here."""
+        return tracer.create_arg(self.wait())
+
 
 class LazyNoWait(LazyAwaitable[W]):
     """A lazy awaitable whose value is already here.

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch.fx
 
 from tutorec.awaitable import Awaitable, LazyAwaitable, LazyNoWait, NoWait
 
@@ -87,3 +88,13 @@ def test_values_that_are_here_already():
     assert NoWait(None).wait() is None
     assert LazyNoWait({"a": 1})["a"] == 1
     assert "a" in LazyNoWait({"a": 1})
+
+
+def test_a_lazy_value_stands_behind_an_operator_of_a_traced_graph():
+    class Later(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 3 - LazyNoWait(x + 1) + torch.add(x, LazyNoWait(x))
+
+    traced = torch.fx.symbolic_trace(Later())
+    assert traced(torch.tensor([5.0])).tolist() == [19.0]
+    assert [node.op for node in traced.graph.nodes].count("placeholder") == 1

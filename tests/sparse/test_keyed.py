@@ -55,9 +55,15 @@ def test_regroup_of_a_key_in_two_tensors_is_refused() -> None:
         KeyedTensor.regroup([keyed("a", [1], 2), keyed("a", [1], 2)], [["a0"]])
 
 
-def test_regroup_of_an_empty_group_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"group 1 .* names no key"):
-        KeyedTensor.regroup([keyed("a", [1], 2)], [["a0"], []])
+def test_regroup_of_an_empty_group_has_no_columns() -> None:
+    first, none = KeyedTensor.regroup([keyed("a", [1], 2), keyed("b", [3], 2)], [["a0"], []])
+    assert (first.shape, none.shape, none.dtype) == ((2, 1), (2, 0), first.dtype)
+    assert torch.cat([first, none], dim=1).equal(first)
+
+
+def test_regroup_of_an_empty_group_without_tensors_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"group 0 .* names no key, and no keyed tensor says what B is"):
+        KeyedTensor.regroup([], [[]])
 
 
 def test_regroup_sends_gradients_home() -> None:

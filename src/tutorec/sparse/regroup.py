@@ -21,14 +21,15 @@ def regroup(
         sizes: The sizes of their slices.
         values: Their values ``[B, D]``.
         dims: The dimension that the keys of each cut.
-        groups: The keys of each result, in order. A key may be used more than once.
+        groups: The keys of each result, in order. A key may be used more than once; a group without keys gives no
+            columns, ``[B, 0]``, so that a model whose list of features is empty needs no case of its own.
 
     Returns:
         One tensor per group, ``[B, sum of the keys' columns]``.
 
     Raises:
         KeyError: No keyed tensor has the key.
-        ValueError: Two of them have it, a group is empty, or they cut different dimensions.
+        ValueError: Two of them have it, they cut different dimensions, or there is none to take a group from.
 
     Example:
         >>> import torch
@@ -56,7 +57,10 @@ def regroup(
         _check_groups(pieces, groups)
     out: list[Tensor] = []
     for group in groups:
-        out.append(torch.cat([pieces[name] for name in group], dim=dim))
+        if len(group) > 0:
+            out.append(torch.cat([pieces[name] for name in group], dim=dim))
+        else:
+            out.append(values[0].narrow(dim, 0, 0))
     return out
 
 
@@ -90,11 +94,11 @@ def _refuse(keys: list[list[str]], dims: list[int]) -> None:
 
 
 def _check_groups(pieces: dict[str, Tensor], groups: list[list[str]]) -> None:
-    """Raise for a group without keys, or with one that no keyed tensor has."""
+    """Raise for a group with a key that no keyed tensor has."""
     there = pieces.keys()
     for position, group in enumerate(groups):
-        if not group:
-            raise ValueError(f"regroup: group {position} of {groups} names no key; leave it out")
+        if not group and not there:
+            raise ValueError(f"regroup: group {position} of {groups} names no key, and no keyed tensor says what B is")
         if not there >= set(group):
             missing = next(name for name in group if name not in there)
             raise KeyError(f"regroup: group {position} wants key {missing!r}, and the keyed tensors have {list(there)}")
