@@ -28,6 +28,9 @@ from tutorec.fx.tracer import Tracer
 from tutorec.inference.export import export_model
 from tutorec.inference.scripting import script_model
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from tutorec.modules.embedding_modules import EmbeddingBagCollection as FloatBags
+from tutorec.quant.preparing import quant_prep_enable_quant_state_dict_split_scale_bias
+from tutorec.quant.whole_model import quantize
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
@@ -348,6 +351,66 @@ def test_state_that_does_not_fit_is_refused():
             module.load_state_dict(ebc.state_dict())
         with pytest.raises(RuntimeError, match=r"embedding_bags\.shops\.weight"):
             module.load_state_dict({key: rows for key, rows in quantized.state_dict().items() if "shops" not in key})
+
+
+SPLIT_WORDS = [table_wise(rank=1), row_wise(), column_wise(ranks=[0, 1])]
+
+
+def split_bags(dtype):
+    """A quantized collection that shows scale and bias as buffers of their own."""
+    ebc = FloatBags(TABLES)
+    quant_prep_enable_quant_state_dict_split_scale_bias(ebc)
+    return quantize(ebc, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.quint4x2, torch.float16])
+@pytest.mark.parametrize("word", SPLIT_WORDS)
+def test_state_with_scale_and_bias_of_their_own_comes_and_goes(word, dtype):
+    quantized, other = split_bags(dtype), split_bags(dtype)
+    words = {one.name: word for one in TABLES}
+    expected = quantized.state_dict()
+    assert ("embedding_bags.things.weight_qscale" in expected) == (dtype is not torch.float16)
+    found = sharded(quantized, words, 2).state_dict()
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    module = sharded(other, words, 2)
+    module.load_state_dict(expected)
+    assert all(torch.equal(module.state_dict()[key], expected[key]) for key in expected)
+    assert torch.allclose(module(batch()).values(), quantized(batch()).values(), atol=1e-6)
+
+
+@pytest.mark.parametrize("word", SPLIT_WORDS)
+def test_part_of_a_split_state_leaves_the_rest_as_it_was(word):
+    quantized, other = split_bags(torch.int8), split_bags(torch.int8)
+    module = sharded(other, {one.name: word for one in TABLES}, 2)
+    before = {key: rows.clone() for key, rows in module.state_dict().items()}
+    some = {"embedding_bags.things.weight_qbias": quantized.state_dict()["embedding_bags.things.weight_qbias"]}
+    with pytest.raises(RuntimeError, match=r"embedding_bags\.things\.weight_qscale"):
+        module.load_state_dict(some)
+    result = module.load_state_dict(some, strict=False)
+    assert sorted(result.missing_keys) == sorted(set(before) - set(some)) and not result.unexpected_keys
+    after = module.state_dict()
+    assert all(torch.equal(after[key], some.get(key, before[key])) for key in before)
+
+
+@pytest.mark.parametrize("word", SPLIT_WORDS)
+def test_missing_tables_are_named_as_the_unsharded_module_names_them(word):
+    _, quantized = bags(TABLES, torch.int8)
+    module = sharded(quantized, {one.name: word for one in TABLES}, 2)
+    before = {key: rows.clone() for key, rows in module.state_dict().items()}
+    missing = module.load_state_dict({}, strict=False).missing_keys
+    assert sorted(missing) == sorted(before)
+    assert all(torch.equal(module.state_dict()[key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize("word", SPLIT_WORDS)
+def test_state_of_the_other_form_says_what_sets_them_apart(word):
+    _, joined = bags(TABLES, torch.int8)
+    split = split_bags(torch.int8)
+    words = {one.name: word for one in TABLES}
+    for module, other, how in ((joined, split, "with"), (split, joined, "without")):
+        with pytest.raises(ValueError, match=f"stored {how} scale and bias in buffers .*quantize both models alike"):
+            sharded(module, words, 2).load_state_dict(other.state_dict())
 
 
 def test_copies_and_pickles_stand_alone():

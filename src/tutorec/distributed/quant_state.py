@@ -32,7 +32,7 @@ from tutorec.distributed.tables import check_plan_covers
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 from tutorec.modules.embedding_tables import get_embedding_names_by_table
 from tutorec.quant.column_slices import cut_columns, join_columns
-from tutorec.quant.packed_tables import PackedTables
+from tutorec.quant.packed_tables import PackedTables, check_parts, parts_of_rows
 from tutorec.sparse.id_check import FeatureRows, check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
@@ -106,6 +106,7 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         super().__init__()
         self._env = _serving(env, source.kind)
         self._kind, self._path = source.kind, source.path
+        self._split_scale_bias = source.tables.split_scale_bias
         self._is_weighted, self._output_dtype = source.weighted, source.output_dtype
         self._devices = serving_devices(device if device is not None else source.tables.device, env.world_size)
         self._output_device = self._devices[0]
@@ -345,37 +346,50 @@ def _store_whole(module: Any, state_dict: dict[str, Any], prefix: str, local_met
     """Name every table in the state dict as the unsharded module does, and put cut ones together, which copies them."""
     for table in module._tables:
         key = f"{prefix}{module._path}.{table.name}.weight"
-        if len(table.pieces) == 1 or key not in state_dict:
+        if key not in state_dict:
             continue
-        pieces = [state_dict[key], *(state_dict.pop(f"{key}_{i}") for i in range(1, len(table.pieces)))]
-        if _cuts_columns(table):
-            layouts = [each.layout for each in table.piece_tables]
-            state_dict[key] = join_columns(pieces, layouts, table.table.layout)
-        else:
-            state_dict[key] = _joined_rows(pieces)
+        whole = state_dict.pop(key)
+        if len(table.pieces) > 1:
+            whole = _joined(table, [whole, *(state_dict.pop(f"{key}_{i}") for i in range(1, len(table.pieces)))])
+        for part, view in parts_of_rows(whole, table.table, module._split_scale_bias):
+            state_dict[f"{prefix}{module._path}.{table.name}.{part}"] = view
 
 
-def _load_pieces(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Leave in the state dict the pieces of each table."""
+def _load_pieces(
+    module: Any, state_dict: dict[str, Any], prefix: str, _metadata: Any, _strict: bool, missing: list[str], *_: Any
+) -> None:
+    """Leave in the state dict the pieces of each table; those of a table that it does not have are the module's own."""
     for table in module._tables:
-        key = f"{prefix}{module._path}.{table.name}.weight"
-        whole = state_dict.get(key)
+        stem = f"{prefix}{module._path}.{table.name}"
+        key, own = f"{stem}.weight", [rows for one in module._shardings for rows in one.rows_of(table.name)]
+        shape = table.table.rows, table.table.layout.row_bytes
+        parts = parts_of_rows(
+            torch.empty(shape, dtype=torch.uint8, device="meta"), table.table, module._split_scale_bias
+        )
+        check_parts(table.table, parts, {part: state_dict.get(f"{stem}.{part}") for part, _ in parts})
+        absent = [f"{stem}.{part}" for part, _ in parts if f"{stem}.{part}" not in state_dict]
+        missing.extend(absent)
+        if len(absent) == len(parts):
+            state_dict.update((key if index == 0 else f"{key}_{index}", rows) for index, rows in enumerate(own))
+            continue
+        whole = state_dict[key] if not module._split_scale_bias else None
         if whole is None:
-            continue
-        shape = [table.table.rows, table.table.layout.row_bytes]
-        if not isinstance(whole, Tensor) or whole.dtype != torch.uint8 or list(whole.shape) != shape:
-            found = f"{whole.dtype} {list(whole.shape)}" if isinstance(whole, Tensor) else type(whole).__name__
-            raise ValueError(
-                f"table {table.name!r} holds packed rows, uint8 {shape}, and the state to be loaded has {found}: "
-                "load it into the model that it is of, and quantize and shard that"
-            )
-        if len(table.pieces) == 1:
-            continue
-        for index, (piece, own) in enumerate(zip(table.pieces, table.piece_tables, strict=True)):
+            device = own[0].device
+            whole = _joined(table, own).clone() if absent else torch.zeros(shape, dtype=torch.uint8, device=device)
+            for part, view in parts_of_rows(whole, table.table, split=True):
+                view.copy_(state_dict.pop(f"{stem}.{part}", view))
+        for index, (piece, tensor) in enumerate(zip(table.pieces, table.piece_tables, strict=True)):
             rows = whole[piece.row_offset : piece.row_offset + piece.rows]
             if _cuts_columns(table):
-                rows = cut_columns(rows, table.table.layout, piece.column_offset, own.layout)
+                rows = cut_columns(rows, table.table.layout, piece.column_offset, tensor.layout)
             state_dict[key if index == 0 else f"{key}_{index}"] = rows
+
+
+def _joined(table: QuantTable, pieces: Sequence[Tensor]) -> Tensor:
+    """A table's packed rows, from those of its pieces."""
+    if _cuts_columns(table):
+        return join_columns(pieces, [each.layout for each in table.piece_tables], table.table.layout)
+    return pieces[0] if len(pieces) == 1 else _joined_rows(pieces)
 
 
 def _joined_rows(pieces: Sequence[Tensor]) -> Tensor:

@@ -35,6 +35,7 @@ class PackedTables(nn.Module):
     Attributes:
         register_tbes: Whether the operators are submodules, ``tbes``.
         row_alignment: Bytes that rows are padded to a multiple of.
+        split_scale_bias: Whether scale and bias are shown as buffers of their own.
         packed_from: The dtype of the float table that each table was packed from.
         errors: The largest and the mean error of each table, where they were measured when it was packed.
     """
@@ -43,6 +44,7 @@ class PackedTables(nn.Module):
     errors: dict[str, tuple[float, float]]
     register_tbes: bool
     row_alignment: int
+    split_scale_bias: bool
 
     _output_dtype: torch.dtype
     _holder: str  # name of the submodule that shows the tables
@@ -65,7 +67,7 @@ class PackedTables(nn.Module):
             split_scale_bias: Whether scale and bias are shown as buffers of their own.
             device: Where the rows are.
         """
-        self._split_scale_bias, self._device = split_scale_bias, device
+        self.split_scale_bias, self._device = split_scale_bias, device
         self.packed_from, self.errors = {}, {}
         self._operators, self._feature_splits, self._features, self._orders = [], [], [], {}
         for key in dict.fromkeys(groups):
@@ -189,7 +191,9 @@ class PackedTables(nn.Module):
         """Let the tables' buffers be views of the operators' buffers."""
         for operator, names in self._operators:
             for index, name in enumerate(names):
-                for part, view in _parts(operator.table_rows(index), operator.tables[index], self._split_scale_bias):
+                for part, view in parts_of_rows(
+                    operator.table_rows(index), operator.tables[index], self.split_scale_bias
+                ):
                     self._shown[name].register_buffer(part, view)
             self._device = operator.weights.device
 
@@ -230,8 +234,24 @@ def _packed_table(table: BaseEmbeddingConfig, alignment: int) -> PackedTable:
     return PackedTable(table.name, rows_of(table), table.embedding_dim, kind, alignment)
 
 
-def _parts(rows: Tensor, table: PackedTable, split: bool) -> list[tuple[str, Tensor]]:
-    """The buffers that show a table: all of its rows, or payload, scale and bias by themselves."""
+def parts_of_rows(rows: Tensor, table: PackedTable, split: bool) -> list[tuple[str, Tensor]]:
+    """The buffers that show a table: all of its rows, or payload, scale and bias by themselves.
+
+    Args:
+        rows: Its packed rows [R, row_bytes].
+        table: Its layout.
+        split: Whether scale and bias are buffers of their own.
+
+    Returns:
+        Names and views of the rows.
+
+    Example:
+        >>> from tutorec.types import DataType
+        >>> table = PackedTable("item", rows=3, columns=8, data_type=DataType.INT8)
+        >>> parts = parts_of_rows(torch.zeros(3, table.layout.row_bytes, dtype=torch.uint8), table, split=True)
+        >>> [(name, tuple(part.shape)) for name, part in parts]
+        [('weight', (3, 8)), ('weight_qscale', (3, 2)), ('weight_qbias', (3, 2))]
+    """
     if not split:
         return [("weight", rows)]
     layout = table.layout
@@ -259,16 +279,57 @@ def _write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, s
         rows[:, : layout.scale_bytes] = scale_bias
 
 
+def check_parts(table: PackedTable, parts: Sequence[tuple[str, Tensor]], found: Mapping[str, Any]) -> None:
+    """Check that what a state holds for a table can be copied into its buffers: nothing is converted.
+
+    Args:
+        table: The table.
+        parts: Its buffers by name, see ``parts_of_rows``.
+        found: What the state holds for them, None where it holds nothing.
+
+    Raises:
+        ValueError: It holds floats, which may have a packed table's shape and would be copied number by number, or
+            rows in another layout.
+    """
+    for part, own in parts:
+        given = found.get(part)
+        if given is None:
+            continue
+        shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        if not isinstance(given, Tensor) or given.dtype != torch.uint8:
+            kind = f" of {given.dtype}" if isinstance(given, Tensor) else ""
+            raise ValueError(
+                f"table {table.name!r} holds packed rows, uint8 {list(own.shape)}, and the state to be loaded has "
+                f"{part} {shape}{kind}; load it into the float model, and quantize that"
+            )
+        if given.shape != own.shape:
+            raise ValueError(
+                f"table {table.name!r} holds packed rows, {part} {list(own.shape)} of {table.rows} x {table.columns} "
+                f"numbers in {table.data_type.value}, and the state to be loaded has {shape}{_why(table, parts, given)}"
+            )
+
+
+def _why(table: PackedTable, parts: Sequence[tuple[str, Tensor]], given: Tensor) -> str:
+    """What the layout of other rows tells about them, and what is to be done."""
+    layout = table.layout
+    if given.shape[:1] != (table.rows,):
+        return ": it is of a table with other rows; load it into a model with the same configs, and the same pruning"
+    widths = {True: layout.payload_bytes, False: layout.row_bytes}
+    other = len(parts) == 1
+    if layout.scale_bytes and given.shape[1:] == (widths[other],):
+        return (
+            f": it was stored {'with' if other else 'without'} scale and bias in buffers of their own, see "
+            "quant_prep_enable_quant_state_dict_split_scale_bias; quantize both models alike"
+        )
+    return ": it is of other columns, another number format or another row_alignment; quantize both models alike"
+
+
 def _refuse_other_rows(module: PackedTables, state_dict: Mapping[str, Any], prefix: str, *_: object) -> None:
-    """A table of floats may have a packed table's shape, and would be copied into it, number by number."""
+    """What is no packed row of this layout is not copied."""
     for table, own in module._shown.items():
-        for part in own._buffers:
-            found = state_dict.get(f"{prefix}{module._holder}.{table}.{part}")
-            if isinstance(found, Tensor) and found.dtype != torch.uint8:
-                raise ValueError(
-                    f"table {table!r} holds packed rows, and the state to be loaded has {part} {list(found.shape)} of "
-                    f"{found.dtype}; load it into the float model, and quantize that"
-                )
+        parts = [(part, buffer) for part, buffer in own._buffers.items() if buffer is not None]
+        found = {part: state_dict.get(f"{prefix}{module._holder}.{table}.{part}") for part, _ in parts}
+        check_parts(module.packed_table(table), parts, found)
 
 
 def _take_rows(module: PackedTables, _: object) -> None:
@@ -281,7 +342,9 @@ def _take_rows(module: PackedTables, _: object) -> None:
             operator.to_empty(device=device) if operator.weights.is_meta else operator.to(device)
         for index, name in enumerate(names):
             own = module._shown[name]
-            for part, view in _parts(operator.table_rows(index), operator.tables[index], module._split_scale_bias):
+            for part, view in parts_of_rows(
+                operator.table_rows(index), operator.tables[index], module.split_scale_bias
+            ):
                 if own.get_buffer(part).data_ptr() != view.data_ptr():
                     view.copy_(own.get_buffer(part))
     module._show()
