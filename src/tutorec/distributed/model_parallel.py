@@ -30,7 +30,7 @@ from tutorec.distributed.shard import (
     replaced,
 )
 from tutorec.distributed.sharded_module import ModuleSharder
-from tutorec.distributed.sharding_plan import check_plan_fits, default_sharders
+from tutorec.distributed.sharding_plan import check_plan_fits, get_default_sharders
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
 
@@ -45,7 +45,8 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
     Args:
         module: The model; dense parts take rank 0's weights, tables those of the rank that is to hold them.
         env: The ranks; all ranks of the default process group by default.
-        device: Where this rank computes, by default the CPU.
+        device: Where this rank computes, by default the CPU; on meta tables have shapes only, to be looked at, and
+            dense parts stay where they are.
         plan: Path of each collection -> its plan; by default `EmbeddingShardingPlanner` makes one, on rank 0 for all.
         sharders: One for each class of modules that is to be sharded.
         init_data_parallel: Wrap the dense parts now; otherwise call ``init_data_parallel()`` before the first training
@@ -80,7 +81,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         _check_wrapped_once(module)
         self._env = env if env is not None else default_env("DistributedModelParallel")
         self.device = usable_device(device, {})
-        sharders = _checked_sharders(sharders) if sharders is not None else default_sharders()
+        sharders = _checked_sharders(sharders) if sharders is not None else get_default_sharders()
         shardable = dict(collections_of(module, sharders))
         plan = _given_or_made(plan, module, sharders, self._env, self.device)
         self._plan = _agreed_plan(plan, module, shardable, self._env)
@@ -105,8 +106,13 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         """What the model returns; where it is a collection of tables, lazily.
 
         Raises:
-            ValueError: `set_gradient_division` was called after the dense parts were wrapped.
+            ValueError: `set_gradient_division` was called after the dense parts were wrapped, or tables have no rows.
         """
+        if self.device.type == "meta":
+            raise ValueError(
+                "this DistributedModelParallel is on the meta device: its tables have shapes and no rows to look up; "
+                "build it with device=torch.device('cpu') to use it"
+            )
         if self._ddp_is_built and get_gradient_division() is not self._divides:
             was, now = ("mean", "sum") if self._divides else ("sum", "mean")
             raise ValueError(
@@ -114,6 +120,18 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
                 f"set_gradient_division asks for the {now} now: call it before DistributedModelParallel"
             )
         return self._dmp_wrapped_module(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """As of every module; the message says so where it is the model inside that has it."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_dmp_wrapped_module" not in self.__dict__.get("_modules", {}) or not hasattr(self.module, name):
+                raise
+        raise AttributeError(
+            f"DistributedModelParallel has no {name!r}, the model inside has: write .module.{name}; where torch's "
+            "get_model_state_dict asks for it, call state_dict() instead, which names every table on every rank"
+        )
 
     @property
     def module(self) -> nn.Module:

@@ -22,7 +22,7 @@ from tutorec.distributed.sharding_plan import (
     apply_to_all,
     check_plan_fits,
     construct_module_sharding_plan,
-    default_sharders,
+    get_default_sharders,
     get_module_to_default_sharders,
 )
 
@@ -149,7 +149,7 @@ def _shard_modules(
             f"env is a {type(env).__name__} and no ShardingEnv: ShardingEnv.from_local(world_size, 0) for the devices "
             "of one process, ShardingEnv.from_process_group(group) for ranks"
         )
-    sharders = default_sharders() if sharders is None else list(sharders)
+    sharders = get_default_sharders() if sharders is None else list(sharders)
     env = env if env is not None else default_env("shard_modules")
     device = torch.device(device) if device is not None else torch.device("cpu")
     found = dict(collections_of(module, sharders))
@@ -298,9 +298,9 @@ def move_dense_parts(module: nn.Module, device: torch.device) -> None:
 
     Args:
         module: Changed in place.
-        device: Where to.
+        device: Where to; on meta there is no place for numbers, and everything stays where it is.
     """
-    if isinstance(module, ShardedModule):
+    if isinstance(module, ShardedModule) or device.type == "meta":
         return
     for tensor in [*module._parameters.values(), *module._buffers.values()]:
         if tensor is not None and not tensor.is_meta and tensor.device.type != device.type:

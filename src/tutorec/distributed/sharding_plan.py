@@ -397,8 +397,16 @@ def construct_module_sharding_plan(
     return plan
 
 
-def default_sharders() -> list[ModuleSharder[Any]]:
-    """One sharder for each class of modules that can be sharded."""
+def get_default_sharders() -> list[ModuleSharder[Any]]:
+    """One sharder with default settings for each class of modules that can be sharded.
+
+    Example:
+        >>> [type(sharder).__name__ for sharder in get_default_sharders()[:2]]
+        ['EmbeddingBagCollectionSharder', 'EmbeddingCollectionSharder']
+
+    Source:
+        TorchRec's ``torchrec.distributed.sharding_plan.get_default_sharders``.
+    """
     return [
         EmbeddingBagCollectionSharder(),
         EmbeddingCollectionSharder(),
@@ -417,7 +425,7 @@ def get_module_to_default_sharders() -> dict[type[nn.Module], ModuleSharder[Any]
     Source:
         TorchRec's ``torchrec.distributed.sharding_plan.get_module_to_default_sharders``.
     """
-    return {sharder.module_type: sharder for sharder in default_sharders()}
+    return {sharder.module_type: sharder for sharder in get_default_sharders()}
 
 
 def check_plan_fits(plan: ShardingPlan, paths: Mapping[str, nn.Module]) -> None:
@@ -445,11 +453,11 @@ def check_plan_fits(plan: ShardingPlan, paths: Mapping[str, nn.Module]) -> None:
 
 
 def _sharder_of(module: nn.Module) -> ModuleSharder[Any]:
-    for sharder in default_sharders():
+    for sharder in get_default_sharders():
         if type(module) is sharder.module_type:
             return sharder
     # The quantized collections have the names of the others.
-    known = ", ".join(dict.fromkeys(sharder.module_type.__name__ for sharder in default_sharders()))
+    known = ", ".join(dict.fromkeys(sharder.module_type.__name__ for sharder in get_default_sharders()))
     raise ValueError(f"no sharder for a {type(module).__name__}: pass sharder=, or a module of {known}")
 
 

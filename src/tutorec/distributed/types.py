@@ -14,6 +14,7 @@ from tutorec.distributed.plan import (
 )
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
+from tutorec.distributed.sharded_tensor import ShardedTensor
 
 __all__ = [
     "Awaitable",
@@ -29,6 +30,7 @@ __all__ = [
     "QuantizedCommCodecs",
     "ShardMetadata",
     "ShardedModule",
+    "ShardedTensor",
     "ShardingEnv",
     "ShardingPlan",
     "ShardingType",

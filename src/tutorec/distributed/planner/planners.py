@@ -60,7 +60,7 @@ from tutorec.distributed.planner.stats import EmbeddingStats
 from tutorec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharded_module import ModuleSharder
-from tutorec.distributed.sharding_plan import default_sharders
+from tutorec.distributed.sharding_plan import get_default_sharders
 from tutorec.errors import PlannerError, PlannerErrorType
 
 _STAGE = "plan"
@@ -179,7 +179,7 @@ class EmbeddingShardingPlanner:
             PlannerError: Nothing fits, or the constraints contradict the model or each other.
         """
         start = time.perf_counter()
-        sharders = default_sharders() if sharders is None else sharders
+        sharders = get_default_sharders() if sharders is None else sharders
         check_model(module, sharders)
         sharders = list(sharders)
         inputs = self._inputs(module, sharders)
