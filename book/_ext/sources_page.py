@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,10 @@ def notebooks() -> dict[int, Path]:
 
 def plain(text: str) -> str:
     """Text that stands in a table's cell: one line, bars escaped, angle brackets and roles inert."""
-    text = " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
-    return text if "`" in text else text.replace("*", r"\*").replace("_", r"\_")
+    text = " ".join(text.split()).replace("|", r"\|")
+    pieces = text.split("`")  # code stands in every second one, where a backslash or an entity would be shown
+    pieces[::2] = [re.sub(r"([*_])", r"\\\1", piece).replace("<", "&lt;") for piece in pieces[::2]]
+    return "`".join(pieces)
 
 
 def agreement(row: dict[str, Any]) -> str:

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from nbformat import NotebookNode
 from policy.tree import ROOT
 
 sys.path.insert(0, str(ROOT / "book/_ext"))
 import build_book
+import outputs
 import sources_page
 
 
@@ -63,4 +65,30 @@ def test_what_a_build_leaves_behind_changes_nothing(tree):
 
 def test_text_of_a_row_cannot_break_its_table():
     assert sources_page.plain("a | b <c>\nembedding_bags *") == r"a \| b &lt;c>" + r" embedding\_bags \*"
-    assert sources_page.plain("`a_b` stays") == "`a_b` stays"
+    assert sources_page.plain("`a_b <c>` stays, a_b <c> does not") == r"`a_b <c>` stays, a\_b &lt;c> does not"
+
+
+def stream(text: str, name: str = "stdout") -> dict[str, str]:
+    return {"output_type": "stream", "name": name, "text": text}
+
+
+def test_a_line_that_the_kernel_sent_in_two_pieces_stays_one_line():
+    pieces = [stream("ids:  "), stream("warned\n", "stderr"), stream("[1, 2]\n\n"), stream("end\n")]
+    whole = outputs.joined([NotebookNode(piece) for piece in pieces])
+    assert [(output["name"], output["text"]) for output in whole] == [
+        ("stdout", "ids:  [1, 2]\n\nend\n"),
+        ("stderr", "warned\n"),
+    ]
+    assert pieces[0]["text"] == "ids:  ", "what the cache holds is not changed"
+
+
+@pytest.mark.parametrize(
+    ("text", "table"),
+    [
+        ("cut         bytes\nrow-wise        8\ntable-wise     16\n", True),
+        ("a sentence of any length\n  and its second line\n", False),
+        ("ids:  [1, 2]\nbag:  [3]\ntensor([ 0,  3])\ntensor([ 1,  4])\n", False),
+    ],
+)
+def test_sentences_fold_and_tables_do_not(text, table):
+    assert outputs.is_table(text) is table
