@@ -114,3 +114,12 @@ def test_unknown_name_is_an_attribute_error():
 def test_version_is_the_one_of_the_package():
     written = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert tutorec.__version__ == written
+
+
+def test_modules_of_distributed_are_reached_through_the_package():
+    extra = modules_after("import tutorec.distributed as d\nd.comm_ops.get_gradient_division()\nd.types.ShardingEnv")
+    assert {"tutorec.distributed.comm_ops", "tutorec.distributed.types"} <= set(extra)
+    assert "tutorec.distributed.planner" not in extra
+    assert "sharding_plan" in dir(tutorec.distributed)
+    for name in tutorec.distributed._SUBMODULES:
+        assert getattr(tutorec.distributed, name).__name__ == f"tutorec.distributed.{name}"

@@ -21,6 +21,7 @@ from tutorec.distributed.sharding_plan import construct_module_sharding_plan, ta
 from tutorec.errors import RankError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType
 
@@ -65,6 +66,11 @@ def ids(*values: int, key: str = "item", **options: Any) -> KeyedJaggedTensor:
             r"do not cover its 8 x 4",
         ),
         (plan(sharding_spec=None), ValueError, r"do not cover its 8 x 4 rows and columns once: .* \[\]"),
+        (
+            {"products": table_wise(rank=0)},
+            TypeError,
+            r"table 'products' a ParameterShardingGenerator, table_wise\(rank=0\), where a ParameterSharding is due",
+        ),
     ],
     ids=lambda value: "" if not isinstance(value, str) else value[:20],
 )
@@ -249,3 +255,10 @@ def test_what_is_no_environment_and_no_registry_is_named():
         EmbeddingBagCollectionSharder().shard(one_table(), plan(), None)
     with pytest.raises(TypeError, match=r"maps names of moves to codecs, got int: make it with get_qcomm"):
         EmbeddingBagCollectionSharder(qcomm_codecs_registry=5)
+
+
+def test_a_plan_that_would_leave_an_optimizer_out_is_refused():
+    ebc = one_table()
+    apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.5})
+    with pytest.raises(ValueError, match=r"gave table 'products' an optimizer.*'dense'.*: compute_kernel='fused'"):
+        EmbeddingBagCollectionSharder().shard(ebc, plan(compute_kernel="dense"), ALONE)

@@ -285,6 +285,9 @@ def test_table_column_wise_wants_a_host_or_ranks(given):
         (lambda: column_wise(ranks=3), r"ranks lists numbers, one for each piece, got 3: column_wise\(ranks=\[3\]\)"),
         (lambda: grid_shard(0), r"host_indexes lists hosts, got 0: grid_shard\(host_indexes=\[0\]\)"),
         (lambda: "row_wise", r"table 't' is given 'row_wise': say how it is cut with table_wise\(rank=0\)"),
+        (lambda: row_wise, r"table 't' is given row_wise, which is not called: say how it is cut with"),
+        (lambda: table_wise(True), r"for table 't': a rank is an integer from 0 to 1, got True"),
+        (lambda: column_wise(size_per_rank=[2.0, 2.0]), r"lists whole numbers of columns, got \[2\.0, 2\.0\]"),
     ],
 )
 def test_words_of_the_wrong_kind_are_named(word, message):
@@ -297,3 +300,40 @@ def test_ranks_may_be_numbers_of_numpy():
     ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "t", feature_names=["f"])])
     plan = construct_module_sharding_plan(ebc, {"t": table_wise(np.int64(1))}, world_size=2)
     assert plan["t"].ranks == [1]
+
+
+@pytest.mark.parametrize("words", [None, row_wise(), [row_wise()], row_wise], ids=["none", "word", "list", "function"])
+def test_words_that_stand_in_no_dict_are_refused_with_one_that_would_do(words):
+    ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "t", feature_names=["f"])])
+    with pytest.raises(
+        TypeError, match=r"got .*: \{'t': row_wise\(\), \.\.\.\}, or apply_to_all\(module, row_wise\(\)\)"
+    ):
+        construct_module_sharding_plan(ebc, words, world_size=2)
+
+
+def test_a_word_for_all_tables_is_a_word():
+    ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "t", feature_names=["f"])])
+    with pytest.raises(TypeError, match="every table is given row_wise, which is not called: say how it is cut"):
+        apply_to_all(ebc, row_wise)
+
+
+@pytest.mark.parametrize(
+    ("machine", "message"),
+    [
+        ({"world_size": 0}, "world_size is a number of ranks, at least 1, got 0"),
+        ({"world_size": -1}, "world_size is a number of ranks, at least 1, got -1"),
+        ({"world_size": 2.0}, r"world_size is a number of ranks, at least 1, got 2\.0"),
+        ({"local_size": 0}, "local_size is a number of ranks, at least 1, got 0"),
+        ({"device_type": "gpu"}, "device_type 'gpu' is no kind of device: 'cpu' or 'cuda'"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(machine, message):
+    ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "t", feature_names=["f"])])
+    with pytest.raises(ValueError, match=message):
+        construct_module_sharding_plan(ebc, {"t": row_wise()}, **{"world_size": 2, **machine})
+
+
+def test_a_device_may_be_one_of_torch():
+    ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "t", feature_names=["f"])])
+    plan = construct_module_sharding_plan(ebc, {"t": table_wise(1)}, world_size=2, device_type=torch.device("cuda", 0))
+    assert [str(shard.placement) for shard in plan["t"].shards()] == ["rank:1/cuda:1"]

@@ -26,6 +26,25 @@ _LAZY = {
     "get_local_size": "tutorec.distributed.comm",
 }
 
+# Loaded when they are asked for, so that ``import tutorec.distributed as dist; dist.comm_ops`` works as in TorchRec.
+_SUBMODULES = (
+    "checkpoint",
+    "comm",
+    "comm_ops",
+    "dist_data",
+    "embedding",
+    "embedding_types",
+    "embeddingbag",
+    "fbgemm_qcomm_codec",
+    "model_parallel",
+    "planner",
+    "quant_embedding",
+    "quant_embeddingbag",
+    "shard",
+    "sharding_plan",
+    "types",
+)
+
 __all__ = [
     "Awaitable",
     "DistributedModelParallel",
@@ -41,12 +60,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _SUBMODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -448,7 +448,8 @@ def usable_device(device: torch.device | None, plan: Mapping[str, ParameterShard
         _notice("CUDA is not available here: tables that were to live on cuda are placed on cpu")
         return torch.device("cpu")
     entries = plan.values() if isinstance(plan, Mapping) else ()
-    shards = [shard for sharding in entries for shard in sharding.shards()]
+    # What is no entry of a plan is named where the plan is read, on every rank.
+    shards = [shard for entry in entries if isinstance(entry, ParameterSharding) for shard in entry.shards()]
     if wanted.type == "cpu" and any("cuda" in str(shard.placement) for shard in shards):
         _notice("the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks")
     return wanted

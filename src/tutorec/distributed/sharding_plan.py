@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -47,15 +48,23 @@ class Machine:
         world_size: W, ranks.
         local_size: Ranks per host.
         device_type: ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        ValueError: There are no ranks, or there is no such device.
     """
 
     world_size: int
     local_size: int
     device_type: str
 
+    def __post_init__(self) -> None:
+        for name, number in (("world_size", self.world_size), ("local_size", self.local_size)):
+            if not _is_whole(number) or number < 1:
+                raise ValueError(f"{name} is a number of ranks, at least 1, got {number!r}")
+
     def checked_rank(self, rank: int) -> int:
         """The rank, if there is one of that number."""
-        if not isinstance(rank, Integral):
+        if not _is_whole(rank):
             raise TypeError(f"a rank is an integer from 0 to {self.world_size - 1}, got {rank!r}")
         if not 0 <= rank < self.world_size:
             raise ValueError(
@@ -67,7 +76,7 @@ class Machine:
     def checked_host(self, host: int) -> int:
         """The host, if there is one of that number."""
         hosts = self.world_size // self.local_size
-        if not isinstance(host, Integral):
+        if not _is_whole(host):
             raise TypeError(f"a host is an integer from 0 to {hosts - 1}, got {host!r}")
         if self.world_size % self.local_size:
             raise ValueError(
@@ -201,7 +210,7 @@ def column_wise(
         compute_kernel: As in `data_parallel`.
 
     Raises:
-        TypeError: A number is given where a list of them is due.
+        TypeError: A number is given where a list of them is due, or a size is no whole number.
 
     Example:
         >>> column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48])
@@ -213,6 +222,8 @@ def column_wise(
             raise TypeError(f"{name} lists numbers, one for each piece, got {numbers}: column_wise({name}=[{numbers}])")
     words = ", ".join(f"{name}={list(numbers)}" for name, numbers in given.items() if numbers is not None)
     sizes = list(size_per_rank) if size_per_rank is not None else None
+    if sizes is not None and not all(map(_is_whole, sizes)):
+        raise TypeError(f"size_per_rank lists whole numbers of columns, got {sizes}")
 
     def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
         holders = list(ranks) if ranks is not None else list(range(len(sizes or range(machine.world_size))))
@@ -323,6 +334,9 @@ def apply_to_all(
         parameter_sharding_generator: What to do with each table.
         sharder: Knows the tables of ``module``; the one for its class by default.
 
+    Raises:
+        TypeError: It is no such word: ``row_wise`` where ``row_wise()`` is due, for example.
+
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -331,6 +345,8 @@ def apply_to_all(
         >>> plan["products"].ranks, [shard.shard_sizes for shard in plan["products"].shards()]
         ([0, 1], [[4, 4], [4, 4]])
     """
+    if not isinstance(parameter_sharding_generator, ParameterShardingGenerator):
+        raise TypeError(f"every table is given {_shown(parameter_sharding_generator)}: {_WORDS}")
     sharder = sharder if sharder is not None else _sharder_of(module)
     return {name: parameter_sharding_generator for name in sharder.shardable_parameters(module)}
 
@@ -354,7 +370,8 @@ def construct_module_sharding_plan(
         device_type: ``"cuda"`` where there is one, else ``"cpu"``.
 
     Raises:
-        TypeError: A table is given no such word, or a word holds no number where one is due.
+        TypeError: A table is given no such word, tables are given no dict of words, or a word holds no number where
+            one is due.
         ValueError: A table is left out, or what is asked for it cannot be had: no such table, rank, host, or cut.
 
     Example:
@@ -370,6 +387,11 @@ def construct_module_sharding_plan(
     """
     sharder = sharder if sharder is not None else _sharder_of(module)
     parameters = sharder.shardable_parameters(module)
+    if not isinstance(per_param_sharding, Mapping):
+        raise TypeError(
+            f"per_param_sharding maps each table to a word, got {_shown(per_param_sharding)}: "
+            f"{{{next(iter(parameters), 'table')!r}: row_wise(), ...}}, or apply_to_all(module, row_wise())"
+        )
     missing = [name for name in parameters if name not in per_param_sharding]
     surplus = [name for name in per_param_sharding if name not in parameters]
     if missing or surplus:
@@ -378,20 +400,17 @@ def construct_module_sharding_plan(
             f"its tables are {list(parameters)}"
         )
     group = comm.default_group()
-    world_size = world_size or (group.size() if group is not None else 1)
-    machine = Machine(
-        world_size,
-        local_size or local_world_size() or world_size,
-        device_type or ("cuda" if torch.cuda.is_available() else "cpu"),
-    )
+    if world_size is None:
+        world_size = group.size() if group is not None else 1
+    if local_size is None:
+        local_size = local_world_size() or world_size
+    machine = Machine(world_size, local_size, _device_type(device_type))
     plan = EmbeddingModuleShardingPlan()
     for name, parameter in parameters.items():
         rows, columns = parameter.shape
         word = per_param_sharding[name]
         if not isinstance(word, ParameterShardingGenerator):
-            raise TypeError(
-                f"table {name!r} is given {word!r}: say how it is cut with table_wise(rank=0), row_wise() ..."
-            )
+            raise TypeError(f"table {name!r} is given {_shown(word)}: {_WORDS}")
         kernels = sharder.compute_kernels(word.sharding_type.value, machine.device_type)
         plan[name] = word.generate(name, (rows, columns), machine, _default_kernel(kernels))
     return plan
@@ -465,6 +484,29 @@ def _default_kernel(built: Sequence[str]) -> EmbeddingComputeKernel:
     """What a sharder does with a table of which nothing is said: fused where it can, else what it names first."""
     fused = EmbeddingComputeKernel.FUSED
     return fused if fused.value in built or not built else EmbeddingComputeKernel(built[0])
+
+
+_WORDS = "say how it is cut with table_wise(rank=0), row_wise() ..."
+
+
+def _shown(word: object) -> str:
+    """What was given in place of a word: the function itself, where it was not called."""
+    return f"{word.__name__}, which is not called" if isinstance(word, FunctionType) else repr(word)
+
+
+def _is_whole(number: object) -> bool:
+    """Whether it is an integer; a bool is none here."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+def _device_type(given: str | torch.device | None) -> str:
+    """``"cpu"``, ``"cuda"`` ..., as torch names it."""
+    if given is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.device(given).type
+    except RuntimeError:
+        raise ValueError(f"device_type {given!r} is no kind of device: 'cpu' or 'cuda'") from None
 
 
 def _kernel(compute_kernel: str | None) -> EmbeddingComputeKernel | None:

@@ -155,7 +155,7 @@ def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterShardin
     """Check that a module's plan names its tables, all of them and no other.
 
     Raises:
-        TypeError: It is no plan of one module.
+        TypeError: It is no plan of one module, or holds no `ParameterSharding`.
         ValueError: A table is missing, or one is named that does not exist.
 
     Example:
@@ -169,7 +169,13 @@ def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterShardin
             f"a module's plan maps table names to ParameterSharding, got {type(plan).__name__}; "
             "of a ShardingPlan, pass plan.plan[path of the module], which is plan.plan[''] for the model itself"
         )
-    source = next((f"{sharding.source}: " for sharding in plan.values() if getattr(sharding, "source", "")), "")
+    for table, sharding in plan.items():
+        if not isinstance(sharding, ParameterSharding):
+            raise TypeError(
+                f"the plan gives table {table!r} a {type(sharding).__name__}, {sharding!r}, where a ParameterSharding "
+                "is due: construct_module_sharding_plan(module, per_param_sharding) makes a plan of words"
+            )
+    source = next((f"{sharding.source}: " for sharding in plan.values() if sharding.source), "")
     missing, surplus = [name for name in tables if name not in plan], [name for name in plan if name not in tables]
     if missing:
         raise ValueError(
@@ -235,9 +241,15 @@ def _placed(
     pieces = placed_pieces(
         config.name, (rows, columns), sharding, rules.world_size, rules.local_size or rules.world_size
     )
-    optimizer = None
+    optimizer = optimizer_spec_of_parameter(config.name, weight)
+    if kernel is EmbeddingComputeKernel.DENSE and optimizer is not None:
+        raise ValueError(
+            f"apply_optimizer_in_backward gave table {config.name!r} an optimizer, and the plan gives it the compute "
+            "kernel 'dense', which would leave it out, so that the table would not move in backward: "
+            "compute_kernel='fused', or a module without that optimizer"
+        )
     if kernel is not EmbeddingComputeKernel.DENSE:
-        optimizer = optimizer_spec_of_parameter(config.name, weight) or optimizer_spec(rules.fused_params)
+        optimizer = optimizer or optimizer_spec(rules.fused_params)
     return PlacedTable(
         name=config.name,
         rows=rows,

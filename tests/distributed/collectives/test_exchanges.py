@@ -14,7 +14,7 @@ from strategies import DrawnBatch, jagged_batches
 
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.kjt import KJTAllToAll
-from tutorec.distributed.collectives.pooled import PooledEmbeddingsAllToAll
+from tutorec.distributed.collectives.pooled import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
 from tutorec.distributed.traffic import count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -190,3 +190,30 @@ def test_in_a_world_of_one_nothing_moves():
         rows = torch.ones(2, 3)
         assert PooledEmbeddingsAllToAll(None, [3])(rows, [2]).wait() is rows
     assert traffic.total() == 0
+
+
+def equal_shares(rank: int, world_size: int) -> tuple[list[list[float]], list[list[float]], list[str]]:
+    rows = torch.arange(4.0).view(4, 1) + 10 * rank
+    cpu = torch.device("cpu")
+    to_ranks = PooledEmbeddingsAllToAll(group(), [1] * world_size, cpu)
+    added = PooledEmbeddingsReduceScatter(group())
+    refused: list[str] = []
+    for wrong in (lambda: to_ranks(rows[:3]), lambda: added(rows[:3]), lambda: added(rows, [1, 2])):
+        with pytest.raises(ValueError, match="pooled rows") as caught:
+            wrong()
+        refused.append(str(caught.value))
+    with pytest.raises(ValueError, match=r"dim_sum_per_rank \[8\] is for 1 ranks, and there are 2"):
+        PooledEmbeddingsAllToAll(group(), [8])
+    return to_ranks(rows).wait().tolist(), added(rows).wait().tolist(), refused
+
+
+def test_without_batch_sizes_every_rank_has_an_equal_share(ranks):
+    for rank, (joined, summed, refused) in enumerate(ranks(2).run(equal_shares)):
+        mine = [2.0 * rank, 2.0 * rank + 1]
+        assert joined == [[row, row + 10] for row in mine]
+        assert summed == [[2 * row + 10] for row in mine]
+        unequal = (
+            "3 pooled rows are no equal share for each of 2 ranks: give batch_size_per_rank, the number of samples"
+        )
+        assert [text.startswith(unequal) for text in refused] == [True, True, False]
+        assert "[1, 2] is for 2 ranks and 3 samples, and there are 2 ranks and 4 pooled rows" in refused[2]

@@ -96,13 +96,13 @@ def begin(case: Case, rank: int, sent: Tensor) -> Awaitable[Tensor]:
     counts_out = [case.elements(to, case.source(rank)) for to in range(case.world_size)]
     counts_in = [case.elements(rank, source) for source in range(len(case.columns))]
     if case.kind == "all-to-all":
-        move = PooledEmbeddingsAllToAll(group(), case.columns, case.codecs)
+        move = PooledEmbeddingsAllToAll(group(), case.columns, codecs=case.codecs)
         return move.variable(sent, counts_out, counts_in) if case.variable else move(sent, case.samples)
     if case.kind == "reduce-scatter":
         move = PooledEmbeddingsReduceScatter(group(), case.codecs)
         return move.variable(sent, counts_out) if case.variable else move(sent, case.samples)
     hosts = comm.host_groups(group(), case.local_size)
-    move = HostPooledEmbeddings(hosts, rank, case.local_size, case.columns, case.codecs)
+    move = HostPooledEmbeddings(hosts, rank, case.local_size, case.columns, codecs=case.codecs)
     return move.variable(sent, counts_out, counts_in) if case.variable else move(sent, case.samples)
 
 
@@ -319,7 +319,7 @@ def test_in_a_world_of_one_nothing_moves_and_nothing_is_rounded():
         assert PooledEmbeddingsReduceScatter(None, HALF).variable(rows, [1]).wait() is rows
         assert HostPooledEmbeddings(None, 0, 1, [1], HALF)(rows, [1]).wait() is rows
         assert HostPooledEmbeddings(None, 0, 1, [1], HALF).variable(rows, [1], [1]).wait() is rows
-        assert PooledEmbeddingsAllToAll(None, [1], HALF).variable(rows, [1], [1]).wait() is rows
+        assert PooledEmbeddingsAllToAll(None, [1], codecs=HALF).variable(rows, [1], [1]).wait() is rows
         assert SequenceEmbeddingsAllToAll(None, HALF)(rows, [1], [1]).wait() is rows
     assert traffic.total() == 0
 

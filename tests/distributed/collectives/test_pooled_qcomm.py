@@ -55,7 +55,7 @@ def narrow_and_wide(rank: int, world_size: int, codecs: QuantizedCommCodecs) -> 
     """(rows, rows without codecs, gradient, without, bytes forward, without, bytes back, without) of each move."""
     hosts = comm.host_groups(group(), 2)
     moves = [
-        lambda codecs: PooledEmbeddingsAllToAll(group(), [8] * world_size, codecs),
+        lambda codecs: PooledEmbeddingsAllToAll(group(), [8] * world_size, codecs=codecs),
         lambda codecs: PooledEmbeddingsReduceScatter(group(), codecs),
         lambda codecs: HostPooledEmbeddings(hosts, rank, 2, [8] * (world_size // 2), codecs),
     ]

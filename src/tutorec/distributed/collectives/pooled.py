@@ -40,7 +40,11 @@ class PooledEmbeddingsAllToAll(nn.Module):
     Args:
         pg: The ranks; None in a world of 1.
         dim_sum_per_rank: D_r, the columns that each rank looks up: W numbers.
+        device: TorchRec's; has no effect, since rows stay on the device where they are.
         codecs: In what type rows and gradients travel; None: as they are.
+
+    Raises:
+        ValueError: The numbers are not as many as the ranks.
 
     Source:
         TorchRec's ``PooledEmbeddingsAllToAll``.
@@ -50,17 +54,33 @@ class PooledEmbeddingsAllToAll(nn.Module):
         self,
         pg: dist.ProcessGroup | None,
         dim_sum_per_rank: Sequence[int],
+        device: torch.device | None = None,
+        *,
         codecs: QuantizedCommCodecs | None = None,
     ) -> None:
         super().__init__()
+        world_size = 1 if pg is None else pg.size()
+        if len(dim_sum_per_rank) != world_size:
+            raise ValueError(
+                f"dim_sum_per_rank {list(dim_sum_per_rank)} is for {len(dim_sum_per_rank)} ranks, and there are "
+                f"{world_size}: give each rank's number of columns"
+            )
         self._pg = pg
         self._columns = list(dim_sum_per_rank)
         self._codecs = codecs
 
-    def forward(self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int]) -> Awaitable[torch.Tensor]:
-        """``pooled [sum of B_s, D_mine]`` -> promise of ``[B_mine, sum of D_r]``, columns in rank order."""
+    def forward(
+        self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int] | None = None
+    ) -> Awaitable[torch.Tensor]:
+        """``pooled [sum of B_s, D_mine]`` -> promise of ``[B_mine, sum of D_r]``, columns in rank order.
+
+        Raises:
+            ValueError: The rows are not those of the batch sizes, or, where none are given, no equal share for each
+                rank.
+        """
         if self._pg is None or len(self._columns) == 1:
             return NoWait(pooled)
+        batch_size_per_rank = _samples_of_ranks(pooled, batch_size_per_rank, len(self._columns))
         samples, columns = batch_size_per_rank[self._pg.rank()], self._columns[self._pg.rank()]
         rows_out = [count * columns for count in batch_size_per_rank]
         rows_in = [samples * width for width in self._columns]
@@ -96,10 +116,17 @@ class PooledEmbeddingsReduceScatter(nn.Module):
         self._pg = pg
         self._codecs = codecs
 
-    def forward(self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int]) -> Awaitable[torch.Tensor]:
-        """``pooled [sum of B_s, D]`` -> promise of ``[B_mine, D]``."""
+    def forward(
+        self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int] | None = None
+    ) -> Awaitable[torch.Tensor]:
+        """``pooled [sum of B_s, D]`` -> promise of ``[B_mine, D]``.
+
+        Raises:
+            ValueError: As in `PooledEmbeddingsAllToAll`.
+        """
         if self._pg is None or self._pg.size() == 1:
             return NoWait(pooled)
+        batch_size_per_rank = _samples_of_ranks(pooled, batch_size_per_rank, self._pg.size())
         samples, columns = batch_size_per_rank[self._pg.rank()], pooled.shape[1]
         move = RowsIntoSum(self._pg, [count * columns for count in batch_size_per_rank], self._codecs)
         return issue(_Matrix(move, batch_size_per_rank, samples, [columns]), pooled)
@@ -165,6 +192,24 @@ class HostPooledEmbeddings(nn.Module):
             return NoWait(flat)
         move = RowsIntoHostSums(self._hosts, list(counts_out), list(counts_in), self._codecs)
         return issue(FlatMove(move, self._world_size), flat)
+
+
+def _samples_of_ranks(pooled: torch.Tensor, given: Sequence[int] | None, world_size: int) -> Sequence[int]:
+    """B_s of each rank: as given, else equal shares of the rows."""
+    rows = pooled.shape[0]
+    if given is None:
+        if rows % world_size:
+            raise ValueError(
+                f"{rows} pooled rows are no equal share for each of {world_size} ranks: give batch_size_per_rank, the "
+                "number of samples of each"
+            )
+        return [rows // world_size] * world_size
+    if len(given) != world_size or sum(given) != rows:
+        raise ValueError(
+            f"batch_size_per_rank {list(given)} is for {len(given)} ranks and {sum(given)} samples, and there are "
+            f"{world_size} ranks and {rows} pooled rows"
+        )
+    return given
 
 
 class _Matrix(Exchange):

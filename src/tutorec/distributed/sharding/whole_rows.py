@@ -62,7 +62,7 @@ class TwPooledEmbeddingDist(PooledEmbeddingDist):
     def build(self) -> None:
         """Make the exchange."""
         if self._dist is None:
-            self._dist = PooledEmbeddingsAllToAll(self._pg, self._slots.columns, self._codecs)
+            self._dist = PooledEmbeddingsAllToAll(self._pg, self._slots.columns, codecs=self._codecs)
 
     def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
         """``pooled [sum of B_s, D_mine]`` -> promise of ``[B_mine, sum of D_r]``."""
