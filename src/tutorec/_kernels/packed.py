@@ -188,6 +188,12 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
             weights = sqrtn_weights(indices, offsets, weights)
         if weights is not None:
             weights = weights.detach().float().contiguous()
+        if self._is_meta and not indices.is_meta:
+            # fbgemm would read whatever is in memory.
+            raise ValueError(
+                f"tables {sorted(set(self._names))} are on the meta device and hold no rows to look up: allocate them "
+                "with tutorec.quant.utils.meta_to_cpu_placement(model), and load packed rows"
+            )
         if not self._on_fbgemm:
             return self._in_torch(indices, offsets, weights)
         # Contiguous, because the operator reads memory without asking about strides.
@@ -266,6 +272,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         layouts = [table.layout for table in features]
         stored = [layout.stored_columns for layout in layouts]
         one_width = self._pooling != "none" or len(set(stored)) < 2
+        self._is_meta = weights.is_meta
         self._on_fbgemm = weights.device.type in ("cpu", "meta") and one_width and backend().name == "fbgemm"
 
         def put(name: str, numbers: Sequence[int], dtype: torch.dtype) -> None:

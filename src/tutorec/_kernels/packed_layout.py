@@ -75,8 +75,8 @@ def row_layout(columns: int, data_type: DataType, alignment: int = ROW_ALIGNMENT
         raise ValueError(f"rows of {data_type} have no packed form; choose one of {known}")
     if columns < 1:
         raise ValueError(f"a row of {columns} columns cannot be packed; it needs at least 1")
-    if alignment < 4 or alignment % 4:
-        raise ValueError(f"row alignment {alignment} is no multiple of 4 bytes; use {ROW_ALIGNMENT}")
+    if not isinstance(alignment, int) or alignment < 4 or alignment % 4:
+        raise ValueError(f"row alignment {alignment!r} is no multiple of 4 bytes; use {ROW_ALIGNMENT}")
     bits, step = _BITS[data_type], _COLUMNS_AT_ONCE.get(data_type, 1)
     stored = -(-columns // step) * step
     scale = _SCALE_AND_BIAS if bits <= 8 else 0

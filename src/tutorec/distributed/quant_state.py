@@ -8,7 +8,7 @@ a machine with GPUs is tried out on one without.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -32,7 +32,14 @@ from tutorec.distributed.tables import check_plan_covers
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 from tutorec.modules.embedding_tables import get_embedding_names_by_table
 from tutorec.quant.column_slices import cut_columns, join_columns
-from tutorec.quant.packed_tables import PackedTables, check_parts, parts_of_rows
+from tutorec.quant.packed_tables import (
+    PackedTables,
+    check_format,
+    check_parts,
+    note_formats,
+    parts_of_rows,
+    write_parts,
+)
 from tutorec.sparse.id_check import FeatureRows, check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
@@ -161,6 +168,37 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         return features
 
     # --- what it shares with the unsharded module
+
+    def table_names(self) -> list[str]:
+        """The tables, in order."""
+        return [table.name for table in self._tables]
+
+    def packed_table(self, table: str) -> PackedTable:
+        """Rows, columns and number format of a table, and the layout of a row."""
+        return self._table(table).table
+
+    def packed_rows(self, table: str) -> Tensor:
+        """A table's packed rows [R, row_bytes] uint8: a view where it lies in one piece, else a copy."""
+        return _joined(self._table(table), self._own_rows(table))
+
+    def write_rows(self, table: str, payload: Tensor, scale_bias: Tensor | None = None) -> None:
+        """Write a table's packed rows: payload [R, bytes] and, for integers, scale and bias [R, 4], both uint8."""
+        found, own = self._table(table), self._own_rows(table)
+        shape = found.table.rows, found.table.layout.row_bytes
+        whole = torch.empty(shape, dtype=torch.uint8, device=own[0].device)
+        write_parts(table, whole, found.table, payload, scale_bias)
+        for rows, piece in zip(own, _cut(found, whole), strict=True):
+            rows.copy_(piece)
+
+    def _table(self, name: str) -> QuantTable:
+        for table in self._tables:
+            if table.name == name:
+                return table
+        raise KeyError(f"there is no table {name!r}; the tables are {self.table_names()}")
+
+    def _own_rows(self, table: str) -> list[Tensor]:
+        """The packed rows of each piece of a table, live."""
+        return [rows for sharding in self._shardings for rows in sharding.rows_of(table)]
 
     @property
     def env(self) -> ShardingEnv:
@@ -344,6 +382,7 @@ class BaseQuantEmbeddingSharder:
 
 def _store_whole(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
     """Name every table in the state dict as the unsharded module does, and put cut ones together, which copies them."""
+    note_formats([table.table for table in module._tables], local_metadata)
     for table in module._tables:
         key = f"{prefix}{module._path}.{table.name}.weight"
         if key not in state_dict:
@@ -356,12 +395,12 @@ def _store_whole(module: Any, state_dict: dict[str, Any], prefix: str, local_met
 
 
 def _load_pieces(
-    module: Any, state_dict: dict[str, Any], prefix: str, _metadata: Any, _strict: bool, missing: list[str], *_: Any
+    module: Any, state_dict: dict[str, Any], prefix: str, metadata: Any, _strict: bool, missing: list[str], *_: Any
 ) -> None:
     """Leave in the state dict the pieces of each table; those of a table that it does not have are the module's own."""
     for table in module._tables:
         stem = f"{prefix}{module._path}.{table.name}"
-        key, own = f"{stem}.weight", [rows for one in module._shardings for rows in one.rows_of(table.name)]
+        key, own = f"{stem}.weight", module._own_rows(table.name)
         shape = table.table.rows, table.table.layout.row_bytes
         parts = parts_of_rows(
             torch.empty(shape, dtype=torch.uint8, device="meta"), table.table, module._split_scale_bias
@@ -372,17 +411,24 @@ def _load_pieces(
         if len(absent) == len(parts):
             state_dict.update((key if index == 0 else f"{key}_{index}", rows) for index, rows in enumerate(own))
             continue
+        check_format(table.table, metadata)
         whole = state_dict[key] if not module._split_scale_bias else None
         if whole is None:
             device = own[0].device
             whole = _joined(table, own).clone() if absent else torch.zeros(shape, dtype=torch.uint8, device=device)
             for part, view in parts_of_rows(whole, table.table, split=True):
                 view.copy_(state_dict.pop(f"{stem}.{part}", view))
-        for index, (piece, tensor) in enumerate(zip(table.pieces, table.piece_tables, strict=True)):
-            rows = whole[piece.row_offset : piece.row_offset + piece.rows]
-            if _cuts_columns(table):
-                rows = cut_columns(rows, table.table.layout, piece.column_offset, tensor.layout)
+        for index, rows in enumerate(_cut(table, whole)):
             state_dict[key if index == 0 else f"{key}_{index}"] = rows
+
+
+def _cut(table: QuantTable, whole: Tensor) -> Iterator[Tensor]:
+    """The packed rows of a table's pieces, from those of the table."""
+    for piece, own in zip(table.pieces, table.piece_tables, strict=True):
+        rows = whole[piece.row_offset : piece.row_offset + piece.rows]
+        if _cuts_columns(table):
+            rows = cut_columns(rows, table.table.layout, piece.column_offset, own.layout)
+        yield rows
 
 
 def _joined(table: QuantTable, pieces: Sequence[Tensor]) -> Tensor:

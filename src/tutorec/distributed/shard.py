@@ -25,6 +25,7 @@ from tutorec.distributed.sharding_plan import (
     get_default_sharders,
     get_module_to_default_sharders,
 )
+from tutorec.quant.packed_tables import PackedTables
 
 
 def shard(
@@ -271,6 +272,11 @@ def allocate_dense_parts(module: nn.Module, device: torch.device, made: dict[nn.
         return
     on_meta = [name for name, own in module._parameters.items() if own is not None and own.is_meta]
     buffers_on_meta = [name for name, own in module._buffers.items() if own is not None and own.is_meta]
+    if isinstance(module, PackedTables) and module.device.type == "meta":
+        raise ValueError(
+            f"the quantized tables {module.table_names()} are on the meta device and hold no rows: allocate them with "
+            "tutorec.quant.utils.meta_to_cpu_placement(model), and load packed rows"
+        )
     if on_meta or buffers_on_meta:
         reset = getattr(module, "reset_parameters", None)
         if reset is None:

@@ -16,12 +16,20 @@ from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingPlan, Shard
 from tutorec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
 from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from tutorec.distributed.shard import _shard_modules, collections_of
+from tutorec.inference.table_rows import assign_weights_to_tbe, get_table_to_weights_from_tbe, set_pruning_data
 from tutorec.modules.embedding_configs import QuantConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.quant.preparing import quant_prep_enable_register_tbes
 from tutorec.quant.whole_model import QUANTIZED, Swap, swap_collections
 
-__all__ = ["quantize_embeddings", "quantize_inference_model", "shard_quant_model"]
+__all__ = [
+    "assign_weights_to_tbe",
+    "get_table_to_weights_from_tbe",
+    "quantize_embeddings",
+    "quantize_inference_model",
+    "set_pruning_data",
+    "shard_quant_model",
+]
 
 
 def quantize_embeddings(

@@ -25,6 +25,7 @@ _DEFINED_IN = {
     "table_menu": "choosing",
     "unpack_rows": "packing",
 }
+_SUBMODULES = ("choosing", "embedding_collection", "embedding_modules", "packing", "report", "utils", "whole_model")
 
 __all__ = [
     "EmbeddingBagCollection",
@@ -40,14 +41,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name at its first use."""
-    if name not in _DEFINED_IN:
+    """Load a public name or a submodule at its first use."""
+    if name in _DEFINED_IN:
+        value = getattr(import_module(f"tutorec.quant.{_DEFINED_IN[name]}"), name)
+    elif name in _SUBMODULES:
+        value = import_module(f"tutorec.quant.{name}")
+    else:
         raise AttributeError(f"module 'tutorec.quant' has no attribute {name!r}")
-    value = getattr(import_module(f"tutorec.quant.{_DEFINED_IN[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     """The public names, loaded or not."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -176,7 +176,7 @@ class EmbeddingCollection(PackedTables):
     ) -> "EmbeddingCollection":
         """The quantized form of a float collection, its rows still to be packed."""
         settings = prepared(module, qconfig, row_alignment)
-        configs = quantized_configs(module.embedding_configs(), qconfig)
+        configs = quantized_configs(module.embedding_configs(), qconfig, module)
         device = device_of(module.embeddings, module.device)
         return cls(configs, device, module.need_indices(), table_name_to_quantized_weights=ROWS_FOLLOW, **settings)
 

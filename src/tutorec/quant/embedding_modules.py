@@ -21,6 +21,9 @@ from tutorec.quant.preparing import quant_prep_customize_row_alignment as quant_
 from tutorec.quant.preparing import (
     quant_prep_enable_quant_state_dict_split_scale_bias as quant_prep_enable_quant_state_dict_split_scale_bias,
 )
+from tutorec.quant.preparing import (
+    quant_prep_enable_quant_state_dict_split_scale_bias_for_types as quant_prep_enable_quant_state_dict_split_scale_bias_for_types,  # noqa: E501
+)
 from tutorec.quant.preparing import quant_prep_enable_register_tbes as quant_prep_enable_register_tbes
 from tutorec.quant.table_formats import output_type
 from tutorec.sparse.dict_modules import ComputeKJTToJTDict
@@ -165,7 +168,7 @@ class EmbeddingBagCollection(PackedTables):
     ) -> "EmbeddingBagCollection":
         """The quantized form of a float collection, its rows still to be packed."""
         settings = prepared(module, qconfig, row_alignment)
-        configs = quantized_configs(module.embedding_bag_configs(), qconfig)
+        configs = quantized_configs(module.embedding_bag_configs(), qconfig, module)
         device = device_of(module.embedding_bags, module.device)
         return cls(configs, module.is_weighted(), device, table_name_to_quantized_weights=ROWS_FOLLOW, **settings)
 

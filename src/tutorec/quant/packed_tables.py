@@ -8,7 +8,7 @@ view of that buffer. Whatever moves a module's tensors or writes to them (``to``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ Packed = Mapping[str, tuple[Tensor, Tensor | None]]
 ROWS_FOLLOW: Packed = {}
 
 _MOST_ORDERS = 64
+_FORMATS = "packed_formats"  # in the metadata of a state
 
 
 class PackedTables(nn.Module):
@@ -85,6 +86,7 @@ class PackedTables(nn.Module):
         self._show()
         if self.register_tbes:
             self.tbes = nn.ModuleList(operator for operator, _ in self._operators)
+        self.register_state_dict_post_hook(_note_formats)
         self.register_load_state_dict_pre_hook(_refuse_other_rows)
         self.register_load_state_dict_post_hook(_take_rows)
 
@@ -152,6 +154,17 @@ class PackedTables(nn.Module):
         operator, index = self._place_of(table)
         return operator.tables[index]
 
+    def clear_rows(self) -> None:
+        """Let all packed rows be zeros, which read as zeros."""
+        self.errors.clear()
+        for operator, _ in self._operators:
+            operator.weights.zero_()
+
+    def write_rows(self, table: str, payload: Tensor, scale_bias: Tensor | None = None) -> None:
+        """Write a table's packed rows: payload [R, bytes] and, for integers, scale and bias [R, 4], both uint8."""
+        self.errors.pop(table, None)
+        write_parts(table, self.packed_rows(table), self.packed_table(table), payload, scale_bias)
+
     def _place_of(self, table: str) -> tuple[IntNBitTableBatchedEmbeddingBagsCodegen, int]:
         for operator, names in self._operators:
             if table in names:
@@ -163,13 +176,12 @@ class PackedTables(nn.Module):
         if weights is ROWS_FOLLOW:
             return
         if weights is None:
-            for operator, _ in self._operators:
-                operator.weights.zero_()
+            self.clear_rows()
             return
         for name in self._shown:
             if name not in weights:
                 raise KeyError(f"there are no packed rows for table {name!r}; there are some for {sorted(weights)}")
-            _write_parts(name, self.packed_rows(name), self.packed_table(name), *weights[name])
+            self.write_rows(name, *weights[name])
 
     def _in_order(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The batch with its features as the operators read them, end to end; the batch itself where they are."""
@@ -262,8 +274,19 @@ def parts_of_rows(rows: Tensor, table: PackedTable, split: bool) -> list[tuple[s
     return parts
 
 
-def _write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, scale_bias: Tensor | None) -> None:
-    """Write the parts of a table's rows that the caller packed."""
+def write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, scale_bias: Tensor | None) -> None:
+    """Write the parts of a table's rows that the caller packed.
+
+    Args:
+        name: Of the table.
+        rows: Where they are written [R, row_bytes].
+        table: The layout.
+        payload: Codes, or floats, of each row [R, bytes] uint8.
+        scale_bias: Scale and bias of each row [R, 4] uint8, None for formats without.
+
+    Raises:
+        ValueError: They are of another layout.
+    """
     layout = table.layout
     end = layout.scale_bytes + layout.payload_bytes
     expected, shape = [table.rows, layout.payload_bytes], list(payload.shape)
@@ -273,10 +296,44 @@ def _write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, s
             f"{'with' if layout.scale_bytes else 'without'} scale and bias, got {payload.dtype} {shape} "
             f"{'without' if scale_bias is None else 'with'}"
         )
+    if scale_bias is not None and (list(scale_bias.shape) != [table.rows, 4] or scale_bias.dtype != torch.uint8):
+        raise ValueError(
+            f"table {name!r} in {table.data_type}: scale and bias are uint8 {[table.rows, 4]}, a float16 each, got "
+            f"{scale_bias.dtype} {list(scale_bias.shape)}"
+        )
     rows[:, end:] = 0
     rows[:, layout.scale_bytes : end] = payload
     if scale_bias is not None:
         rows[:, : layout.scale_bytes] = scale_bias
+
+
+def note_formats(tables: Iterable[PackedTable], metadata: dict[str, Any]) -> None:
+    """Write the formats of tables into what a state says about itself: two formats may have rows of one size.
+
+    Args:
+        tables: The tables.
+        metadata: Of their module's state.
+    """
+    metadata[_FORMATS] = {table.name: [table.data_type.value, table.columns] for table in tables}
+
+
+def check_format(table: PackedTable, metadata: Mapping[str, Any]) -> None:
+    """Check that a state is of a table of this format, where it says so: a plain dict of tensors does not.
+
+    Args:
+        table: The table that it is loaded into.
+        metadata: Of the module's state.
+
+    Raises:
+        ValueError: It is of another, and would be read as other numbers.
+    """
+    stored = metadata.get(_FORMATS, {}).get(table.name)
+    if stored is not None and tuple(stored) != (table.data_type.value, table.columns):
+        raise ValueError(
+            f"table {table.name!r} holds rows of {table.columns} numbers in {table.data_type.value}, and the state to "
+            f"be loaded rows of {stored[1]} in {stored[0]}, which would be read as other numbers; quantize both models "
+            "alike"
+        )
 
 
 def check_parts(table: PackedTable, parts: Sequence[tuple[str, Tensor]], found: Mapping[str, Any]) -> None:
@@ -324,12 +381,20 @@ def _why(table: PackedTable, parts: Sequence[tuple[str, Tensor]], given: Tensor)
     return ": it is of other columns, another number format or another row_alignment; quantize both models alike"
 
 
-def _refuse_other_rows(module: PackedTables, state_dict: Mapping[str, Any], prefix: str, *_: object) -> None:
+def _note_formats(module: PackedTables, _state: object, _prefix: str, metadata: dict[str, Any]) -> None:
+    note_formats([module.packed_table(name) for name in module.table_names()], metadata)
+
+
+def _refuse_other_rows(
+    module: PackedTables, state_dict: Mapping[str, Any], prefix: str, metadata: Mapping[str, Any], *_: object
+) -> None:
     """What is no packed row of this layout is not copied."""
     for table, own in module._shown.items():
         parts = [(part, buffer) for part, buffer in own._buffers.items() if buffer is not None]
         found = {part: state_dict.get(f"{prefix}{module._holder}.{table}.{part}") for part, _ in parts}
         check_parts(module.packed_table(table), parts, found)
+        if any(part is not None for part in found.values()):
+            check_format(module.packed_table(table), metadata)
 
 
 def _take_rows(module: PackedTables, _: object) -> None:

@@ -21,6 +21,7 @@ from tutorec.quant.table_formats import output_type, packed_type
 MODULE_ATTR_REGISTER_TBES_BOOL = "__register_tbes_in_named_modules"
 MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS = "__quant_state_dict_split_scale_bias"
 MODULE_ATTR_ROW_ALIGNMENT_INT = "__register_row_alignment_in_named_modules"
+MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT = "__emb_name_to_num_rows_post_pruning"
 
 _Config = TypeVar("_Config", bound=BaseEmbeddingConfig)
 
@@ -72,6 +73,21 @@ def quant_prep_enable_quant_state_dict_split_scale_bias(module: nn.Module) -> No
     setattr(module, MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS, True)
 
 
+def quant_prep_enable_quant_state_dict_split_scale_bias_for_types(
+    module: nn.Module, module_types: Sequence[type[nn.Module]]
+) -> None:
+    """Scale and bias of all quantized tables of a model will be buffers of their own.
+
+    Args:
+        module: The model.
+        module_types: Float collections that this is for.
+
+    See Also:
+        TorchRec's function of the same name in ``torchrec.quant.embedding_modules``.
+    """
+    for_each_module_of_type_do(module, module_types, quant_prep_enable_quant_state_dict_split_scale_bias)
+
+
 def quant_prep_customize_row_alignment(
     module: nn.Module, module_types: Sequence[type[nn.Module]], row_alignment: int
 ) -> None:
@@ -98,7 +114,7 @@ def qconfig_of(module: nn.Module, expected: type[nn.Module]) -> Any:
         expected: Its class.
 
     Raises:
-        TypeError: It is another module.
+        TypeError: It is another module, or its ``qconfig`` names no formats.
         ValueError: It is quantized already, or has no ``qconfig``.
     """
     name = expected.__name__
@@ -114,6 +130,11 @@ def qconfig_of(module: nn.Module, expected: type[nn.Module]) -> Any:
         raise ValueError(
             f"this {name} has no qconfig, which says what to quantize it to; set "
             "module.qconfig = QuantConfig(activation=torch.float, weight=torch.int8), or call tutorec.quantize(model)"
+        )
+    if not hasattr(qconfig, "activation") or not hasattr(qconfig, "weight"):
+        raise TypeError(
+            f"the qconfig of this {name} is {qconfig!r} and names no formats; set "
+            "module.qconfig = QuantConfig(activation=torch.float, weight=torch.int8)"
         )
     return qconfig
 
@@ -133,16 +154,22 @@ def prepared(module: nn.Module, qconfig: Any, row_alignment: int | None = None) 
         "output_dtype": output_type(qconfig.activation),
         "register_tbes": getattr(module, MODULE_ATTR_REGISTER_TBES_BOOL, False),
         "quant_state_dict_split_scale_bias": getattr(module, MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS, False),
-        "row_alignment": row_alignment or getattr(module, MODULE_ATTR_ROW_ALIGNMENT_INT, ROW_ALIGNMENT),
+        "row_alignment": alignment_of(module, row_alignment),
     }
 
 
-def quantized_configs(tables: Sequence[_Config], qconfig: Any) -> list[_Config]:
-    """The tables' configs with the formats of the packed rows; those given stay as they are.
+def alignment_of(module: nn.Module, asked: int | None) -> int:
+    """Bytes that a float collection's quantized rows are padded to a multiple of: as asked, as it says, or 16."""
+    return getattr(module, MODULE_ATTR_ROW_ALIGNMENT_INT, ROW_ALIGNMENT) if asked is None else asked
+
+
+def quantized_configs(tables: Sequence[_Config], qconfig: Any, module: nn.Module | None = None) -> list[_Config]:
+    """The tables' configs with the formats of the packed rows, and the rows left; those given stay as they are.
 
     Args:
         tables: Of the float collection.
         qconfig: A ``QuantConfig``, or torch's ``QConfig``, which knows no table by name.
+        module: The float collection, which may say how many rows are left of some tables.
 
     Raises:
         ValueError: A format that cannot be had.
@@ -153,11 +180,13 @@ def quantized_configs(tables: Sequence[_Config], qconfig: Any) -> list[_Config]:
         <DataType.INT8: 'INT8'>
     """
     own = getattr(qconfig, "per_table_weight_dtype", None) or {}
+    left = getattr(module, MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT, {})
     configs = []
     for table in tables:
         config = copy(table)
         config.data_type = packed_type(own.get(table.name, qconfig.weight), table.name)
         config.feature_names = list(table.feature_names)
+        config.num_embeddings_post_pruning = left.get(table.name, table.num_embeddings_post_pruning)
         configs.append(config)
     return configs
 

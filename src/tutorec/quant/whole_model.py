@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.freed_memory import return_freed_memory
-from tutorec._kernels.packed_layout import ROW_ALIGNMENT, row_layout
+from tutorec._kernels.packed_layout import row_layout
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import QuantConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -21,7 +21,7 @@ from tutorec.quant.embedding_collection import EmbeddingCollection as QuantEmbed
 from tutorec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 from tutorec.quant.packed_tables import PackedTables
 from tutorec.quant.packing import OnNonfinite, pack_rows
-from tutorec.quant.preparing import weight_of
+from tutorec.quant.preparing import alignment_of, weight_of
 from tutorec.quant.table_formats import check_numbers, enumerate_chunks, output_type, packed_type
 from tutorec.types import DataType
 
@@ -159,14 +159,16 @@ def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Mo
     tables = float_tables(model, swap.quantized)
     formats = _formats(tables, config.weight, config.per_table_weight_dtype or {})
     output_dtype = output_type(config.activation)
+    collections = dict(_collections(model, swap.quantized))
     for table in tables:
-        row_layout(table.weight.shape[1], formats[table.full_name], swap.row_alignment or ROW_ALIGNMENT)
+        alignment = alignment_of(collections[table.path], swap.row_alignment)
+        row_layout(table.weight.shape[1], formats[table.full_name], alignment)
         if swap.on_nonfinite == "raise":
             check_numbers(table.full_name, table.weight)
             _check_range(table, formats[table.full_name])
     given_up = _GivenUp(model, tables, swap.quantized) if swap.inplace else None
     replaced: dict[int, PackedTables] = {}
-    for path, collection in _collections(model, swap.quantized):
+    for path, collection in collections.items():
         of_path = [table for table in tables if table.path == path]
         own = QuantConfig(output_dtype, config.weight, {table.name: formats[table.full_name] for table in of_path})
         quantized = swap.quantized[type(collection)].without_rows(collection, own, swap.row_alignment)

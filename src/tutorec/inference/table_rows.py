@@ -1,0 +1,140 @@
+"""What is done to single tables of a model that is to serve: rows are left out, packed rows are read and written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from tutorec.distributed.quant_state import ShardedQuantModule
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.quant.packed_tables import PackedTables
+from tutorec.quant.preparing import MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT
+
+__all__ = ["assign_weights_to_tbe", "get_table_to_weights_from_tbe", "set_pruning_data"]
+
+Weights = dict[str, tuple[Tensor, Tensor | None]]
+
+
+def set_pruning_data(
+    model: nn.Module,
+    tables_to_rows_post_pruning: Mapping[str, int],
+    module_types: Sequence[type[nn.Module]] | None = None,
+) -> nn.Module:
+    """Say how many first rows of some tables are kept when the model is quantized.
+
+    Args:
+        model: A float collection, or a model with some in it.
+        tables_to_rows_post_pruning: Table name -> rows that are left.
+        module_types: Collections that this is for; both by default.
+
+    Returns:
+        The model.
+
+    Raises:
+        KeyError: There is no such table.
+        TypeError: ``model`` is no module.
+        ValueError: More rows are left than there are, or none.
+
+    Example:
+        >>> import torch, tutorec
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(10, 64, "item")])
+        >>> tutorec.quantize(set_pruning_data(ebc, {"item": 6})).packed_rows("item").shape
+        torch.Size([6, 80])
+
+    Source:
+        TorchRec's ``torchrec.inference.modules.set_pruning_data``, which passes over names that no table has.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"there are tables in an nn.Module, got {type(model).__name__}")
+    kinds = tuple(module_types or (EmbeddingBagCollection, EmbeddingCollection))
+    found: list[tuple[nn.Module, dict[str, int]]] = []
+    for module in model.modules():
+        if isinstance(module, EmbeddingBagCollection) and type(module) in kinds:
+            found.append((module, {one.name: one.num_embeddings for one in module.embedding_bag_configs()}))
+        elif isinstance(module, EmbeddingCollection) and type(module) in kinds:
+            found.append((module, {one.name: one.num_embeddings for one in module.embedding_configs()}))
+    known = {name for _, tables in found for name in tables}
+    unknown = sorted(set(tables_to_rows_post_pruning) - known)
+    if unknown:
+        raise KeyError(f"there are no tables {unknown} in float collections; the tables are {sorted(known)}")
+    for _, tables in found:
+        for name, rows in tables.items():
+            left = tables_to_rows_post_pruning.get(name, rows)
+            if isinstance(left, bool) or not isinstance(left, int) or not 0 < left <= rows:
+                raise ValueError(f"table {name!r} has {rows} rows, of which {left!r} cannot be left: give 1 to {rows}")
+    for module, _ in found:
+        setattr(module, MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT, dict(tables_to_rows_post_pruning))
+    return model
+
+
+def get_table_to_weights_from_tbe(model: nn.Module) -> Weights:
+    """The packed rows of all quantized tables of a model, sharded or not.
+
+    Args:
+        model: A quantized collection, or a model with some in it.
+
+    Returns:
+        Table name -> payload [R, bytes] and scale and bias [R, 4] (None for formats without), both uint8, as the
+        quantized collections take them. They are views where the table lies in one piece. Where two collections have a
+        table of one name, it stands here with the path of its collection, ``path.name``.
+
+    Raises:
+        ValueError: Nothing in the model is quantized.
+
+    Example:
+        >>> import torch, tutorec
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> model = tutorec.quantize(EmbeddingBagCollection([EmbeddingBagConfig(10, 64, "item")]))
+        >>> [tuple(part.shape) for part in get_table_to_weights_from_tbe(model)["item"]]
+        [(10, 64), (10, 4)]
+
+    Source:
+        TorchRec's ``torchrec.inference.modules.get_table_to_weights_from_tbe``.
+    """
+    found: Weights = {}
+    for name, collection, table in _tables(model):
+        rows, layout = collection.packed_rows(table), collection.packed_table(table).layout
+        payload = rows[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes]
+        found[name] = payload, rows[:, : layout.scale_bytes] if layout.scale_bytes else None
+    return found
+
+
+def assign_weights_to_tbe(model: nn.Module, table_to_weight: Mapping[str, tuple[Tensor, Tensor | None]]) -> None:
+    """Write the packed rows of all quantized tables of a model, sharded or not.
+
+    Args:
+        model: A quantized collection, or a model with some in it.
+        table_to_weight: As `get_table_to_weights_from_tbe` gives it; other tables may be in it, too.
+
+    Raises:
+        KeyError: A table's rows are missing; nothing was written then.
+        ValueError: Nothing in the model is quantized, or rows are of another layout.
+
+    Source:
+        TorchRec's ``torchrec.inference.modules.assign_weights_to_tbe``.
+    """
+    tables = _tables(model)
+    missing = [name for name, _, _ in tables if name not in table_to_weight]
+    if missing:
+        raise KeyError(f"there are no packed rows for the tables {missing}; there are some for {list(table_to_weight)}")
+    for name, collection, table in tables:
+        collection.write_rows(table, *table_to_weight[name])
+
+
+def _tables(model: nn.Module) -> list[tuple[str, Any, str]]:
+    """Name in the model, collection, and name in the collection, of each quantized table."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"there are tables in an nn.Module, got {type(model).__name__}")
+    found: list[tuple[str, Any, str]] = []
+    for path, module in model.named_modules():
+        if isinstance(module, PackedTables | ShardedQuantModule):
+            found += [(path, module, table) for table in module.table_names()]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no quantized tables: quantize it first, tutorec.quantize(model)")
+    count = Counter(table for _, _, table in found)
+    return [(f"{path}.{table}" if path and count[table] > 1 else table, module, table) for path, module, table in found]

@@ -1,0 +1,43 @@
+"""Quantized models without rows, and how they get some.
+
+Corresponds to TorchRec's ``torchrec.quant.utils``.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from tutorec.quant.packed_tables import PackedTables
+
+__all__ = ["meta_to_cpu_placement"]
+
+
+def meta_to_cpu_placement(module: nn.Module) -> None:
+    """Allocate the quantized tables of a model that are on the meta device, on the CPU, in place.
+
+    Their rows are zeros until they are loaded. Other tables, and the model's other parts, stay where they are.
+
+    Args:
+        module: A quantized collection, or a model with some in it.
+
+    Raises:
+        TypeError: It is no module.
+
+    Example:
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> from tutorec.quant.embedding_modules import EmbeddingBagCollection
+        >>> model = EmbeddingBagCollection([EmbeddingBagConfig(10, 4, "item")], False, torch.device("meta"))
+        >>> meta_to_cpu_placement(model)
+        >>> model.device, int(model.packed_rows("item").sum())
+        (device(type='cpu'), 0)
+
+    Source:
+        TorchRec's ``torchrec.quant.utils.meta_to_cpu_placement``, which replaces the collections by new ones and leaves
+        a model that is one as it is.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"quantized tables are in a torch.nn.Module, got {type(module).__name__}")
+    for each in module.modules():
+        if isinstance(each, PackedTables) and each.device.type == "meta":
+            each.to_empty(device="cpu")
+            each.clear_rows()

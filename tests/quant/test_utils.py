@@ -1,0 +1,125 @@
+"""Quantized models that are made without rows, and get some later."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from quant.equals import bags
+from torch import nn
+
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.shard import shard_modules
+from tutorec.inference.modules import shard_quant_model
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.quant.embedding_modules import EmbeddingBagCollection as QuantBags
+from tutorec.quant.embedding_modules import (
+    quant_prep_customize_row_alignment,
+    quant_prep_enable_quant_state_dict_split_scale_bias_for_types,
+)
+from tutorec.quant.utils import meta_to_cpu_placement
+from tutorec.quant.whole_model import quantize
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+META = torch.device("meta")
+TABLE = EmbeddingBagConfig(10, 8, "t", feature_names=["t_id"])
+BATCH = KeyedJaggedTensor(["t_id"], torch.tensor([3, 9]), lengths=torch.tensor([2, 0]))
+
+
+@pytest.mark.parametrize("wrap", [nn.Sequential, lambda one: one])
+def test_tables_on_meta_get_rows_of_zeros_and_then_those_that_are_loaded(wrap):
+    _, loaded = bags([TABLE], torch.int8)
+    model = quantize(wrap(EmbeddingBagCollection([TABLE], device=META)), torch.int8)
+    meta_to_cpu_placement(model)
+    found = next(one for one in model.modules() if hasattr(one, "packed_rows"))
+    assert found.device.type == "cpu" and torch.equal(found(BATCH).values(), torch.zeros(2, 8))
+    found.load_state_dict(loaded.state_dict())
+    assert torch.equal(found(BATCH).values(), loaded(BATCH).values())
+
+
+def test_tables_that_have_rows_keep_them_and_other_parts_stay():
+    _, loaded = bags([TABLE], torch.int8)
+    model = nn.ModuleDict({"a": loaded, "b": nn.Linear(2, 1, device="meta")})
+    before = loaded.packed_rows("t").clone()
+    meta_to_cpu_placement(model)
+    assert torch.equal(loaded.packed_rows("t"), before) and model["b"].weight.is_meta
+    with pytest.raises(TypeError, match="got list"):
+        meta_to_cpu_placement([loaded])
+
+
+def test_a_model_to_be_allocated_whole_says_how_its_quantized_tables_are():
+    model = nn.Sequential(quantize(EmbeddingBagCollection([TABLE], device=META)))
+    with pytest.raises(ValueError, match=r"quantized tables \['t'\] are on the meta device .*meta_to_cpu_placement"):
+        shard_modules(model, ShardingEnv.from_local(1, 0), sharders=[], init_params=True)
+
+
+def test_scale_and_bias_of_their_own_for_all_collections_of_a_kind():
+    rows = EmbeddingCollection([EmbeddingConfig(10, 8, "r", feature_names=["r_id"])])
+    model = nn.ModuleDict({"bags": nn.Sequential(EmbeddingBagCollection([TABLE])), "rows": rows})
+    quant_prep_enable_quant_state_dict_split_scale_bias_for_types(model, [EmbeddingBagCollection])
+    state = quantize(model).state_dict()
+    assert "bags.0.embedding_bags.t.weight_qscale" in state and "rows.embeddings.r.weight_qscale" not in state
+
+
+def test_rows_that_were_never_allocated_are_not_looked_up():
+    model = quantize(nn.ModuleDict({"b": EmbeddingBagCollection([TABLE], device=META)}))["b"]
+    with pytest.raises(
+        ValueError, match=r"tables \['t'\] are on the meta device and hold no rows .*meta_to_cpu_placem"
+    ):
+        model(BATCH)
+    _, loaded = bags([TABLE], torch.int8)
+    with pytest.raises(ValueError, match=r"tables \['t'\] are on the meta device"):
+        loaded.to("meta")(BATCH)
+    rows = quantize(EmbeddingCollection([EmbeddingConfig(10, 8, "t", feature_names=["t_id"])], device=META))
+    with pytest.raises(ValueError, match=r"tables \['t'\] are on the meta device"):
+        rows(BATCH)
+
+
+@pytest.mark.parametrize("pair", [(torch.int8, torch.quint4x2), (torch.float16, torch.int8)])
+def test_a_state_of_another_format_and_the_same_bytes_is_refused(pair):
+    (_, one), (_, other) = (bags([TABLE], dtype) for dtype in pair)
+    state, before = other.state_dict(), one.packed_rows("t").clone()
+    assert state["embedding_bags.t.weight"].shape == before.shape
+    stored = io.BytesIO()
+    torch.save(state, stored)
+    stored.seek(0)
+    for each in (state, torch.load(stored)):
+        for model, found in ((one, each), (nn.Sequential(one), nn.Sequential(other).state_dict())):
+            with pytest.raises(
+                ValueError, match=r"table 't' holds rows of 8 numbers in \w+, and the state .* rows of 8 in"
+            ):
+                model.load_state_dict(found)
+    assert torch.equal(one.packed_rows("t"), before)
+    one.load_state_dict(one.state_dict())
+
+
+def test_a_state_of_another_format_is_refused_by_sharded_tables_too():
+    (_, one), (_, other) = bags([TABLE], torch.int8), bags([TABLE], torch.quint4x2)
+    sharded, _ = shard_quant_model(nn.Sequential(one), 2)
+    from_other, _ = shard_quant_model(nn.Sequential(other), 2)
+    for state in (from_other.state_dict(), nn.Sequential(other).state_dict()):
+        with pytest.raises(
+            ValueError, match=r"table 't' holds rows of 8 numbers in INT8, and the state .* of 8 in INT4"
+        ):
+            sharded.load_state_dict(state)
+
+
+def test_alignments_and_qconfigs_that_are_none_are_named():
+    ebc = EmbeddingBagCollection([TABLE])
+    for wrong in (0, "16", 6):
+        with pytest.raises(ValueError, match=f"row alignment {wrong!r} is no multiple of 4 bytes"):
+            quantize(ebc, row_alignment=wrong)
+    ebc.qconfig = "int8"
+    with pytest.raises(TypeError, match="qconfig of this EmbeddingBagCollection is 'int8' and names no formats"):
+        QuantBags.from_float(ebc)
+
+
+def test_an_alignment_that_a_collection_asks_for_is_checked_before_anything_is_changed():
+    model = nn.ModuleDict({"a": EmbeddingBagCollection([TABLE]), "b": EmbeddingBagCollection([TABLE])})
+    quant_prep_customize_row_alignment(model["b"], [EmbeddingBagCollection], 6)
+    with pytest.raises(ValueError, match="row alignment 6"):
+        quantize(model, inplace=True)
+    assert not model["a"].embedding_bags["t"].weight.is_meta
