@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from distributed.cases import batch, collection, local_weights, shard
 from distributed.test_model_parallel import Model, data, parallel
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from tutorec.distributed import model_parallel, sharding_plan
 from tutorec.distributed.types import ShardedTensor
+from tutorec.errors import AgreementError
 
 
 def test_default_sharders_are_found_where_torchrec_has_them():
@@ -62,3 +64,79 @@ def attributes(rank: int, world_size: int) -> dict[str, Any]:
 def test_an_attribute_of_the_model_inside_is_named_and_what_torchs_helpers_want_is_state_dict(ranks):
     for found in ranks(2).run(attributes):
         assert all(found.values()), found
+
+
+def frozen(rank: int, world_size: int, kind: str, kernel: str, when: str) -> dict[str, Any]:
+    ebc = collection()
+    if when == "before":
+        ebc.embedding_bags["t0"].requires_grad_(requires_grad=False)
+    sharded = shard(ebc, kernel=kernel, kind=kind)
+    if when == "after":
+        sharded.embedding_bags["t0"].requires_grad_(requires_grad=False)
+    before = local_weights(sharded)
+    with torch.no_grad():
+        quiet = sharded(batch(rank, 3)).values()
+    assert not quiet.requires_grad
+    said = ""
+    try:
+        pooled = sharded(batch(rank, 3)).values()
+        assert torch.equal(pooled, quiet)
+        pooled.sum().backward()
+        optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
+        optimizer.step()
+    except ValueError as error:
+        said = str(error)
+    after = local_weights(sharded)
+    return {"said": said, "moved": sorted(name for name, rows in after.items() if not torch.equal(rows, before[name]))}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "data_parallel"])
+def test_a_frozen_table_with_the_dense_kernel_stays_and_the_others_train(ranks, kind, when):
+    """Also where a rank holds nothing but the frozen one: its part of the exchanges of backward is made."""
+    found = ranks(2).run(frozen, kind=kind, kernel="dense", when=when)
+    assert [each["said"] for each in found] == ["", ""]
+    assert {name for each in found for name in each["moved"]} == {"t1", "t2"}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
+def test_a_frozen_table_with_the_fused_kernel_is_looked_up_and_refused_where_backward_would_move_it(ranks, kind, when):
+    for found in ranks(2).run(frozen, kind=kind, kernel="fused", when=when):
+        assert "'embedding_bags.t0.weight' is frozen" in found["said"]
+        assert "under torch.no_grad(), or shard the table with compute_kernel='dense'" in found["said"]
+        assert found["moved"] == []
+
+
+def exchanged(rank: int, world_size: int, kind: str) -> str:
+    sharded = shard(collection(), kind=kind)
+    sharded(batch(rank, 3)).values().sum().backward()
+    for parameter in sharded.parameters():
+        parameter.data = torch.ones_like(parameter)
+    try:
+        sharded(batch(rank, 3)).values()
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
+def test_rows_given_in_other_memory_are_not_passed_over(ranks, kind):
+    for said in ranks(2).run(exchanged, kind=kind):
+        assert "was given other memory (.data = ...)" in said
+        assert "parameter.data.copy_(rows)" in said
+
+
+def freezing_differs(rank: int, world_size: int) -> str:
+    ebc = collection()
+    ebc.embedding_bags["t1"].requires_grad_(requires_grad=rank == 0)
+    try:
+        shard(ebc)
+    except AgreementError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_ranks_that_freeze_other_tables_are_told(ranks):
+    for said in ranks(2).run(freezing_differs):
+        assert "table 't1': requires_grad" in said

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed.cases import batch, collection, group, home, local_weights, shard, word
+from distributed.cases import local_state as state_here
+from torch.distributed import checkpoint
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -144,6 +146,36 @@ def assigned(rank: int, world_size: int, kind: str) -> list[bool]:
 def test_state_loaded_by_assignment_is_looked_up_and_trained(ranks, kind):
     for found in ranks(2).run(assigned, kind=kind):
         assert all(found)
+
+
+def written_into(rank: int, world_size: int, kernel: str, path: str) -> dict[str, bool]:
+    stored, other = (shard(collection(), "exact_adagrad", kernel) for _ in range(2))
+    stored(batch(rank, 3)).values().sum().backward()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    # A dense kernel has no state, and torch stores no empty dict.
+    states = [
+        {"rows": each.state_dict(), **(each.fused_optimizer.state_dict() if kernel == "fused" else {})}
+        for each in (stored, other)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.save(states[0], checkpoint_id=path)
+        # Into the tensors of the state dict: nobody calls load_state_dict.
+        checkpoint.load(states[1], checkpoint_id=path)
+    wanted, found = ({**local_weights(each), **state_here(each)} for each in (stored, other))
+    return {name: torch.equal(value, wanted[name]) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("kernel", ["fused", "dense"])
+def test_what_is_written_into_a_state_dict_is_in_the_tables_those_of_padded_rows_too(ranks, tmp_path, kernel):
+    found = ranks(2).run(written_into, kernel=kernel, path=str(tmp_path))
+    for each in found:
+        assert all(each.values()), each
+    names = {name for each in found for name in each}
+    assert names >= {"t0", "t1", "t2"}
+    assert (kernel == "dense") or "t2.momentum1" in names
 
 
 def on_a_part_of_the_ranks(rank: int, world_size: int, kind: str) -> bool:

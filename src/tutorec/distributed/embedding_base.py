@@ -159,6 +159,7 @@ class ShardedEmbeddingModule(
         for lookup in self._lookups:
             for name, rows in lookup.named_weights():
                 table, _, parameter = name.rpartition(".")
+                rows.requires_grad_(source.weights[table].requires_grad)
                 holder[table].register_parameter(parameter, rows)
         for table in holder.values():
             table.register_load_state_dict_pre_hook(_copy_in)
@@ -261,6 +262,7 @@ class ShardedEmbeddingModule(
         facts = {"tables": ", ".join(names), "qcomm_codecs_registry": str(sorted(source.codecs.items()))}
         facts |= division_fact()
         facts |= {f"table {t.name!r}: {fact}": value for t in tables for fact, value in t.describe().items()}
+        facts |= {f"table {name!r}: requires_grad": str(rows.requires_grad) for name, rows in source.weights.items()}
         article = "an" if source.kind[0] in "AEIOU" else "a"
         check_agreement(f"sharding {article} {source.kind}", facts, env, problem)
         return tables

@@ -35,8 +35,8 @@ def sharded_state(
 
     Args:
         tables: Every table, those of other ranks included.
-        local: Table name -> rows of each piece that this rank holds, in the order of ``PlacedTable.pieces``; live, and
-            copied only where the backend pads them.
+        local: Table name -> rows of each piece that this rank holds, in the order of ``PlacedTable.pieces``; live: what
+            is written into the state is in the tables.
         env: The ranks; several need a process group.
         device: Where tables live.
     """
@@ -117,7 +117,7 @@ def sharded_tensor(
     env: ShardingEnv,
     device: torch.device,
 ) -> ShardedTensor:
-    """A whole tensor of which this rank has some pieces; nothing is sent, and contiguous pieces are not copied.
+    """A whole tensor of which this rank has some pieces; nothing is sent, and nothing is copied.
 
     Args:
         rectangles: How it lies over the ranks.
@@ -150,12 +150,20 @@ def sharded_tensor(
         size=torch.Size(rectangles.size),
         tensor_properties=TensorProperties(dtype=dtype),
     )
-    # ShardedTensor takes contiguous rows only: those of a padded table are copied.
-    held = [Shard(rows.contiguous(), shard) for rows, shard in zip(local, mine, strict=False)]
+    stand_ins = [
+        rows if rows.is_contiguous() else torch.empty_like(rows, memory_format=torch.contiguous_format)
+        for rows in local
+    ]
+    held = [Shard(rows, shard) for rows, shard in zip(stand_ins, mine, strict=False)]
     with warnings.catch_warnings():
         # torch recommends DTensor, which cannot say that one rank holds a whole table.
         warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
-        return ShardedTensor._init_from_local_shards_and_global_metadata(held, metadata, process_group=group)
+        whole = ShardedTensor._init_from_local_shards_and_global_metadata(held, metadata, process_group=group)
+    # It is made of contiguous rows only. Those of a padded table are not, and a copy would swallow what is written into
+    # it, as torch.distributed.checkpoint does that loads in place.
+    for shard, rows in zip(whole.local_shards(), local, strict=False):
+        shard.tensor = rows
+    return whole
 
 
 def _put_together(table: PlacedTable, held: Sequence[torch.Tensor]) -> torch.Tensor:

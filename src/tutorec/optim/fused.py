@@ -103,6 +103,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._tables = tables
         self._owners = list(parameters)
         self._form: StateForm | None = None
+        self._places = [rows.data_ptr() for rows in tables.table_weights()]
         params = dict(zip(names, parameters, strict=True))
         super().__init__(params, self._live_state(), [{"params": list(parameters), "lr": tables.learning_rate}])
 
@@ -155,8 +156,23 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             names = ", ".join(map(repr, self.params))
             self._tables.learning_rate = check_rate(rate, f"the fused optimizer of {names}")
 
+    def check_parameters(self) -> None:
+        """Look whether backward would move what the parameters show, and may; the sharded module asks at each forward.
+
+        Raises:
+            ValueError: A parameter's ``.data`` was exchanged, or it is frozen and gradients are recorded.
+        """
+        if torch.compiler.is_compiling():
+            return
+        recorded = torch.is_grad_enabled()
+        for owner, place in zip(self._owners, self._places, strict=True):
+            if owner.data_ptr() != place or (recorded and not owner.requires_grad):
+                name = next(name for name, each in self.params.items() if each is owner)
+                raise ValueError(_why_not(name, owner.data_ptr() != place))
+
     def rebind(self) -> None:
         """Find the state again after the operator's memory has moved."""
+        self._places = [rows.data_ptr() for rows in self._tables.table_weights()]
         self.state = self._live_state()
 
     def _live_state(self) -> dict[torch.Tensor, dict[str, Any]]:
@@ -165,3 +181,15 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         return {
             owner: {f"{table.name}.{name}": tensor for name, tensor in state.items()} for owner, table, state in states
         }
+
+
+def _why_not(name: str, exchanged: bool) -> str:
+    if exchanged:
+        return (
+            f"parameter {name!r} was given other memory (.data = ...), and rows are still looked up in the old one: "
+            "write into it, parameter.data.copy_(rows)"
+        )
+    return (
+        f"parameter {name!r} is frozen (requires_grad=False), and its fused optimizer would move its rows in backward: "
+        "call the model under torch.no_grad(), or shard the table with compute_kernel='dense', which leaves it alone"
+    )

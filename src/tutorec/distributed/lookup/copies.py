@@ -157,6 +157,16 @@ class ReplicatedLookup(EmbeddingLookup):
         """Point parameters at the operators' memory again, after it has moved."""
         self._lookup.rebind()
 
+    def check_recorded(self) -> None:
+        """Look whether a batch may be recorded: without gradients torch lets a lookup see no frozen parameter.
+
+        Raises:
+            ValueError: There is no process group, or a fused copy may not move.
+        """
+        self.process_group()
+        for optimizer in self.fused_optimizers():
+            optimizer.check_parameters()
+
     def process_group(self) -> dist.ProcessGroup:
         """The ranks.
 

@@ -46,6 +46,7 @@ class BatchedFusedEmbeddingBag(nn.Module, FusedOptimizerModule):
 
     def forward(self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         """``values [N]``, ``offsets [F * B + 1]``, ``weights [N]`` -> pooled ``[B, D]``."""
+        self._optimizer.check_parameters()
         self._optimizer.apply_learning_rate()
         return self._emb_module(values, offsets, weights)
 

@@ -66,7 +66,7 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
             return self._lookup(features)
         if features.variable_stride_per_key():
             return flatten_by_rank(self.forward(pad_bags(features)), features, self._columns)
-        self.process_group()
+        self.check_recorded()
         # Recorded also where nothing needs a gradient here: the other ranks count on this one.
         anchor = torch.empty(0, device=features.device(), requires_grad=True)
         return cast(torch.Tensor, _PooledLookup.apply(anchor, self, features, *self.dense_parameters()))

@@ -49,7 +49,7 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
         """My ids of each slot -> their rows in the same order, flat."""
         if not torch.is_grad_enabled():
             return self._lookup(ids)
-        self.process_group()
+        self.check_recorded()
         # Recorded also where nothing needs a gradient here: the other ranks count on this one.
         anchor = torch.empty(0, device=ids.values.device, requires_grad=True)
         return cast(torch.Tensor, _RowLookup.apply(anchor, self, ids, *self.dense_parameters()))
