@@ -112,7 +112,9 @@ def check_names(constraints: Mapping[str, ParameterConstraints], tables: Collect
             continue
         near = difflib.get_close_matches(str(name), tables, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"the tables are {_listed([repr(each) for each in tables])}"
-        raise _bad(f"constraints name table {name!r}, which no module has; {hint}")
+        if not tables:
+            hint = "the sharders shard no table of this model: give one for the class of each collection"
+        raise _bad(f"constraints name table {name!r}, which no {'sharded ' if not tables else ''}module has; {hint}")
 
 
 def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) -> None:
@@ -146,7 +148,7 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
     ):
         if numbers is None and what != "pooling_factors":
             continue
-        if numbers is None or isinstance(numbers, (Real, str)) or not len(numbers):
+        if numbers is None or isinstance(numbers, (Real, str, Mapping)) or not len(numbers):
             raise _bad(f"ParameterConstraints({what}={numbers!r}) of table {name!r} lists no numbers, one per feature")
         wrong = [each for each in numbers if not isinstance(each, Real) or not smallest <= float(each) < math.inf]
         if wrong:
@@ -160,6 +162,18 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
 
 def _check_words(name: str, constraint: ParameterConstraints) -> None:
     word, group = constraint.colocate, constraint.device_group
+    features, weighted = constraint.feature_names, constraint.is_weighted
+    if features is not None and (
+        isinstance(features, str)
+        or not isinstance(features, Iterable)
+        or not all(isinstance(each, str) for each in features)
+    ):
+        raise _bad(
+            f"ParameterConstraints(feature_names={features!r}) of table {name!r} is no list of names: "
+            "feature_names=['feature']"
+        )
+    if weighted not in (None, True, False):
+        raise _bad(f"ParameterConstraints(is_weighted={weighted!r}) of table {name!r} is neither True nor False")
     if word is not None and not (isinstance(word, str) and word):
         raise _bad(f"ParameterConstraints(colocate={word!r}) of table {name!r} is no word: colocate='together'")
     if group is not None and group not in DEVICES:

@@ -31,6 +31,7 @@ from tutorec.distributed.planner.input_checks import able
 from tutorec.distributed.planner.interfaces import Enumerator, ShardEstimator
 from tutorec.distributed.planner.kernels import registered_kernels
 from tutorec.distributed.planner.model_tables import ModelTable, check_model, model_tables
+from tutorec.distributed.planner.option_checks import check_options
 from tutorec.distributed.planner.options import PartitionByType, Pieces, ShardingOption
 from tutorec.distributed.planner.refusals import Refusal
 from tutorec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
@@ -109,7 +110,9 @@ class EmbeddingEnumerator(Enumerator):
                 EmbeddingStorageEstimator(topology, self._constraints),
             ]
         else:
-            self._estimators = [estimator] if isinstance(estimator, ShardEstimator) else list(estimator)
+            self._estimators = list(estimator) if isinstance(estimator, Sequence) else [estimator]
+        for each in self._estimators:
+            able("estimator", each, "estimate", "give EmbeddingPerfEstimator(topology) or one of your own")
         self._breadth_first = bool(use_exact_enumerate_order)
         self._sharder_map: dict[str, ModuleSharder[Any]] = {}
         self._last_options: list[ShardingOption] | None = None
@@ -145,7 +148,10 @@ class EmbeddingEnumerator(Enumerator):
         for name, constraint in self._constraints.items():
             check_numbers(name, constraint, self._topology.world_size)
         tables = model_tables(module, sharders, self._batch_size, self._constraints, self._breadth_first)
-        check_names(self._constraints, list(dict.fromkeys(table.facts.name for table in tables)))
+        if sharders:
+            check_names(self._constraints, list(dict.fromkeys(table.facts.name for table in tables)))
+        else:
+            warn_of(list(self._constraints), "without sharders, sharders=[], no table is sharded")
         self.refusals = []
         self._costed = frozenset(registered_kernels(self._topology.compute_device))
         cuts = _Cuts(self._topology.world_size, self._local_size)
@@ -158,7 +164,12 @@ class EmbeddingEnumerator(Enumerator):
         return options
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """Write costs into options, in the place of what stood there."""
+        """Write costs into options, in the place of what stood there.
+
+        Raises:
+            PlannerError: They are no options.
+        """
+        check_options("sharding_options", sharding_options)
         done, total = 0, len(sharding_options) * len(self._estimators)
         for estimator in self._estimators:
             for first in range(0, len(sharding_options), _BLOCK):

@@ -99,9 +99,9 @@ def check_model(module: object, sharders: object) -> None:
             PlannerErrorType.INPUT_VALIDATION,
         )
     if not isinstance(sharders, Sequence) or isinstance(sharders, str):
+        some = type(sharders).__name__ if hasattr(sharders, "module_type") else "EmbeddingBagCollectionSharder"
         raise PlannerError(
-            f"sharders={sharders!r} is no list: give sharders=[{type(sharders).__name__}(...)], one for each class of "
-            "collections",
+            f"sharders={sharders!r} is no list: give sharders=[{some}(...)], one for each class of collections",
             PlannerErrorType.INPUT_VALIDATION,
         )
     for sharder in sharders:

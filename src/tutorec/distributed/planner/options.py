@@ -59,6 +59,7 @@ class Perf:
         return Perf(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
+_ESTIMATE = "call the enumerator's populate_estimates([option]) first"
 PERF_FIELDS = tuple(each.name for each in fields(Perf))
 
 
@@ -188,8 +189,12 @@ class Pieces:
         return cls(
             np.array([list(shard.size) for shard in shards], dtype=np.int64).reshape(-1, 2),
             np.array([list(shard.offset) for shard in shards], dtype=np.int64).reshape(-1, 2),
-            None if None in perf else np.array([[getattr(p, name) for name in PERF_FIELDS] for p in perf], np.float64),
-            None if None in storage else np.array([[s.hbm, s.ddr, s.ssd] for s in storage], np.int64),
+            None
+            if None in perf
+            else np.array([[getattr(p, name) for name in PERF_FIELDS] for p in perf], np.float64).reshape(
+                -1, len(PERF_FIELDS)
+            ),
+            None if None in storage else np.array([[s.hbm, s.ddr, s.ssd] for s in storage], np.int64).reshape(-1, 3),
             np.array([-1 if shard.rank is None else shard.rank for shard in shards], np.int64),
         )
 
@@ -335,10 +340,20 @@ class ShardingOption:
         self._shards, self._pieces = shards, None
 
     def pieces(self) -> Pieces:
-        """The shards as arrays: made anew from the objects where there are some."""
+        """The shards as arrays: made anew from the objects where there are some.
+
+        Raises:
+            ValueError: A shard's size, offset, perf or storage does not hold numbers.
+        """
         if self._pieces is not None:
             return self._pieces
-        return Pieces.of_shards(self._shards or [])
+        try:
+            return Pieces.of_shards(self._shards or [])
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"table {self.name!r} as {self.sharding_type}: the size, offset, perf or storage of a shard is no "
+                f"Shard([rows, columns], [row, column], Storage(...), Perf(...)) of numbers: {error}"
+            ) from error
 
     def set_estimates(self, perf: Floats | None = None, storage: Ints | None = None) -> None:
         """Write what was estimated: milliseconds ``[P, 6]``, bytes ``[P, 3]``, or both."""
@@ -353,7 +368,13 @@ class ShardingOption:
                 shard.storage = Storage(*storage[index].tolist())
 
     def place(self, ranks: Sequence[int] | Ints) -> None:
-        """Write where the shards lie: a rank for each."""
+        """Write where the shards lie: a rank for each.
+
+        Raises:
+            ValueError: There are more or fewer ranks than shards.
+        """
+        if len(ranks) != self.num_shards:
+            raise ValueError(f"table {self.name!r}: {len(ranks)} ranks for {self.num_shards} shards: give one for each")
         if self._pieces is not None:
             self._pieces.ranks = np.asarray(ranks, dtype=np.int64)
             return
@@ -372,16 +393,26 @@ class ShardingOption:
 
     @property
     def total_storage(self) -> Storage:
-        """Bytes of all shards together."""
+        """Bytes of all shards together.
+
+        Raises:
+            ValueError: They have not been estimated.
+        """
         storage = self.pieces().storage
-        assert storage is not None, f"table {self.name!r}: the storage of its shards has not been estimated"
+        if storage is None:
+            raise ValueError(f"table {self.name!r}: the storage of its shards is not known; {_ESTIMATE}")
         return Storage(*storage.sum(axis=0).tolist())
 
     @property
     def total_perf(self) -> float:
-        """Milliseconds of all shards together."""
+        """Milliseconds of all shards together.
+
+        Raises:
+            ValueError: They have not been estimated.
+        """
         perf = self.pieces().perf
-        assert perf is not None, f"table {self.name!r}: the time of its shards has not been estimated"
+        if perf is None:
+            raise ValueError(f"table {self.name!r}: the time of its shards is not known; {_ESTIMATE}")
         return float(perf.sum())
 
     @property

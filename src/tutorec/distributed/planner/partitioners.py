@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.input_checks import finite, whole
+from tutorec.distributed.planner.input_checks import able, finite, whole
 from tutorec.distributed.planner.interfaces import Partitioner
+from tutorec.distributed.planner.option_checks import check_one_each, check_options
 from tutorec.distributed.planner.options import PERF_FIELDS, Floats, Ints, PartitionByType, ShardingOption
 from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.proposers import option_bytes, option_times
+from tutorec.distributed.planner.topology import MOST_BYTES
 from tutorec.errors import PlannerError, PlannerErrorType
 
 if TYPE_CHECKING:
@@ -49,6 +51,9 @@ class GreedyPerfPartitioner(Partitioner):
         sort_by: What "largest" means.
         balance_modules: Tables of collections that have fewer tables go first.
 
+    Raises:
+        PlannerError: ``sort_by`` is no `SortBy`.
+
     Example:
         The table of 3 ms goes first, to rank 0; then rank 1 has the least to do until it has 4 ms:
 
@@ -71,6 +76,11 @@ class GreedyPerfPartitioner(Partitioner):
     """
 
     def __init__(self, sort_by: SortBy = SortBy.STORAGE, balance_modules: bool = False) -> None:
+        if not isinstance(sort_by, SortBy):
+            raise PlannerError(
+                f"sort_by={sort_by!r} is no SortBy: give SortBy.STORAGE or SortBy.PERF",
+                PlannerErrorType.INPUT_VALIDATION,
+            )
         self._sort_by: SortBy = sort_by
         self._balance_modules: bool = balance_modules
 
@@ -88,11 +98,15 @@ class GreedyPerfPartitioner(Partitioner):
             The proposal.
 
         Raises:
-            PlannerError: A shard fits nowhere, or the number of shards does not suit the ranks.
+            PlannerError: A shard fits nowhere, the number of shards does not suit the ranks, or a table is there twice.
             ValueError: An option is not estimated.
         """
+        check_options("proposal", proposal)
+        check_one_each("proposal", proposal)
+        able("storage_constraint", storage_constraint, "devices local_world_size", "give the topology to place on")
         ranks = _Ranks.of(storage_constraint)
         if hbm_per_device:
+            finite("hbm_per_device", hbm_per_device, "give bytes of a rank, or None", most=MOST_BYTES)
             ranks.room[:, 0] = hbm_per_device
         return self._partition(proposal, ranks)
 
@@ -164,7 +178,7 @@ class MemoryBalancedPartitioner(Partitioner):
             The proposal.
 
         Raises:
-            PlannerError: A shard fits nowhere, or the number of shards does not suit the ranks.
+            PlannerError: A shard fits nowhere, the number of shards does not suit the ranks, or a table is there twice.
             ValueError: An option is not estimated.
         """
         plan = self._greedy.partition(proposal, storage_constraint, hbm_per_device)
@@ -259,6 +273,12 @@ class _Item:
         times, memory = option_times(option), option_bytes(option)
         perf = option.pieces().perf
         assert perf is not None, "option_times has refused options without times"
+        if not len(times):
+            raise PlannerError(
+                f"table {option.name!r} as {option.sharding_type} has no shards to place: give it some, Shard(size, "
+                "offset)",
+                PlannerErrorType.INPUT_VALIDATION,
+            )
         return cls(option, option.partition_by, perf, times, memory, np.full(len(times), -1, np.int64))
 
 

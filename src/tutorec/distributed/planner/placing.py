@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan, ShardingType
+from tutorec.distributed.planner.input_checks import able
+from tutorec.distributed.planner.option_checks import check_one_each, check_options, placed_ranks
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, Spread
 from tutorec.distributed.planner.topology import Topology
@@ -54,7 +56,7 @@ def placement_of(problem: PlanningProblem, placed: Sequence[ShardingOption]) -> 
         placed: An option for each table, its shards on ranks.
 
     Raises:
-        KeyError: A table has no option, or one that is none of the problem's.
+        KeyError: A table has no option, one that is none of the problem's, or one without places.
     """
     by_table = {option.fqn: option for option in placed}
     chosen, ranks = [], []
@@ -69,7 +71,8 @@ def placement_of(problem: PlanningProblem, placed: Sequence[ShardingOption]) -> 
             raise KeyError(f"table {first.name!r} is placed as {way[:2]}, which is none of its options")
         chosen.append(ways.index(way))
         found = first.pieces().ranks
-        assert found is not None, f"table {first.name!r} has not been placed"
+        if found is None:
+            raise KeyError(f"table {first.name!r} has not been placed")
         ranks.append(found)
     return Placement(np.array(chosen, dtype=np.int64), ranks)
 
@@ -81,9 +84,15 @@ def to_sharding_plan(sharding_options: Sequence[ShardingOption], topology: Topol
         sharding_options: One per table, in the order of the model's tables.
         topology: For devices and ranks per host.
 
+    Raises:
+        PlannerError: These are no options, a table has two, or a shard lies on no rank of the topology.
+
     Source:
         TorchRec's ``to_sharding_plan``.
     """
+    check_options("sharding_options", sharding_options)
+    check_one_each("sharding_options", sharding_options)
+    able("topology", topology, "world_size local_world_size compute_device", "give the one that the plan is for")
     plan: dict[str, EmbeddingModuleShardingPlan] = {}
     for option in sharding_options:
         plan.setdefault(option.path, EmbeddingModuleShardingPlan())[option.name] = _entry(option, topology)
@@ -91,12 +100,11 @@ def to_sharding_plan(sharding_options: Sequence[ShardingOption], topology: Topol
 
 
 def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
-    pieces = option.pieces()
-    assert pieces.ranks is not None, f"table {option.name!r} has not been placed"
+    pieces, ranks = option.pieces(), placed_ranks(option, topology.world_size).tolist()
     replicated = option.sharding_type == ShardingType.DATA_PARALLEL.value
     spec = None
     if not replicated:
-        lines = zip(pieces.ranks.tolist(), pieces.offsets.tolist(), pieces.sizes.tolist(), strict=True)
+        lines = zip(ranks, pieces.offsets.tolist(), pieces.sizes.tolist(), strict=True)
         spec = sharding_spec(
             [ShardPiece(rank, *offset, *size) for rank, offset, size in lines],
             topology.compute_device,
@@ -106,7 +114,7 @@ def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
     return ParameterSharding(
         sharding_type=option.sharding_type,
         compute_kernel=option.compute_kernel,
-        ranks=pieces.ranks.tolist(),
+        ranks=ranks,
         sharding_spec=spec,
         shape=(int(rows), int(columns)),
     )

@@ -42,6 +42,7 @@ from tutorec.distributed.planner.interfaces import (
     StorageReservation,
 )
 from tutorec.distributed.planner.model_tables import check_model
+from tutorec.distributed.planner.option_checks import check_one_each, check_options, checked_rating
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.perf_models import NoopPerfModel
@@ -61,6 +62,7 @@ from tutorec.distributed.planner.storage_reservations import HeuristicalStorageR
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharding_plan import get_default_sharders
+from tutorec.distributed.text_table import several
 from tutorec.errors import PlannerError, PlannerErrorType
 
 _STAGE = "plan"
@@ -157,7 +159,15 @@ class EmbeddingShardingPlanner:
             [EmbeddingStats()] if stats is None else stats if isinstance(stats, list) else [stats]
         )
         self._debug = debug
-        self._callbacks = [callbacks] if callable(callbacks) else callbacks or []
+        given = callbacks if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
+        self._callbacks: list[Any] = list(given)
+        for each in self._callbacks:
+            if not callable(each):
+                raise PlannerError(
+                    f"callbacks={callbacks!r} holds {each!r}, which cannot be called: give functions from the placed "
+                    "options to those to use",
+                    PlannerErrorType.INPUT_VALIDATION,
+                )
         for index, each in enumerate(self._proposers):
             able(f"proposer {index}", each, _NEEDS["proposer"], "give GreedyProposer() or one of your own")
         for each in self._stats:
@@ -216,6 +226,7 @@ class EmbeddingShardingPlanner:
                 PlannerErrorType.INPUT_VALIDATION,
             )
         found: PlannedSharding | Exception | None = None
+        able("pg", group, "rank size", "give a process group that this rank belongs to, or None for all ranks")
         if group.rank() == 0:
             try:
                 found = self.plan(module, sharders)
@@ -245,9 +256,12 @@ class EmbeddingShardingPlanner:
             if isinstance(self._enumerator, EmbeddingEnumerator):
                 self._enumerator.progress = progress
             options = self._enumerator.enumerate(module, sharders)
+        check_options(f"what {type(self._enumerator).__name__}.enumerate returned", options)
         reserved = self._storage_reservation.reserve(
             self._topology, self._batch_size, module, sharders, self._constraints
         )
+        whose = f"what {type(self._storage_reservation).__name__}.reserve returned"
+        able(whose, reserved, "world_size devices local_world_size", "return the topology less what is reserved")
         return PlanInputs(
             options=options,
             topology=self._topology,
@@ -279,16 +293,26 @@ class EmbeddingShardingPlanner:
             proposer.load(list(inputs.options), self._enumerator)
             while (proposal := proposer.propose()) is not None and time.perf_counter() < deadline:
                 self._num_proposals += 1
+                check_options(f"what {type(proposer).__name__} proposed", proposal)
+                check_one_each(f"what {type(proposer).__name__} proposed", proposal)
                 try:
                     placed = self._partitioner.partition(deepcopy(proposal), inputs.reserved)
                 except PlannerError:
                     proposer.feedback(False, proposal, storage_constraint=inputs.reserved)
                     continue
                 self._num_plans += 1
-                rating = self._perf_model.rate(placed)
-                if rating < best_rating:
+                check_options(f"what {type(self._partitioner).__name__} placed", placed)
+                rating = checked_rating(self._perf_model, self._perf_model.rate(placed))
+                if best is None or rating < best_rating:
                     best, best_rating = placed, rating
                 proposer.feedback(True, placed, rating, inputs.reserved)
+        if best is None and time.perf_counter() >= deadline:
+            raise PlannerError(
+                f"timeout_seconds={self._timeout_seconds:g} ended after {several(self._num_proposals, 'proposal')}, of "
+                "which none could be placed: allow more time, or leave proposer, partitioner and performance_model "
+                "out, and the planner searches for itself",
+                PlannerErrorType.PARTITION,
+            )
         if best is None:
             raise why_infeasible(inputs)
         return _legal(inputs.problem, best, f"what {type(self._partitioner).__name__} placed")

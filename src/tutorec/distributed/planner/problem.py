@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.option_checks import check_estimates
 from tutorec.errors import PlannerError, PlannerErrorType
 
 Floats = NDArray[np.float64]
@@ -112,10 +113,12 @@ class PlanningProblem:
             fixed: ``(sharding type, whether pooled) -> ms`` that a group costs once.
 
         Raises:
-            PlannerError: Tables that are to lie together have no way of being cut, or no rank, in common.
+            PlannerError: Tables that are to lie together have no way of being cut, or no rank, in common; an option is
+                not estimated, or cut for another topology.
         """
         constraints = constraints or {}
         world_size = topology.world_size
+        local_size = min(getattr(topology, "intra_group_size", None) or topology.local_world_size, world_size)
         groups: dict[tuple[str, str], int] = {}
         latencies: list[float] = []
         by_table: dict[str, list[tuple[tuple[str, str, int], Choice]]] = {}
@@ -126,6 +129,7 @@ class PlanningProblem:
                 latencies.append(fixed(option.sharding_type, option.is_pooled) if fixed is not None else 0.0)
             constraint = constraints.get(option.name)
             choice = _choice(option, groups[group], _pinned(constraint, world_size))
+            _check_cut(option, choice, world_size, local_size)
             alike = (option.sharding_type, option.compute_kernel, len(choice.time))
             by_table.setdefault(f"{_path(option)}.{option.name}", []).append((alike, choice))
         bundles: dict[str, list[str]] = {}
@@ -139,8 +143,7 @@ class PlanningProblem:
             for members in bundles.values()
         )
         capacity = np.array([[device.storage.hbm, device.storage.ddr] for device in topology.devices], dtype=np.int64)
-        local_size = getattr(topology, "intra_group_size", None) or topology.local_world_size
-        return cls(world_size, min(local_size, world_size), capacity, choices, np.array(latencies))
+        return cls(world_size, local_size, capacity, choices, np.array(latencies))
 
 
 @dataclass(eq=False)
@@ -237,12 +240,22 @@ _SPREADS = {"device": Spread.ANY, "uniform": Spread.ALL, "multi_host": Spread.HO
 
 
 def _choice(option: Any, group: int, allowed: NDArray[np.bool_] | None) -> Choice:
-    """One option's numbers."""
+    """One option's numbers.
+
+    Raises:
+        PlannerError: They have not been estimated, or are no amounts.
+    """
     if hasattr(option, "pieces"):
         pieces = option.pieces()
-        assert pieces.perf is not None, f"table {option.name!r} has options without an estimate of time"
-        assert pieces.storage is not None, f"table {option.name!r} has options without an estimate of storage"
+        if pieces.perf is None or pieces.storage is None:
+            what = "time" if pieces.perf is None else "storage"
+            raise PlannerError(
+                f"table {option.name!r} as {option.sharding_type} has no estimate of its {what}: give the enumerator "
+                "an estimator that writes it, or leave estimator out",
+                PlannerErrorType.INPUT_VALIDATION,
+            )
         time, memory = pieces.perf.sum(axis=1), pieces.storage[:, :2]
+        check_estimates(option, time, memory)
     else:
         time = np.array([shard.perf.total for shard in option.shards])
         memory = np.array([[shard.storage.hbm, shard.storage.ddr] for shard in option.shards], dtype=np.int64)
@@ -250,6 +263,22 @@ def _choice(option: Any, group: int, allowed: NDArray[np.bool_] | None) -> Choic
     if option.sharding_type == "table_column_wise":
         spread = Spread.HOST
     return Choice(time, memory, spread, (group,), PREFERENCE.index(option.sharding_type), allowed, (option,))
+
+
+def _check_cut(option: Any, choice: Choice, world_size: int, local_size: int) -> None:
+    """Check that an option has as many shards as its places in this topology.
+
+    Raises:
+        PlannerError: It has been cut for another one.
+    """
+    count = len(choice.time)
+    places = {Spread.ALL: world_size, Spread.HOST_ROWS: local_size}.get(choice.spread, count)
+    if count != places or (choice.spread is Spread.HOSTS_ROWS and count % local_size):
+        raise PlannerError(
+            f"table {option.name!r} as {option.sharding_type} is cut into {count} shards, and there are {world_size} "
+            f"ranks, {local_size} of them on a host: give planner, enumerator and storage reservation one topology",
+            PlannerErrorType.INPUT_VALIDATION,
+        )
 
 
 def _pinned(constraint: Any, world_size: int) -> NDArray[np.bool_] | None:

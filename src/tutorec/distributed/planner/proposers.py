@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tutorec.distributed.planner.input_checks import whole
+from tutorec.distributed.planner.input_checks import able, whole
 from tutorec.distributed.planner.interfaces import Enumerator, Proposer
+from tutorec.distributed.planner.option_checks import check_options
 from tutorec.distributed.planner.options import Floats, ShardingOption
+from tutorec.errors import PlannerError, PlannerErrorType
 
 if TYPE_CHECKING:
     from tutorec.distributed.planner.topology import Topology
@@ -28,12 +30,14 @@ logger = logging.getLogger(__name__)
 MAX_PROPOSALS = 10_000
 """A grid of more proposals than this is not searched."""
 
+_MOST_BYTES = 2**34  # that dynamic programming may take for itself
+
 
 def option_times(option: ShardingOption) -> Floats:
     """Milliseconds of each shard of an option, ``[P]``.
 
     Raises:
-        ValueError: They have not been estimated.
+        ValueError: They have not been estimated, or are no amounts.
     """
     perf = option.pieces().perf
     if perf is None:
@@ -41,20 +45,31 @@ def option_times(option: ShardingOption) -> Floats:
             f"table {option.name!r}: the {option.sharding_type} option has no estimated times; call the enumerator's "
             "populate_estimates([option]) first"
         )
-    return perf.sum(axis=1)
+    times = perf.sum(axis=1)
+    if not 0.0 <= times.sum() < math.inf:  # which nan is not either
+        raise ValueError(
+            f"table {option.name!r}: the {option.sharding_type} option is estimated to take {times.sum()} ms; an "
+            "estimator writes finite times from 0 into Perf"
+        )
+    return times
 
 
 def option_bytes(option: ShardingOption) -> NDArray[np.int64]:
     """Bytes of each shard of an option, ``[P, 3]``: HBM, DDR, SSD.
 
     Raises:
-        ValueError: They have not been estimated.
+        ValueError: They have not been estimated, or are no amounts.
     """
     storage = option.pieces().storage
     if storage is None:
         raise ValueError(
             f"table {option.name!r}: the {option.sharding_type} option has no estimated storage; call the enumerator's "
             "populate_estimates([option]) first"
+        )
+    if storage.min(initial=0) < 0:
+        raise ValueError(
+            f"table {option.name!r}: the {option.sharding_type} option is estimated to take {storage.min():,} bytes; "
+            "an estimator writes bytes from 0 into Storage"
         )
     return storage
 
@@ -66,7 +81,12 @@ def _score(option: ShardingOption, use_depth: bool) -> float:
 
 
 def _by_table(options: Sequence[ShardingOption]) -> dict[str, list[ShardingOption]]:
-    """The options of each table, tables in the order of their first option."""
+    """The options of each table, tables in the order of their first option.
+
+    Raises:
+        PlannerError: They are no options.
+    """
+    check_options("search_space", options)
     tables: dict[str, list[ShardingOption]] = {}
     for option in options:
         tables.setdefault(option.fqn, []).append(option)
@@ -79,6 +99,9 @@ class GreedyProposer(Proposer):
     Args:
         use_depth: Options are sorted by their slowest shard; otherwise by the sum of their shards.
         threshold: Stop after more proposals than this in a row that were rated no better than the best; None: never.
+
+    Raises:
+        PlannerError: The threshold is no such number.
 
     Example:
         The fast option needs 9 bytes; where that is too much, the next proposal takes the slow one:
@@ -104,7 +127,9 @@ class GreedyProposer(Proposer):
 
     def __init__(self, use_depth: bool = True, threshold: int | None = None) -> None:
         self._use_depth: bool = use_depth
-        self._threshold: int | None = threshold or None
+        self._threshold: int | None = (
+            whole("threshold", threshold or 0, 0, "give a number of proposals, or None") or None
+        )
         self._start([])
 
     def _start(self, tables: list[list[ShardingOption]]) -> None:
@@ -359,6 +384,7 @@ class DynamicProgrammingProposer(Proposer):
         Raises:
             ValueError: An option is not estimated.
         """
+        check_options("search_space", search_space)
         totals = np.array([option_bytes(option).sum(axis=0)[:2] for option in search_space]).reshape(-1, 2)
         kind = 0 if totals[:, 0].any() else 1  # options for machines without HBM are told apart by DDR
         order = np.argsort(totals[:, kind], kind="stable")
@@ -407,10 +433,24 @@ class DynamicProgrammingProposer(Proposer):
         self._proposals = self._fill(storage_constraint)
 
     def _fill(self, topology: Any) -> NDArray[np.int32]:
-        """Numbers of options, a line ``[T]`` for each bin that was reached, the fullest bin first."""
+        """Numbers of options, a line ``[T]`` for each bin that was reached, the fullest bin first.
+
+        Raises:
+            PlannerError: There are more bins than memory to keep them in.
+        """
+        able("storage_constraint", topology, "devices", "give the topology whose memory is to be shared")
         memory = np.array([[device.storage.hbm, device.storage.ddr] for device in topology.devices], np.float64)
         kind = 0 if memory[:, 0].sum() > 0 else 1
         bins = self._bins_per_device * len(topology.devices)
+        of_a_bin = 8 * len(self._tables) + 40 * max(len(options) for options in self._tables)
+        if bins * of_a_bin > _MOST_BYTES:
+            most = _MOST_BYTES // (of_a_bin * len(topology.devices))
+            raise PlannerError(
+                f"hbm_bins_per_device={self._bins_per_device:,} on {len(topology.devices):,} ranks are {bins:,} bins, "
+                f"and {len(self._tables):,} tables take {of_a_bin:,} bytes of each: give at most {most:,}, or another "
+                "proposer",
+                PlannerErrorType.INPUT_VALIDATION,
+            )
         width = float(memory[:, kind].sum()) / bins or 1.0
         time, filled = np.zeros(1), np.zeros(1)  # of the states so far; at first one, empty
         came_from: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []

@@ -17,6 +17,7 @@ import numpy as np
 
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.planner.interfaces import Constraints, Enumerator, Stats, StorageReservation
+from tutorec.distributed.planner.option_checks import placed_ranks
 from tutorec.distributed.planner.options import PERF_FIELDS, Floats, Ints, ShardingOption
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharded_module import ModuleSharder
@@ -85,7 +86,7 @@ class EmbeddingStats(Stats):
         if best_plan:
             lines += str(_ranks_table(best_plan, topology)).splitlines()
         if best_plan and debug:
-            lines += ["", *str(_tables_table(best_plan)).splitlines()]
+            lines += ["", *str(_tables_table(best_plan, topology)).splitlines()]
         for line in lines:
             logger.info(line)
 
@@ -130,13 +131,16 @@ class NoopEmbeddingStats(Stats):
         """
 
 
-def _placed(option: ShardingOption) -> tuple[Ints, Floats, Ints]:
-    """Rank, time by kind and bytes of each shard; without estimates zeros."""
-    pieces = option.pieces()
-    assert pieces.ranks is not None, f"table {option.name!r} of the best plan has not been placed"
+def _placed(option: ShardingOption, world_size: int) -> tuple[Ints, Floats, Ints]:
+    """Rank, time by kind and bytes of each shard; without estimates zeros.
+
+    Raises:
+        PlannerError: A shard lies on no rank.
+    """
+    pieces, ranks = option.pieces(), placed_ranks(option, world_size)
     perf = pieces.perf if pieces.perf is not None else np.zeros((len(pieces), len(PERF_FIELDS)))
     storage = pieces.storage if pieces.storage is not None else np.zeros((len(pieces), 3), dtype=np.int64)
-    return pieces.ranks, perf, storage
+    return ranks, perf, storage
 
 
 def _ranks_table(best_plan: Sequence[ShardingOption], topology: Topology) -> TextTable:
@@ -144,7 +148,7 @@ def _ranks_table(best_plan: Sequence[ShardingOption], topology: Topology) -> Tex
     perf, held = np.zeros((world_size, len(PERF_FIELDS))), np.zeros((world_size, 3), dtype=np.int64)
     shards: list[Counter[str]] = [Counter() for _ in range(world_size)]
     for option in best_plan:
-        ranks, times, storage = _placed(option)
+        ranks, times, storage = _placed(option, topology.world_size)
         np.add.at(perf, ranks, times)
         np.add.at(held, ranks, storage)
         for rank in ranks.tolist():
@@ -164,10 +168,10 @@ def _memory(held: int, room: int) -> str:
     return f"{bytes_text(held)} ({held / room:.0%})" if room else bytes_text(held)
 
 
-def _tables_table(best_plan: Sequence[ShardingOption]) -> TextTable:
+def _tables_table(best_plan: Sequence[ShardingOption], topology: Topology) -> TextTable:
     rows = []
     for option in best_plan:
-        ranks, perf, storage = _placed(option)
+        ranks, perf, storage = _placed(option, topology.world_size)
         hbm, ddr, _ = storage.sum(axis=0).tolist()
         pooled = "pooled" if option.is_pooled else "sequence"
         rows.append(

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from tutorec.distributed.planner import constants
 from tutorec.distributed.planner.constants import DEVICES
-from tutorec.distributed.planner.input_checks import finite, whole
+from tutorec.distributed.planner.input_checks import able, finite, whole
 from tutorec.distributed.planner.options import Perf, Storage
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -64,9 +64,14 @@ class CustomTopologyData:
     supported_fields = ("ddr_cap", "hbm_cap", "ssd_cap")
 
     def __init__(self, data: Mapping[str, Sequence[int]], world_size: int) -> None:
+        whole("world_size", world_size, 1, "give the number of ranks")
+        if not isinstance(data, Mapping):
+            raise _bad(f"CustomTopologyData has data={data!r}: give a dict, {{'hbm_cap': [bytes of each rank]}}")
         for key, numbers in data.items():
-            if not isinstance(numbers, Sequence):
-                raise _bad(f"CustomTopologyData has {key}={numbers!r}: give a number for each of {world_size} ranks")
+            if not isinstance(numbers, Sequence) or isinstance(numbers, str):
+                raise _bad(
+                    f"CustomTopologyData has {key}={numbers!r}: give a list, a number for each of {world_size} ranks"
+                )
             if key not in self.supported_fields:
                 raise _bad(f"CustomTopologyData knows nothing of {key!r}: give {', '.join(self.supported_fields)}")
             if len(numbers) != world_size:
@@ -76,7 +81,13 @@ class CustomTopologyData:
         self._data = {key: list(numbers) for key, numbers in data.items()}
 
     def get_data(self, key: str) -> list[int]:
-        """Bytes of each rank."""
+        """Bytes of each rank.
+
+        Raises:
+            PlannerError: It says nothing of this kind of memory.
+        """
+        if key not in self._data:
+            raise _bad(f"CustomTopologyData holds {list(self._data)} and no {key!r}: ask has_data({key!r}) first")
         return self._data[key]
 
     def has_data(self, key: str) -> bool:
@@ -219,6 +230,9 @@ class Topology:
         self.world_size: int = int(world_size)
         self.local_world_size: int = int(local_world_size or world_size)
         self.intra_group_size: int = (pod_size or 1) * self.local_world_size
+        if generalized_comms_bandwidths is not None:
+            remedy = "give BasicCommsBandwidths(...), or a GeneralizedCommsBandwidth of your own"
+            able("generalized_comms_bandwidths", generalized_comms_bandwidths, "get_bw", remedy)
         self.hbm_mem_bw: float = hbm_mem_bw
         self.ddr_mem_bw: float = _or(ddr_mem_bw, usual.ddr_mem_bw)
         self.ssd_mem_bw: float = ssd_mem_bw
@@ -380,7 +394,8 @@ class Topology:
         names = "hbm_mem_bw ddr_mem_bw ssd_mem_bw hbm_to_ddr_mem_bw intra_host_bw inter_host_bw".split()
         for name in names:
             finite(name, getattr(self, name), "give bytes per ms, or leave it out", positive=True)
-        for name in ("latency_ms", "id_ms", "bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier"):
+        times = "latency_ms id_ms bwd_compute_multiplier weighted_feature_bwd_compute_multiplier"
+        for name in (*times.split(), "uneven_sharding_perf_multiplier"):
             finite(name, getattr(self, name), "give one, or leave it out")
 
     def __repr__(self) -> str:

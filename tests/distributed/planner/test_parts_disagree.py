@@ -1,0 +1,247 @@
+"""What parts of a planner hand to one another and cannot be used: named, with the part, the table and the number."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from distributed.planner.models import bags, only
+from torch import nn
+
+from tutorec.distributed.embedding import EmbeddingCollectionSharder
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
+from tutorec.distributed.planner.interfaces import Proposer, ShardEstimator
+from tutorec.distributed.planner.options import Perf, Shard, ShardingOption, Storage
+from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
+from tutorec.distributed.planner.perf_models import NoopPerfModel
+from tutorec.distributed.planner.planners import EmbeddingShardingPlanner, to_sharding_plan
+from tutorec.distributed.planner.proposers import DynamicProgrammingProposer, GreedyProposer, UniformProposer
+from tutorec.distributed.planner.stats import EmbeddingStats
+from tutorec.distributed.planner.topology import BasicCommsBandwidths, CustomTopologyData, Topology
+from tutorec.errors import PlannerError
+
+NAN = math.nan
+TWO = Topology(2, "cuda")
+
+
+def table(name: str = "t0", ms: float = 1.0, size: object = (1, 1), storage: object = None) -> ShardingOption:
+    """An option of one shard."""
+    shard = Shard(size, [0, 0], Storage(9, 0) if storage is None else storage, Perf(ms, 0, 0, 0))  # type: ignore[arg-type]
+    place = name, torch.empty(1, 1), ("", nn.Identity())
+    return ShardingOption(*place, [1.0], 2, "table_wise", "device", "fused", [shard])
+
+
+def plan(**parts):
+    return EmbeddingShardingPlanner(TWO, stats=[], **parts).plan(bags((8, 4), (8, 4)))
+
+
+class Once(Proposer):
+    """Proposes one thing, whatever it is."""
+
+    def __init__(self, proposal):
+        self.proposal = proposal
+
+    def load(self, search_space, enumerator=None):
+        pass
+
+    def propose(self):
+        proposal, self.proposal = self.proposal, None
+        return proposal
+
+    def feedback(self, partitionable, plan=None, perf_rating=None, storage_constraint=None):
+        pass
+
+
+class Says(ShardEstimator):
+    """The same time and storage of everything."""
+
+    def __init__(self, ms, count):
+        self.ms, self.count = ms, count
+
+    def estimate(self, sharding_options, sharder_map=None):
+        for option in sharding_options:
+            times, counts = np.full((option.num_shards, 6), self.ms), np.full((option.num_shards, 3), self.count)
+            option.set_estimates(times, counts)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"enumerator": SimpleNamespace(enumerate=lambda *_: None)}, "SimpleNamespace.enumerate returned is None"),
+        ({"enumerator": SimpleNamespace(enumerate=lambda *_: ["t0"])}, r"returned\[0\] is 't0' and no ShardingOption"),
+        ({"enumerator": EmbeddingEnumerator(TWO, estimator=[])}, "'t0' as table_wise has no estimate of its time"),
+        ({"enumerator": EmbeddingEnumerator(TWO, estimator=Says(NAN, 1))}, "'t0' as table_wise: shard 0 .* nan ms"),
+        ({"enumerator": EmbeddingEnumerator(TWO, estimator=Says(-1.0, 1))}, r"shard 0 .* -6.0 ms"),
+        ({"enumerator": EmbeddingEnumerator(TWO, estimator=Says(1.0, -5))}, r"shard 0 .* -5 bytes"),
+        ({"enumerator": EmbeddingEnumerator(Topology(4, "cuda"))}, "cut into 4 shards, and there are 2 ranks"),
+        ({"storage_reservation": SimpleNamespace(reserve=lambda *_: None)}, "SimpleNamespace.reserve returned=None"),
+        (
+            {"storage_reservation": SimpleNamespace(reserve=lambda *_: Topology(4, "cuda"))},
+            "cut into 2 shards, and there are 4 ranks",
+        ),
+        ({"proposer": Once(5)}, "what Once proposed is 5 and no list"),
+        ({"proposer": Once(["t0"])}, r"what Once proposed\[0\] is 't0'"),
+        ({"proposer": Once([table(), table()])}, "what Once proposed has table 't0' twice"),
+        ({"partitioner": SimpleNamespace(partition=lambda *_: None)}, "what SimpleNamespace placed is None"),
+        ({"performance_model": SimpleNamespace(rate=lambda _: NAN)}, "SimpleNamespace.rate returned nan"),
+        ({"performance_model": SimpleNamespace(rate=lambda _: None)}, "SimpleNamespace.rate returned None"),
+        ({"callbacks": [5]}, r"callbacks=\[5\] holds 5"),
+        ({"callbacks": 5}, "callbacks=5 holds 5"),
+        ({"proposer": GreedyProposer(), "timeout_seconds": 1e-9}, "timeout_seconds=1e-09 ended after 0 proposals"),
+    ],
+)
+def test_answers_of_parts_that_cannot_be_used_are_named(parts, words):
+    with pytest.raises(PlannerError, match=words):
+        plan(**parts)
+
+
+def test_a_rating_without_an_upper_limit_is_a_rating():
+    assert list(plan(performance_model=SimpleNamespace(rate=lambda _: math.inf)).plan[""]) == ["t0", "t1"]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (table(ms=NAN), "'t0'.* nan ms"),
+        (table(ms=-5.0), "'t0'.* -5.0 ms"),
+        (table(storage=Storage(-5, 0)), "'t0'.* -5 bytes"),
+        (table(storage=Storage(NAN, 0)), "'t0' as table_wise: the size, offset, perf or storage .* NaN"),
+        (table(storage=5), "'t0' as table_wise: the size, offset, perf or storage"),
+        (table(size=None), "'t0' as table_wise: the size, offset, perf or storage"),
+    ],
+)
+def test_shards_that_hold_no_amounts_are_named(option, words):
+    for use in (
+        lambda: GreedyPerfPartitioner().partition([option], TWO),
+        lambda: DynamicProgrammingProposer().load([option]) or GreedyPerfPartitioner().partition([option], TWO),
+    ):
+        with pytest.raises(ValueError, match=words):
+            use()
+
+
+def test_an_option_without_shards_is_not_placed():
+    option = table()
+    option.shards = []
+    with pytest.raises(PlannerError, match="'t0' as table_wise has no shards to place"):
+        GreedyPerfPartitioner().partition([option], TWO)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: GreedyPerfPartitioner("perf"), "sort_by='perf' is no SortBy"),
+        (lambda: GreedyPerfPartitioner().partition("t0", TWO), "proposal is 't0' and no list"),
+        (lambda: GreedyPerfPartitioner().partition([table(), table()], TWO), "proposal has table 't0' twice"),
+        (lambda: GreedyPerfPartitioner().partition([table()], None), "storage_constraint=None"),
+        (lambda: GreedyPerfPartitioner().partition([table()], TWO, hbm_per_device=NAN), "hbm_per_device=nan"),
+        (lambda: GreedyPerfPartitioner().partition([table()], TWO, hbm_per_device=-1), "hbm_per_device=-1"),
+        (lambda: GreedyProposer(threshold="3"), "threshold='3'"),
+        (lambda: GreedyProposer(threshold=-1), "threshold=-1"),
+        (lambda: UniformProposer().load([5]), r"search_space\[0\] is 5"),
+        (lambda: EmbeddingEnumerator(TWO, estimator=5), "estimator=5"),
+        (lambda: EmbeddingEnumerator(TWO, estimator=Says), "estimator=Says is a class"),
+        (lambda: EmbeddingEnumerator(TWO).populate_estimates([5]), r"sharding_options\[0\] is 5"),
+        (lambda: Topology(2, "cuda", generalized_comms_bandwidths=5), "generalized_comms_bandwidths=5"),
+        (lambda: Topology(2, "cuda", uneven_sharding_perf_multiplier=NAN), "uneven_sharding_perf_multiplier=nan"),
+        (lambda: CustomTopologyData(5, 2), "data=5"),
+        (lambda: CustomTopologyData({"hbm_cap": "12"}, 2), "hbm_cap='12': give a list"),
+        (lambda: CustomTopologyData({"hbm_cap": [1, 2]}, "2"), "world_size='2'"),
+        (lambda: CustomTopologyData({}, 2).get_data("hbm_cap"), "no 'hbm_cap'"),
+        (lambda: EmbeddingShardingPlanner(TWO).collective_plan(bags((8, 4)), pg=-100), "pg=-100"),
+        (lambda: EmbeddingShardingPlanner(TWO).plan(bags((8, 4)), {5}), r"sharders=\[EmbeddingBagCollectionSharder"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named(make, words):
+    with pytest.raises(PlannerError, match=words):
+        make()
+
+
+def test_bandwidths_of_ones_own_are_taken():
+    own = BasicCommsBandwidths(inter_host_bw=1.0, intra_host_bw=2.0)
+    assert Topology(2, "cuda", generalized_comms_bandwidths=own).intra_host_bw == 2.0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"pooling_factors": {1: 2}}, r"pooling_factors=\{1: 2\}"),
+        ({"feature_names": 5}, "feature_names=5"),
+        ({"feature_names": "tf0"}, "feature_names='tf0'.* is no list"),
+        ({"is_weighted": "no"}, "is_weighted='no'"),
+    ],
+)
+def test_constraints_of_the_wrong_kind_are_named(given, words):
+    with pytest.raises(PlannerError, match=words):
+        plan(constraints={"t0": ParameterConstraints(**given)})
+
+
+def test_bins_that_no_memory_holds_are_refused_with_a_number_that_works():
+    def proposal(bins):
+        proposer = DynamicProgrammingProposer(bins)
+        proposer.load([table("a"), table("b")])
+        proposer.feedback(True, storage_constraint=TWO)
+        return proposer.propose()
+
+    with pytest.raises(PlannerError, match=r"hbm_bins_per_device=1,000,000,000 on 2 ranks .* at most 153,391,689"):
+        proposal(10**9)
+    assert [option.name for option in proposal(10)] == ["a", "b"]
+
+
+def test_without_sharders_no_table_is_looked_for():
+    constraints = only(["t0"], "row_wise")
+    with pytest.warns(UserWarning, match="'t0': without sharders"):
+        assert EmbeddingEnumerator(TWO, constraints=constraints).enumerate(bags((8, 4)), []) == []
+    with pytest.raises(PlannerError, match="'t0', which no sharded module has; the sharders shard no table"):
+        EmbeddingShardingPlanner(TWO, constraints=constraints).plan(bags((8, 4)), [EmbeddingCollectionSharder()])
+
+
+def placed(world_size):
+    topology = Topology(world_size, "cuda")
+    enumerator = EmbeddingEnumerator(topology, constraints=only(["t0"], "row_wise"))
+    return GreedyPerfPartitioner().partition(
+        enumerator.enumerate(bags((8, 4)), [EmbeddingBagCollectionSharder()]), topology
+    )
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        to_sharding_plan,
+        lambda options, topology: NoopPerfModel(topology).rate(options),
+    ],
+)
+def test_a_plan_for_more_ranks_than_there_are_is_refused(use):
+    with pytest.raises(ValueError, match=r"'t0'.* shard on rank 3"):
+        use(placed(4), TWO)
+
+
+def test_statistics_of_more_ranks_than_there_are_are_refused(caplog):
+    words = {"sharding_plan": None, "batch_size": 2, "storage_reservation": None, "num_proposals": 0, "num_plans": 0}
+    with (
+        caplog.at_level("INFO"),
+        pytest.raises(PlannerError, match="shard on rank 3, and the topology has ranks 0 to 1"),
+    ):
+        EmbeddingStats().log(topology=TWO, run_time=0.0, best_plan=placed(4), **words)
+
+
+def test_options_become_no_plan_unless_each_is_placed_once():
+    options = placed(2)
+    with pytest.raises(PlannerError, match="has table 't0' twice"):
+        to_sharding_plan([*options, *options], TWO)
+    with pytest.raises(PlannerError, match="'t0' as table_wise has not been placed"):
+        to_sharding_plan([table()], TWO)
+    with pytest.raises(ValueError, match="'t0': 3 ranks for 2 shards"):
+        options[0].place([0, 1, 1])
+
+
+@pytest.mark.parametrize(("what", "words"), [("total_storage", "the storage of"), ("total_perf", "the time of")])
+def test_totals_of_what_is_not_estimated_are_refused(what, words):
+    option = table()
+    option.shards = [Shard([1, 1], [0, 0])]
+    with pytest.raises(ValueError, match=f"'t0': {words} its shards is not known; call .*populate_estimates"):
+        getattr(option, what)
