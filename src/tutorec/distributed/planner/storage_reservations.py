@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from tutorec.distributed.planner.input_checks import finite
+from tutorec.distributed.planner.input_checks import able, finite
 from tutorec.distributed.planner.interfaces import Constraints, StorageReservation
 from tutorec.distributed.planner.model_tables import model_tables, shardable_modules
 from tutorec.distributed.planner.options import Storage
@@ -190,6 +190,7 @@ class HeuristicalStorageReservation(StorageReservation):
             finite(what, number, "give an amount")
         self._parameter_multiplier = parameter_multiplier
         self._dense_tensor_estimate = dense_tensor_estimate
+        self._kjt_copies = KJT_COPIES
         self._needs: _Needs | None = None
         self._on_device = False
         self._last_reserved_topology: Topology | None = None
@@ -214,6 +215,7 @@ class HeuristicalStorageReservation(StorageReservation):
         Raises:
             PlannerError: A device has less.
         """
+        able("topology", topology, "devices compute_device", "give Topology(...)")
         needs = self._needs_of(module, sharders, batch_size, constraints)
         self._needs, self._on_device = needs, topology.compute_device != "cpu"
         reserved = _less(topology, self._percentage, needs.dense + needs.batches)
@@ -248,7 +250,7 @@ class HeuristicalStorageReservation(StorageReservation):
         constraints: Constraints | None,
     ) -> _Needs:
         tables = model_tables(module, sharders, batch_size, constraints)
-        batches = math.ceil(sum(table.facts.total_ids for table in tables)) * ID_BYTES * KJT_COPIES
+        batches = math.ceil(sum(table.facts.total_ids for table in tables)) * ID_BYTES * self._kjt_copies
         if self._dense_tensor_estimate is not None:
             return _Needs(int(self._dense_tensor_estimate), batches)
         of_tables = {id(table.tensor) for table in tables}
@@ -287,7 +289,7 @@ class HeuristicalStorageReservation(StorageReservation):
             ways += [f"percentage={part}"] if self._fits(has, part, needed) else []
         room = _after_margin(has, self._percentage) - needs.dense
         # The bytes of batches are rounded up to whole ids.
-        fitting = (room - ID_BYTES * KJT_COPIES) * batch_size // needs.batches if needs.batches else 0
+        fitting = (room - ID_BYTES * self._kjt_copies) * batch_size // needs.batches if needs.batches else 0
         if 0 < fitting < batch_size:
             ways.append(f"batch_size={fitting}")
         return [*ways, "dense_tensor_estimate=..., where the dense part is known to be smaller"]
@@ -298,6 +300,35 @@ class HeuristicalStorageReservation(StorageReservation):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(percentage={self._percentage})"
+
+
+class InferenceStorageReservation(HeuristicalStorageReservation):
+    """Keeps what a model that only answers needs: a part of every device's memory, its dense part, one batch.
+
+    bytes kept = percentage * memory
+               + (bytes of parameters and buffers that are no tables)
+               + 8 * (ids of a rank's batch)
+
+    Args:
+        percentage: The part, from 0 to 1: a margin for what is not foreseen.
+        dense_tensor_estimate: Bytes of the dense part, in the place of what is computed.
+
+    Raises:
+        PlannerError: A number that cannot be.
+
+    Example:
+        >>> topology = Topology(world_size=1, compute_device="cuda", hbm_cap=1000)
+        >>> reservation = InferenceStorageReservation(percentage=0.1)
+        >>> reservation.reserve(topology, 512, nn.Linear(4, 5, bias=False), []).devices[0].storage.hbm
+        820
+
+    Source:
+        TorchRec's ``InferenceStorageReservation``.
+    """
+
+    def __init__(self, percentage: float, dense_tensor_estimate: int | None = None) -> None:
+        super().__init__(percentage, parameter_multiplier=1.0, dense_tensor_estimate=dense_tensor_estimate)
+        self._kjt_copies = 1
 
 
 def _after_margin(memory: int, percentage: float) -> int:
