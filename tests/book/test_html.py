@@ -166,6 +166,19 @@ def resolve(name: str, target: str) -> str:
     return "/".join(parts)
 
 
+# Between dollar signs, text that begins and ends without a blank and has a command, an index or a power.
+RAW_TEX = re.compile(r"\$(?! )[^$\n]{0,200}[\\_^][^$\n]{0,200}(?<! )\$")
+VERBATIM = re.compile(r"<(pre|code|script|style)\b.*?</\1>", re.DOTALL)
+
+
+def markup_violations(name: str, page: Page) -> list[str]:
+    """Formulas and roles that the reader would see as they were typed."""
+    text = re.sub(r"<[^>]+>", "", VERBATIM.sub("", page.text))
+    raw = [found.group() for found in RAW_TEX.finditer(text)]
+    raw += re.findall(r"(?:\{[a-z:-]+\}|:[a-z:-]+:)`[^`\n]{0,60}`", text)
+    return [f"{name}: shows the markup {markup[:80]}" for markup in raw]
+
+
 def pages() -> Iterator[tuple[str, Page]]:
     for path in sorted(BUILT.rglob("*.html")):
         if "_static" not in path.relative_to(BUILT).parts:
@@ -190,6 +203,10 @@ class TestBuiltBook:
     def test_no_title_is_empty_or_not_a_number(self):
         written = [(name, page) for name, page in pages() if not name.startswith(GENERATED)]
         assert_none([v for name, page in written for v in title_violations(name, page)])
+
+    def test_no_page_shows_its_markup(self):
+        written = [(name, page) for name, page in pages() if not name.startswith(GENERATED)]
+        assert_none([v for name, page in written for v in markup_violations(name, page)])
 
     def test_every_internal_link_leads_somewhere(self):
         files = {str(p.relative_to(BUILT)) for p in BUILT.rglob("*") if p.is_file()}
@@ -253,3 +270,13 @@ def test_link_check_rejects_missing_files_and_places():
     )
     violations = link_violations("a/x.html", page, {"a/x.html": page, "b/y.html": parse('<p id="here">')})
     assert len(violations) == 3, violations
+
+
+@pytest.mark.parametrize("html", ["<p>the mean of $g^2$ is</p>", "<p>see {term}`bag`</p>", "<p>:class:`Table` is</p>"])
+def test_markup_check_rejects(html):
+    assert len(markup_violations("x.html", parse(html))) == 1
+
+
+@pytest.mark.parametrize("html", ["<p>from $5 to $6 a day</p>", "<code>$g^2$</code>", "<pre>{term}`bag`</pre>"])
+def test_markup_check_accepts(html):
+    assert markup_violations("x.html", parse(html)) == []

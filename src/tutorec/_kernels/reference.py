@@ -139,7 +139,7 @@ def embedding_bag_gradient(weight: Tensor, ids: Tensor, row_grads: Tensor) -> Te
 
 
 def sgd_update(weight: Tensor, ids: Tensor, row_grads: Tensor, learning_rate: float) -> Tensor:
-    r"""New weights after one step of SGD, $w_r \leftarrow w_r - \eta\, g_r$ with $g_r$ summed over repeated ids.
+    r"""New weights after one step of SGD, :math:`w_r \leftarrow w_r - \eta\, g_r`; repeated ids summed.
 
     Args:
         weight: The table [R, D]; not changed.
@@ -164,8 +164,10 @@ def rowwise_adagrad_update(
 ) -> tuple[Tensor, Tensor]:
     r"""New weights and state after one step of row-wise Adagrad: one number of state for a whole row.
 
-    $$m_r \leftarrow m_r + \tfrac1D \textstyle\sum_d g_{rd}^2, \qquad
-    w_r \leftarrow w_r - \eta\, g_r / (\sqrt{m_r} + \epsilon)$$
+    .. math::
+
+        m_r \leftarrow m_r + \tfrac1D \textstyle\sum_d g_{rd}^2 \\
+        w_r \leftarrow w_r - \eta\, g_r / (\sqrt{m_r} + \epsilon)
 
     Args:
         weight: The table [R, D]; not changed.
@@ -197,7 +199,9 @@ def adagrad_update(
 ) -> tuple[Tensor, Tensor]:
     r"""New weights and state after one step of Adagrad: one number of state for each weight.
 
-    $$m \leftarrow m + g^2, \qquad w \leftarrow w - \eta\, g / (\sqrt{m} + \epsilon)$$
+    .. math::
+
+        m \leftarrow m + g^2, \qquad w \leftarrow w - \eta\, g / (\sqrt{m} + \epsilon)
 
     Args:
         weight: The table [R, D]; not changed.
@@ -234,11 +238,13 @@ def adam_update(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     r"""New weights and state after step t of Adam on the rows of a batch.
 
-    $$m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2$$
-    $$\hat m = m / (1 - \beta_1^t), \qquad \hat v = v / (1 - \beta_2^t)$$
-    $$w \leftarrow w - \eta\, (\hat m / (\sqrt{\hat v} + \epsilon) + \lambda w)$$
+    .. math::
 
-    Where v has one number for a row, the mean of $g^2$ over the row stands for $g^2$: partial row-wise Adam.
+        m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+        \hat m = m / (1 - \beta_1^t), \qquad \hat v = v / (1 - \beta_2^t) \\
+        w \leftarrow w - \eta\, (\hat m / (\sqrt{\hat v} + \epsilon) + \lambda w)
+
+    Where v has one number for a row, the row's mean of :math:`g^2` stands for it: partial row-wise Adam.
 
     Args:
         rule: The betas, epsilon, and the decay lambda.

@@ -2,11 +2,14 @@ r"""What each optimizer does to the rows of a batch, once the gradients of each 
 
 The formulas of SGD and both Adagrads stand in ``optimizer_spec``. Adam, in step t, on the touched rows alone:
 
-$$m \leftarrow \beta_1 m + (1 - \beta_1) g \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2$$
-$$\hat m = m / (1 - \beta_1^t) \qquad \hat v = v / (1 - \beta_2^t)$$
-$$w \leftarrow w - \eta\, (\hat m / (\sqrt{\hat v} + \epsilon) + \lambda w)$$
+.. math::
 
-Partial row-wise Adam keeps one number v for a row, and takes the mean of $g^2$ over its columns. They are fbgemm's.
+    m \leftarrow \beta_1 m + (1 - \beta_1) g \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+    \hat m = m / (1 - \beta_1^t) \qquad \hat v = v / (1 - \beta_2^t) \\
+    w \leftarrow w - \eta\, (\hat m / (\sqrt{\hat v} + \epsilon) + \lambda w)
+
+Partial row-wise Adam keeps one number v for a row, and takes the mean of :math:`g^2` over its columns.
+These are the rules of fbgemm.
 """
 
 from __future__ import annotations
