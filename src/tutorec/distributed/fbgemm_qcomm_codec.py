@@ -1,5 +1,5 @@
 """Names of TorchRec's ``torchrec.distributed.fbgemm_qcomm_codec``, from the module that defines them."""
 
-from tutorec.distributed.qcomm import CommType, QCommsConfig, get_qcomm_codecs_registry
+from tutorec.distributed.qcomm import CommType, QCommsConfig, get_qcomm_codecs, get_qcomm_codecs_registry
 
-__all__ = ["CommType", "QCommsConfig", "get_qcomm_codecs_registry"]
+__all__ = ["CommType", "QCommsConfig", "get_qcomm_codecs", "get_qcomm_codecs_registry"]

@@ -150,11 +150,31 @@ def get_qcomm_codecs_registry(
     Source:
         TorchRec's ``torchrec.distributed.fbgemm_qcomm_codec.get_qcomm_codecs_registry``.
     """
-    forward = _codec("forward", qcomms_config.forward_precision, qcomms_config.forward_loss_scale)
-    backward = _codec("backward", qcomms_config.backward_precision, qcomms_config.backward_loss_scale)
-    if forward is None and backward is None:
+    codecs = get_qcomm_codecs(qcomms_config)
+    if codecs == QuantizedCommCodecs():
         return None
-    return {op.name: QuantizedCommCodecs(forward, backward) for op in (CommOp if comm_ops is None else comm_ops)}
+    return {op.name: codecs for op in (CommOp if comm_ops is None else comm_ops)}
+
+
+def get_qcomm_codecs(qcomms_config: QCommsConfig | None) -> QuantizedCommCodecs:
+    """The codecs of one move, what ``PooledEmbeddingsAllToAll`` and its kind take as ``codecs=``.
+
+    Args:
+        qcomms_config: The types; None: as they are.
+
+    Example:
+        >>> get_qcomm_codecs(QCommsConfig(backward_precision=CommType.BF16))
+        QuantizedCommCodecs(forward=None, backward=CommCodec(dtype=torch.bfloat16, loss_scale=None))
+
+    Source:
+        TorchRec's ``torchrec.distributed.fbgemm_qcomm_codec.get_qcomm_codecs``.
+    """
+    if qcomms_config is None:
+        return QuantizedCommCodecs()
+    return QuantizedCommCodecs(
+        _codec("forward", qcomms_config.forward_precision, qcomms_config.forward_loss_scale),
+        _codec("backward", qcomms_config.backward_precision, qcomms_config.backward_loss_scale),
+    )
 
 
 _DTYPES = {CommType.FP32: None, CommType.FP16: torch.float16, CommType.BF16: torch.bfloat16}
@@ -179,5 +199,6 @@ __all__ = [
     "CommType",
     "QCommsConfig",
     "QuantizedCommCodecs",
+    "get_qcomm_codecs",
     "get_qcomm_codecs_registry",
 ]

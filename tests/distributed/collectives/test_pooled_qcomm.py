@@ -14,7 +14,12 @@ from tutorec.distributed.collectives.pooled import (
     PooledEmbeddingsAllToAll,
     PooledEmbeddingsReduceScatter,
 )
-from tutorec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from tutorec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs,
+    get_qcomm_codecs_registry,
+)
 from tutorec.distributed.qcomm import CommCodec, CommOp, QuantizedCommCodecs
 from tutorec.distributed.traffic import count_traffic
 
@@ -128,3 +133,13 @@ def test_words_and_scales_that_mean_nothing_are_refused():
         QCommsConfig(forward_precision="fp16")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="backward_loss_scale must be a positive number or None, got 0"):
         QCommsConfig(backward_precision=CommType.FP16, backward_loss_scale=0.0)
+
+
+def test_codecs_of_one_move_are_those_of_the_registry():
+    config = QCommsConfig(CommType.FP16, CommType.BF16, backward_loss_scale=8.0)
+    registry = get_qcomm_codecs_registry(config)
+    assert registry is not None
+    assert set(registry.values()) == {get_qcomm_codecs(config)}
+    assert get_qcomm_codecs(None) == get_qcomm_codecs(QCommsConfig()) == QuantizedCommCodecs()
+    with pytest.raises(ValueError, match="FP8 is not supported"):
+        get_qcomm_codecs(QCommsConfig(forward_precision=CommType.FP8))
