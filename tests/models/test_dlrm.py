@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from tutorec.awaitable import LazyAwaitable
 from tutorec.datasets.random import shop
+from tutorec.datasets.utils import Batch
+from tutorec.fx import symbolic_trace
 from tutorec.models.dlrm import DLRM, DenseArch, DLRMTrain, InteractionArch, OverArch, SparseArch
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -162,3 +164,41 @@ def test_no_tables_and_one_layer_raise() -> None:
 
 def test_dense_arch_ends_in_its_last_layer() -> None:
     assert DenseArch(13, [32, 16, 3])(torch.randn(5, 13)).shape == (5, 3)
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 4), (5, 1, 4), (5, 2, 3), (5, 8)])
+def test_interaction_of_other_vectors_than_its_features_is_refused(shape: tuple[int, ...]) -> None:
+    expected = r"dense vectors have shape \[5, 4\].*for 2 features they are \[B, D\] and \[B, 2, D\]"
+    with pytest.raises(ValueError, match=expected):
+        InteractionArch(2)(torch.zeros(5, 4), torch.zeros(shape))
+
+
+def test_dense_rows_for_other_samples_than_the_ids_are_refused() -> None:
+    batch = next(shop().batches(6))
+    with pytest.raises(ValueError, match="5 rows of dense features, and 6 samples of ids"):
+        _model()(batch.dense_features[:5], batch.sparse_features)
+
+
+@pytest.mark.parametrize("label", [2, -1, float("nan"), float("inf")])
+def test_a_label_that_is_no_probability_is_named(label: float) -> None:
+    batch = next(shop().batches(6))
+    train, labels = DLRMTrain(_model()), batch.labels.float()
+    labels[3] = label
+    with pytest.raises(ValueError, match=f"the label of sample 3 is {float(label)}; the log loss wants 1 for a click"):
+        train(Batch(batch.dense_features, batch.sparse_features, labels))
+    labels[3] = 0.5
+    assert train(Batch(batch.dense_features, batch.sparse_features, labels))[0].isfinite()
+    assert train(Batch(batch.dense_features, batch.sparse_features, batch.labels.bool()))[0].isfinite()
+
+
+def test_a_traced_model_takes_other_batch_sizes() -> None:
+    train = DLRMTrain(_model())
+    traced = symbolic_trace(train)
+    for samples in (3, 6):
+        batch = next(shop().batches(samples))
+        torch.testing.assert_close(traced(batch)[0], train(batch)[0])
+
+
+def test_a_number_of_layers_that_is_no_list_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"dense_arch_layer_sizes=8 must end in 8"):
+        DLRM(_collection(8), 4, 8, [16, 1])  # type: ignore[arg-type]

@@ -94,3 +94,19 @@ def test_fields_stand_in_torchrecs_order() -> None:
         "num_embeddings_post_pruning init_fn need_pos input_dim total_num_buckets use_virtual_table "
         "virtual_table_eviction_policy enable_embedding_update stash_weights pooling"
     ).split()
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            {"data_type": torch.float16},
+            "table 'user': data_type must be a DataType, got torch.float16; write DataType.FP16",
+        ),
+        ({"data_type": "fp16"}, "table 'user': data_type must be a DataType, got 'fp16'; write DataType.FP32"),
+        ({"init_fn": 3}, "table 'user': init_fn must be a function of the weight, got 3"),
+    ],
+)
+def test_a_format_or_an_init_fn_of_another_kind_is_named(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EmbeddingBagConfig(10, 4, "user", feature_names=["user"], **parts)

@@ -1,7 +1,10 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from tutorec.modules.activation import SwishLayerNorm
 from tutorec.modules.mlp import MLP, Perceptron
 
 
@@ -39,5 +42,48 @@ def test_makers_of_activations_are_called_for_each_layer() -> None:
 def test_bad_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="layer_sizes is empty"):
         MLP(3, [])
-    with pytest.raises(ValueError, match=r"activation 'tanh' is not known; use one of \['relu', 'sigmoid'\]"):
+    with pytest.raises(ValueError, match=r"'tanh' is not known; use one of \['relu', 'sigmoid', 'swish_layernorm'\]"):
         MLP(3, [4], activation="tanh")
+
+
+@pytest.mark.parametrize(
+    ("layer_sizes", "kind", "message"),
+    [
+        (4, TypeError, r"layer_sizes=4 is no list; write \[4\]"),
+        ([4, 0], ValueError, "layer 1 of layer_sizes=.* has 0 columns"),
+        ([-1], ValueError, "layer 0 of layer_sizes=.* has -1 columns"),
+        ([4, 2.0], TypeError, "layer 1 of layer_sizes=.* has 2.0 columns, no whole number"),
+    ],
+)
+def test_a_layer_that_cannot_be_is_named(layer_sizes: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        MLP(3, layer_sizes)
+
+
+@pytest.mark.parametrize("activation", ["relu", None, 7, nn.ReLU])
+def test_an_activation_that_cannot_be_called_is_refused_where_it_is_given(activation: Any) -> None:
+    with pytest.raises(TypeError, match="is no function of a tensor and no module; pass one"):
+        Perceptron(3, 4, activation=activation)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_layers_may_be_normalized_before_they_are_gated(dtype: torch.dtype) -> None:
+    mlp, rows = MLP(3, [4, 2], activation="swish_layernorm", dtype=dtype), torch.randn(5, 3, dtype=dtype)
+    state, expected = mlp.state_dict(), rows
+    for index, size in enumerate([4, 2]):
+        state[f"_mlp.{index}._activation_fn.norm.0.weight"].normal_()
+        linear = (state[f"_mlp.{index}._linear.weight"], state[f"_mlp.{index}._linear.bias"])
+        norm = (state[f"_mlp.{index}._activation_fn.norm.0.weight"], state[f"_mlp.{index}._activation_fn.norm.0.bias"])
+        expected = nn.functional.linear(expected, *linear)
+        expected = expected * torch.sigmoid(nn.functional.layer_norm(expected, (size,), *norm))
+    torch.testing.assert_close(mlp(rows), expected)
+    logits = MLP(3, [4, 1], activation="swish_layernorm", activation_on_last=False, device=torch.device("meta"))
+    assert isinstance(logits._mlp[1]._activation_fn, nn.Identity)  # type: ignore[index]
+    assert {weight.device.type for weight in logits.parameters()} == {"meta"}
+
+
+def test_a_normalized_gate_is_the_number_times_the_sigmoid_of_its_normal_form() -> None:
+    gate, rows = SwishLayerNorm([3, 2]), torch.randn(5, 3, 2)
+    normal = (rows - rows.mean((1, 2), keepdim=True)) / (rows.var((1, 2), keepdim=True, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(gate(rows), rows * torch.sigmoid(normal))
+    assert list(gate.state_dict()) == ["norm.0.weight", "norm.0.bias"]

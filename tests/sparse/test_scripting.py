@@ -309,3 +309,36 @@ def test_a_class_is_compiled_without_inheritance() -> None:
     for kind in (JaggedTensor, KeyedJaggedTensor, KeyedTensor):
         assert kind.__mro__ == (kind, object)
         assert not hasattr(kind, "__dict__") or "__dict__" not in kind.__dict__
+
+
+class JoinsOnly(nn.Module):
+    def forward(self, parts: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor.concat(parts)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("weights", [None, torch.arange(6.0)])
+def test_batches_are_joined_in_torchscript(weights: Tensor | None, traced: bool) -> None:
+    batch = KeyedJaggedTensor(KEYS, VALUES, weights, lengths=LENGTHS)
+    parts = batch.split([1, 2])
+    module = torch.fx.symbolic_trace(JoinsOnly()) if traced else JoinsOnly()
+    joined = through_a_file(torch.jit.script(module))(parts)
+    assert (joined.keys(), joined.stride(), joined.length_per_key()) == (KEYS, 2, [2, 2, 2])
+    assert torch.equal(joined.values(), VALUES) and torch.equal(joined.lengths(), LENGTHS)
+    assert (joined.weights_or_none() is None) if weights is None else torch.equal(joined.weights(), weights)
+
+
+def test_batches_that_do_not_fit_are_not_joined_in_torchscript() -> None:
+    joins = torch.jit.script(JoinsOnly())
+    batch = KeyedJaggedTensor(["a"], VALUES[:3], lengths=torch.tensor([2, 1]))
+    longer = KeyedJaggedTensor(["b"], VALUES[:3], lengths=torch.tensor([2, 1, 0]))
+    weighted = KeyedJaggedTensor(["b"], VALUES[:3], torch.ones(3), lengths=torch.tensor([2, 1]))
+    variable = KeyedJaggedTensor(["b"], VALUES[:3], lengths=torch.tensor([2, 1]), stride_per_key_per_rank=[[2]])
+    for other, message in (
+        (longer, "AssertionError: batches that are joined have the same number of samples"),
+        (weighted, "ValueError: KeyedJaggedTensor.concat: weights differ; all batches have them, or none"),
+        (variable, "AssertionError: TorchScript joins no variable batches"),
+        (batch, "ValueError: KeyedJaggedTensor.concat: a key occurs twice"),
+    ):
+        with pytest.raises(torch.jit.Error, match=message):
+            joins([batch, other])

@@ -20,11 +20,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.datasets.utils import Batch
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedding_names_by_table
 from tutorec.modules.mlp import MLP
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.validate import checkable
 
 
 class SparseArch(nn.Module):
@@ -114,6 +116,8 @@ class InteractionArch(nn.Module):
         """Vectors [B, D] and [B, F, D] to [B, D + F(F+1)/2]."""
         if self.F <= 0:
             return dense_features
+        if not is_scripting():
+            _check_vectors(dense_features, sparse_features, self.F)
         vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         return torch.cat((dense_features, products.flatten(1).index_select(1, self._pairs)), dim=1)
@@ -124,6 +128,22 @@ class InteractionArch(nn.Module):
         if device.type != "meta":
             self._pairs = self._pairs.to(device)
         return self
+
+
+def _check_vectors(dense: Tensor, sparse: Tensor, features: int) -> None:
+    """Raise unless there is one dense vector and F more for each sample, all of one width; a trace is not asked."""
+    if isinstance(dense, torch.fx.Proxy) or isinstance(sparse, torch.fx.Proxy):
+        return
+    if dense.dim() != 2 or sparse.dim() != 3 or sparse.shape[1] != features or dense.shape[1] != sparse.shape[2]:
+        raise ValueError(
+            f"InteractionArch: dense vectors have shape {list(dense.shape)} and the features' vectors "
+            f"{list(sparse.shape)}; for {features} features they are [B, D] and [B, {features}, D]"
+        )
+    if dense.shape[0] != sparse.shape[0]:
+        raise ValueError(
+            f"InteractionArch: {dense.shape[0]} rows of dense features, and {sparse.shape[0]} samples of ids "
+            "(stride() of the batch); both are B"
+        )
 
 
 class OverArch(nn.Module):
@@ -190,7 +210,11 @@ class DLRM(nn.Module):
         super().__init__()
         self.sparse_arch = SparseArch(embedding_bag_collection)
         width, features = self.sparse_arch.D, self.sparse_arch.F
-        if not dense_arch_layer_sizes or dense_arch_layer_sizes[-1] != width:
+        if (
+            not isinstance(dense_arch_layer_sizes, list | tuple)
+            or not dense_arch_layer_sizes
+            or dense_arch_layer_sizes[-1] != width
+        ):
             raise ValueError(
                 f"DLRM: dense_arch_layer_sizes={dense_arch_layer_sizes} must end in {width}, the embedding_dim of the "
                 "tables: the dense vector takes part in the inner products"
@@ -228,8 +252,23 @@ class DLRMTrain(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """A batch to its mean log loss, 0 where it is empty, and (that loss detached, logits [B], labels [B])."""
         logits = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
+        if not is_scripting():
+            _check_labels(batch.labels)
         loss = _zero_without_samples(self.loss_fn(logits, batch.labels.float()), logits)
         return loss, (loss.detach(), logits.detach(), batch.labels.detach())
+
+
+def _check_labels(labels: Tensor) -> None:
+    """Raise unless labels are between 0 and 1, where they may be looked at and that stops no device."""
+    if isinstance(labels, torch.fx.Proxy) or not checkable(labels) or not labels.is_cpu or not labels.numel():
+        return
+    low, high = labels.aminmax()
+    if not (bool(low >= 0) and bool(high <= 1)):  # so asked, NaN is refused too
+        sample = int((~((labels >= 0) & (labels <= 1))).flatten().nonzero()[0])
+        raise ValueError(
+            f"DLRMTrain: the label of sample {sample} is {labels.flatten()[sample].item()}; the log loss wants 1 for a "
+            "click and 0 for none, or a probability between them"
+        )
 
 
 def _zero_without_samples(loss: Tensor, logits: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tutorec.types import DataType
+from tutorec.types import DataType, dtype_to_data_type
 
 
 @unique
@@ -120,6 +120,16 @@ class BaseEmbeddingConfig:
                 raise ValueError(f"table {self.name!r}: {what} must be a whole number, got {number!r}")
             if number <= 0:
                 raise ValueError(f"table {self.name!r}: {what} must be positive, got {number}")
+        if not isinstance(self.data_type, DataType):
+            found = dtype_to_data_type(self.data_type) if isinstance(self.data_type, torch.dtype) else "FP32"
+            raise ValueError(
+                f"table {self.name!r}: data_type must be a DataType, got {self.data_type!r}; write DataType.{found}"
+            )
+        if self.init_fn is not None and not callable(self.init_fn):
+            raise ValueError(
+                f"table {self.name!r}: init_fn must be a function of the weight, got {self.init_fn!r}; for instance "
+                "init_fn=torch.nn.init.xavier_uniform_"
+            )
         if isinstance(self.feature_names, str):
             raise ValueError(
                 f"table {self.name!r}: feature_names must be a list of names, got the string {self.feature_names!r}; "

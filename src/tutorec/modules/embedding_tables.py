@@ -40,6 +40,8 @@ def checked_tables(owner: str, tables: Sequence[_Config], kind: type[_Config], t
         >>> checked_tables("EmbeddingCollection", [EmbeddingConfig(10, 4, "item")], EmbeddingConfig)[0].feature_names
         ['item']
     """
+    if isinstance(tables, BaseEmbeddingConfig):
+        raise TypeError(f"{owner} takes a list of tables, got the one table {tables.name!r}; write [table]")
     names = []
     for table in tables:
         if not isinstance(table, kind):

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from inspect import isfunction, signature
+from numbers import Integral
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from tutorec.modules.activation import SwishLayerNorm
+
 Activation = Callable[[Tensor], Tensor]
 _NAMED: dict[str, Activation] = {"relu": torch.relu, "sigmoid": torch.sigmoid}
+_SWISH = "swish_layernorm"
 
 
 class Perceptron(nn.Module):
@@ -21,6 +25,9 @@ class Perceptron(nn.Module):
         activation: What is applied to each number, a function or a module.
         device: Where the weights live.
         dtype: Format of the weights.
+
+    Raises:
+        TypeError: The activation cannot be called on numbers.
 
     Example:
         >>> import torch
@@ -38,6 +45,11 @@ class Perceptron(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
+        if not callable(activation) or isinstance(activation, type):
+            raise TypeError(
+                f"Perceptron: activation {activation!r} is no function of a tensor and no module; pass one, such as "
+                "torch.relu or nn.PReLU() (MLP takes names, and classes that it calls)"
+            )
         self._linear = nn.Linear(in_size, out_size, bias=bias, device=device, dtype=dtype)
         self._activation_fn = activation
 
@@ -53,14 +65,15 @@ class MLP(nn.Module):
         in_size: Columns in.
         layer_sizes: Columns out of each layer, at least one.
         bias: Whether each layer adds a constant to each column.
-        activation: ``"relu"``, ``"sigmoid"``, a function, a module, or a class or function that makes a module without
-            arguments, called anew for each layer.
+        activation: ``"relu"``, ``"sigmoid"``, ``"swish_layernorm"`` (a ``SwishLayerNorm`` for each layer), a function,
+            a module, or a class or function that makes a module without arguments, called anew for each layer.
         device: Where the weights live.
         dtype: Format of the weights.
         activation_on_last: Whether the last layer is activated too; False leaves logits.
 
     Raises:
-        ValueError: No layer is given, or the activation's name is not known.
+        TypeError: The layers are no list of whole numbers, or the activation cannot be called.
+        ValueError: No layer is given, one has no columns, or the activation's name is not known.
 
     Example:
         >>> import torch
@@ -79,14 +92,15 @@ class MLP(nn.Module):
         activation_on_last: bool = True,
     ) -> None:
         super().__init__()
-        if not layer_sizes:
-            raise ValueError("MLP: layer_sizes is empty; give the columns out of each layer, such as [64, 1]")
-        if isinstance(activation, str) and activation not in _NAMED:
-            raise ValueError(f"MLP: activation {activation!r} is not known; use one of {sorted(_NAMED)} or a function")
+        _check_sizes(layer_sizes)
+        if isinstance(activation, str) and activation not in (*_NAMED, _SWISH):
+            known = sorted((*_NAMED, _SWISH))
+            raise ValueError(f"MLP: activation {activation!r} is not known; use one of {known} or a function")
         layers: list[nn.Module] = []
         for position, (size_in, size_out) in enumerate(zip([in_size, *layer_sizes[:-1]], layer_sizes, strict=True)):
             if activation_on_last or position < len(layer_sizes) - 1:
-                layers.append(Perceptron(size_in, size_out, bias, _make(activation), device, dtype))
+                made = SwishLayerNorm(size_out, device).to(dtype) if activation == _SWISH else _make(activation)
+                layers.append(Perceptron(size_in, size_out, bias, made, device, dtype))
             else:
                 layers.append(Perceptron(size_in, size_out, bias, nn.Identity(), device, dtype))
         self._mlp = nn.Sequential(*layers)
@@ -94,6 +108,21 @@ class MLP(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """The last layer's output, ``[B, layer_sizes[-1]]``."""
         return self._mlp(input)
+
+
+def _check_sizes(layer_sizes: list[int]) -> None:
+    """Check that there are layers, each with columns."""
+    if not isinstance(layer_sizes, list | tuple):
+        raise TypeError(f"MLP: layer_sizes={layer_sizes!r} is no list; write [{layer_sizes}] for one layer")
+    if not layer_sizes:
+        raise ValueError("MLP: layer_sizes is empty; give the columns out of each layer, such as [64, 1]")
+    for layer, size in enumerate(layer_sizes):
+        if isinstance(size, bool) or not isinstance(size, Integral):
+            raise TypeError(f"MLP: layer {layer} of layer_sizes={layer_sizes} has {size!r} columns, no whole number")
+        if size <= 0:
+            raise ValueError(
+                f"MLP: layer {layer} of layer_sizes={layer_sizes} has {size} columns; each needs at least 1"
+            )
 
 
 def _make(activation: str | Activation | Callable[[], nn.Module]) -> Activation:

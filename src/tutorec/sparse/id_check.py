@@ -100,6 +100,12 @@ def check_ids(
             f"ids must be int32 or int64 to be looked up, and the batch's values are {values.dtype} "
             f"(features {keys}); convert them: values.long()"
         )
+    weights = features.weights_or_none() if weighted else None
+    if values.dim() != 1 or (weights is not None and weights.dim() != 1):
+        shapes = f"values have shape {list(values.shape)}"
+        if weights is not None:
+            shapes += f" and weights {list(weights.shape)}"
+        raise ValueError(f"ids to be looked up are one list, [N], one after the other, and the batch's {shapes}")
     if not on_cpu:
         report(wait=False)
         defer(features, feature_rows)

@@ -9,7 +9,9 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.jagged_layout import (
     FEW_LISTS,
+    check_dense_lengths,
     check_dense_weights,
+    check_padding,
     first_entries,
     int_tensor,
     kept,
@@ -21,7 +23,7 @@ from tutorec.sparse.jagged_layout import (
 from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
 from tutorec.sparse.kjt_move import copy_numbers
 from tutorec.sparse.printing import jagged_text, object_text
-from tutorec.sparse.validate import check_form, check_lists, checkable
+from tutorec.sparse.validate import check_form, check_lists, checkable, refuse_lists
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
 torch.fx.wrap("first_entries")
@@ -139,6 +141,8 @@ class JaggedTensor:
     @staticmethod
     def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> "JaggedTensor":
         """The first ``lengths[b]`` entries of row b of ``values`` [B, longest], and of ``weights``."""
+        if not is_scripting():
+            check_dense_lengths(values, lengths, weights)
         mask = first_entries(values, lengths)
         return JaggedTensor(kept(values, mask), masked(weights, mask), lengths, None)
 
@@ -178,6 +182,8 @@ class JaggedTensor:
         Without ``desired_length`` rows are as long as the longest sample, and asking for that is a sync point.
         """
         width = longest(self.lengths()) if desired_length is None else desired_length
+        if not is_scripting():
+            check_padding(self._values, width, padding_value)
         return padded_rows(self._values, self.offsets(), width, padding_value)
 
     def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor | None:
@@ -186,6 +192,8 @@ class JaggedTensor:
         if weights is None:
             return None
         width = longest(self.lengths()) if desired_length is None else desired_length
+        if not is_scripting():
+            check_padding(weights, width, padding_value)
         return padded_rows(weights, self.offsets(), width, padding_value)
 
     def device(self) -> torch.device:
@@ -281,9 +289,14 @@ class JaggedTensor:
 def _check(jagged: JaggedTensor) -> None:
     """Check the parts that a caller gave; keeps the offsets found on the way."""
     if not checkable(jagged._values):
+        refuse_lists("JaggedTensor", values=jagged._values)
         return
-    values, lengths, offsets = jagged._values, jagged._lengths, jagged._offsets
-    check_form("JaggedTensor", values, jagged._weights, lengths, offsets)
+    values, weights, lengths, offsets = jagged._values, jagged._weights, jagged._lengths, jagged._offsets
+    try:
+        check_form("JaggedTensor", values, weights, lengths, offsets)
+    except AttributeError:
+        refuse_lists("JaggedTensor", weights=weights, lengths=lengths, offsets=offsets)
+        raise
     if values.is_cpu and not _few_fit(values, lengths, offsets):
         jagged._offsets = check_lists("JaggedTensor", values, lengths, offsets, lambda index: f"sample {index}")
 

@@ -1,11 +1,14 @@
 """Lists of one feature as pieces, as rows of equal length, and back: pure functions, which TorchScript compiles."""
 
+from math import isfinite
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.jagged import jagged_to_padded_dense
+from tutorec.sparse.validate import checkable
 
 # Up to this many lists their numbers are read into Python, which takes 10 ns each where a tensor operation takes 2 us.
 # The numbers of so few are checked as a batch is built; those of more where they are first used (``kjt_checks.py``).
@@ -112,3 +115,48 @@ def check_dense_weights(values: list[Tensor], weights: list[Tensor]) -> None:
                 f"JaggedTensor.from_dense: sample {sample} has {value.shape[0]} values and {weight.shape[0]} weights; "
                 "give one weight for each value"
             )
+
+
+def check_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None:
+    """Check that dense rows [B, longest] have one length each, none longer than a row, and weights of their shape.
+
+    Raises:
+        ValueError: They have not.
+    """
+    where = "JaggedTensor.from_dense_lengths"
+    if not isinstance(values, Tensor) or not checkable(values):
+        return
+    if values.dim() < 2 or lengths.shape != values.shape[:1]:
+        raise ValueError(
+            f"{where}: values have shape {list(values.shape)} and lengths {list(lengths.shape)}; give one row for each "
+            "sample, [B, longest], and one length for each row, [B]"
+        )
+    if weights is not None and weights.shape[:2] != values.shape[:2]:
+        raise ValueError(
+            f"{where}: weights have shape {list(weights.shape)} and values {list(values.shape)}; give one weight for "
+            "each value"
+        )
+    if lengths.is_cpu and lengths.numel() and int(lengths.max()) > values.shape[1]:
+        sample = int(lengths.argmax())
+        raise ValueError(
+            f"{where}: lengths[{sample}] = {int(lengths[sample])}, and a row has {values.shape[1]} values (sample "
+            f"{sample})"
+        )
+
+
+def check_padding(values: Tensor, width: int, padding: float) -> None:
+    """Check that rows can be so wide, and that integers are not padded with a number that is none of theirs.
+
+    Raises:
+        ValueError: The width is negative or no whole number, or integers are to be padded with infinity or NaN.
+    """
+    where = "JaggedTensor.to_padded_dense"
+    if not isinstance(values, Tensor) or not checkable(values):
+        return
+    if not isinstance(width, int | torch.SymInt) or width < 0:
+        raise ValueError(f"{where}: desired_length must be a whole number from 0 on, got {width!r}")
+    if isinstance(padding, float) and not isfinite(padding) and not values.is_floating_point():
+        raise ValueError(
+            f"{where}: padding_value {padding!r} is no {values.dtype}, which the values are; pad them with a whole "
+            "number, or convert them first: values.float()"
+        )

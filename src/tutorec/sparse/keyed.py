@@ -9,7 +9,7 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec.sparse.kjt_layout import positions, running_sum
 from tutorec.sparse.printing import keyed_text, object_text
 from tutorec.sparse.regroup import check_tensor_list, regroup
-from tutorec.sparse.validate import check_keys, check_positions, checkable, key_list, missing_key
+from tutorec.sparse.validate import check_keys, check_positions, checkable, key_list, missing_key, refuse_lists
 
 
 class KeyedTensor:
@@ -170,6 +170,8 @@ class KeyedTensor:
         """The groups of ``regroup`` by name."""
         if len(groups) != len(keys):
             raise ValueError(f"KeyedTensor.regroup_as_dict: {len(groups)} groups for {len(keys)} keys {keys}")
+        if not is_scripting():
+            check_keys("KeyedTensor.regroup_as_dict", keys)
         found = regroup_keyed(keyed_tensors, groups)
         named: dict[str, Tensor] = {}
         for position, key in enumerate(keys):
@@ -253,6 +255,7 @@ torch.fx.wrap("regroup_keyed")
 def _check(keyed: KeyedTensor) -> None:
     """Check that keys and lengths describe the values."""
     if not checkable(keyed._values):
+        refuse_lists("KeyedTensor", values=keyed._values)
         return
     keys, lengths, dim, shape = keyed._keys, keyed._length_per_key, keyed._key_dim, keyed._values.shape
     if not keys and not lengths:
@@ -265,8 +268,15 @@ def _check(keyed: KeyedTensor) -> None:
             f"KeyedTensor: keys {keys} cut dimension {dim}, and values have shape {list(shape)}; key_dim= names the "
             f"dimension, 0 to {len(shape) - 1}"
         )
+    if sum(lengths) == shape[dim] and min(lengths) < 0:
+        raise ValueError(f"KeyedTensor: length_per_key {lengths} of keys {keys} holds a negative number of columns")
     if sum(lengths) != shape[dim]:
         raise ValueError(
             f"KeyedTensor: length_per_key {lengths} adds up to {sum(lengths)}, and values has {shape[dim]} columns "
             f"(shape {list(shape)}, key_dim {dim}) for keys {keys}"
         )
+    starts, index = keyed._offset_per_key, keyed._index_per_key
+    if starts is not None and list(starts) != running_sum(lengths):
+        raise ValueError(f"KeyedTensor: offset_per_key is {starts}, and length_per_key {lengths}; leave it out")
+    if index is not None and index != positions(keys):
+        raise ValueError(f"KeyedTensor: index_per_key is {index}, and the keys are {keys}; leave it out")

@@ -1,16 +1,23 @@
 """KeyedJaggedTensor: a batch of id lists, one list per feature and sample."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 import tutorec.sparse.kjt_move as move
+import tutorec.sparse.kjt_shown as shown
 import tutorec.sparse.kjt_wire as wire
 from tutorec._validation import validation_enabled
 from tutorec.sparse.jagged import JaggedTensor
-from tutorec.sparse.kjt_build import all_features, feature_at, join, offsets_of_features, parts_of_features
+from tutorec.sparse.kjt_build import (
+    all_features,
+    feature_at,
+    join,
+    join_keys,
+    join_optional,
+    offsets_of_features,
+    parts_of_features,
+)
 from tutorec.sparse.kjt_checks import check_batch, check_numbers
 from tutorec.sparse.kjt_layout import (
     differences,
@@ -28,14 +35,13 @@ from tutorec.sparse.kjt_layout import (
 from tutorec.sparse.kjt_read import counts_of_lists, settle
 from tutorec.sparse.kjt_share import cut, find_together, offsets_found
 from tutorec.sparse.kjt_variable import stride_of, strides_as_lists, strides_of, strides_of_ranks, take_rows
-from tutorec.sparse.printing import keyed_jagged_text, object_text
-from tutorec.sparse.validate import check_positions, missing_key
+from tutorec.sparse.validate import check_positions, check_segments, missing_key
 
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not have, and
 # TorchScript compiles them as they stand.
 for _name in (
     "differences lengths_of_offsets offset_per_key_of offsets_at offsets_of_features offsets_of_lengths permute_pieces "
-    "running_sum segment_sums stride_of strides_as_lists strides_of take_rows join _empty_like"
+    "running_sum segment_sums stride_of strides_as_lists strides_of take_rows _concat _empty_like"
 ).split():
     torch.fx.wrap(_name)
 
@@ -203,10 +209,9 @@ class KeyedJaggedTensor:
         return KeyedJaggedTensor._from_parts(*parts_of_features(jt_dict))
 
     @staticmethod
-    @torch.jit.unused
     def concat(kjt_list: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
         """One batch with the keys of all, which must be distinct and hold the same samples (or all variable batch)."""
-        return join(kjt_list)
+        return _concat(kjt_list)
 
     @staticmethod
     def empty(
@@ -236,12 +241,6 @@ class KeyedJaggedTensor:
         """Read the ids per key from the device, once: what later calls need then costs no sync point."""
         self.length_per_key()
         self.offset_per_key()
-        return self
-
-    @torch.jit.unused
-    def unsync(self) -> "KeyedJaggedTensor":
-        """Forget the ids per key."""
-        self._length_per_key = self._offset_per_key = None
         return self
 
     def device(self) -> torch.device:
@@ -391,12 +390,8 @@ class KeyedJaggedTensor:
 
         A segment of all keys is the batch itself; smaller ones leave the inverse indices of the whole behind.
         """
-        if sum(segments) != len(self._keys):
-            raise ValueError(
-                f"KeyedJaggedTensor.split: segments {segments} hold {sum(segments)} keys, and the batch has "
-                f"{len(self._keys)}: {self._keys}"
-            )
         if not is_scripting():
+            check_segments("KeyedJaggedTensor.split", segments, self._keys)
             plain = type(self._values) is Tensor
             if plain:
                 return cut(self, segments)
@@ -490,9 +485,7 @@ class KeyedJaggedTensor:
         """A copy on ``device``; ``dtype`` is for the weights."""
         if not is_scripting():
             return move.each_on_device(self, device, non_blocking, dtype)
-        weights, inverse = self._weights, self._inverse_indices
-        if weights is not None:
-            weights = weights.to(device, dtype=dtype, non_blocking=non_blocking)
+        weights, inverse = optional_to(self._weights, device, non_blocking, dtype), self._inverse_indices
         if inverse is not None:
             inverse = (inverse[0], inverse[1].to(device, non_blocking=non_blocking))
         # fmt: off
@@ -504,6 +497,7 @@ class KeyedJaggedTensor:
         )
         # fmt: on
 
+    unsync = move.unsync
     flatten_lengths = move.flatten_lengths
     copy_ = move.copy_
     pin_memory = move.pin_memory
@@ -517,21 +511,9 @@ class KeyedJaggedTensor:
     dist_tensors = wire.dist_tensors
     dist_init = staticmethod(wire.dist_init)
 
-    @torch.jit.unused
-    def __repr__(self) -> str:
-        return object_text(self)
-
-    @torch.jit.unused
-    def __str__(self) -> str:
-        check_numbers(self)
-        return keyed_jagged_text(self._keys, self._values, self._weights, self.offsets(), self.lengths_offset_per_key())
-
-    @torch.jit.unused
-    def __fx_create_arg__(self, tracer: Any) -> Any:
-        """In a traced graph, a batch that leaves the graph is a call of its constructor."""
-        names = ("keys", "values", "weights", "lengths", "offsets", "stride", "stride_per_key_per_rank")
-        parts = {name: getattr(self, f"_{name}") for name in (*names, "inverse_indices")}
-        return tracer.create_node("call_function", KeyedJaggedTensor, (), tracer.create_arg(parts))
+    __repr__ = shown.represent  # pyright: ignore[reportAssignmentType]
+    __str__ = shown.text  # pyright: ignore[reportAssignmentType]
+    __fx_create_arg__ = shown.as_call
 
 
 # Whole calls in a traced graph, too. What makes a batch stands outside of the class: TorchScript compiles it apart.
@@ -550,6 +532,19 @@ def _synced(
         keys, values, weights, lengths, offsets, stride, ranks, None, None, None, None, None, None, inverse,
     ).sync()
     # fmt: on
+
+
+def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    if not is_scripting():
+        return join(batches)
+    keys = join_keys([one.keys() for one in batches])
+    values, lengths = [one.values() for one in batches], torch.cat([one.lengths() for one in batches])
+    weights: list[Tensor | None] = []
+    for one in batches:
+        assert not one.variable_stride_per_key(), "TorchScript joins no variable batches"
+        assert one.stride() == batches[0].stride(), "batches that are joined have the same number of samples"
+        weights.append(one.weights_or_none())
+    return _synced(keys, torch.cat(values), join_optional(weights), lengths, None, batches[0].stride(), None, None)
 
 
 def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJaggedTensor:

@@ -1,6 +1,6 @@
 """A batch taken apart into features, and put together from features or from other batches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -147,11 +147,17 @@ def parts_of_features(features: dict[str, JaggedTensor]) -> Parts:
         The parts of the batch.
 
     Raises:
+        TypeError: The features are no dict of jagged tensors.
         ValueError: Only some features have weights.
     """
     if not features:
         empty = JaggedTensor.empty()
         return [], empty.values(), None, empty.lengths(), empty.offsets(), 0, [], None
+    if not isinstance(features, Mapping):
+        raise TypeError(f"KeyedJaggedTensor.from_jt_dict takes a dict of features, got {type(features).__name__}")
+    if not all(isinstance(part, JaggedTensor) for part in features.values()):
+        kinds = {key: type(part).__name__ for key, part in features.items()}
+        raise TypeError(f"KeyedJaggedTensor.from_jt_dict takes a JaggedTensor for each key, got {kinds}")
     keys, values, weights, lengths = [], [], [], []
     for key, part in features.items():
         keys.append(key)
@@ -182,8 +188,12 @@ def join(batches: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
         The batch. Its ids per key are known if they are known for each.
 
     Raises:
+        TypeError: The batches are no list of KeyedJaggedTensors.
         ValueError: No batch is given, a key occurs twice, or the batches do not agree.
     """
+    if hasattr(batches, "stride_per_key") or any(not hasattr(one, "stride_per_key") for one in batches):
+        kinds = [type(one).__name__ for one in batches] if isinstance(batches, list | tuple) else "no list"
+        raise TypeError(f"KeyedJaggedTensor.concat takes a list of KeyedJaggedTensors, got {kinds}")
     if not batches:
         raise ValueError("KeyedJaggedTensor.concat: no batches given; KeyedJaggedTensor.empty() makes an empty one")
     keys: list[str] = []
@@ -214,6 +224,38 @@ def join(batches: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
     if not checked:
         joined._pending = pending_of_joined(batches)
     return joined
+
+
+def join_keys(parts: list[list[str]]) -> list[str]:
+    """The keys of all batches; for TorchScript.
+
+    Raises:
+        ValueError: A key occurs twice.
+    """
+    keys: list[str] = []
+    for part in parts:
+        for key in part:
+            if key in keys:
+                raise ValueError("KeyedJaggedTensor.concat: a key occurs twice; each key names one feature")
+            keys.append(key)
+    return keys
+
+
+def join_optional(parts: list[Tensor | None]) -> Tensor | None:
+    """The batches' parts end to end, None where no batch has one; for TorchScript.
+
+    Raises:
+        ValueError: Only some have one.
+    """
+    there: list[Tensor] = []
+    for part in parts:
+        if part is not None:
+            there.append(part)
+    if len(there) > 0 and len(there) < len(parts):
+        raise ValueError("KeyedJaggedTensor.concat: weights differ; all batches have them, or none")
+    if len(there) == 0:
+        return None
+    return torch.cat(there)
 
 
 def _join_the_rest(batches: list["KeyedJaggedTensor"], joined: "KeyedJaggedTensor") -> None:

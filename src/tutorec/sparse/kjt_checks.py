@@ -19,8 +19,15 @@ import torch
 from torch import Tensor
 
 from tutorec.sparse.jagged_layout import FEW_LISTS
-from tutorec.sparse.kjt_layout import differences, offset_per_key_of, offsets_at, offsets_of_lengths
-from tutorec.sparse.validate import check_form, check_keys, check_lists, checkable
+from tutorec.sparse.kjt_layout import (
+    differences,
+    offset_per_key_of,
+    offsets_at,
+    offsets_of_lengths,
+    positions,
+    running_sum,
+)
+from tutorec.sparse.validate import check_form, check_keys, check_lists, checkable, refuse_lists
 
 if TYPE_CHECKING:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -47,8 +54,15 @@ def check_batch(batch: KeyedJaggedTensor) -> None:
         ValueError: A part has the wrong shape, dtype or device, a key occurs twice, or the numbers do not fit.
     """
     if not checkable(batch._values):
+        refuse_lists(_BATCH, values=batch._values)
         return
-    lists = _plain_lists(batch)
+    try:
+        lists = _plain_lists(batch)
+    except AttributeError:
+        refuse_lists(_BATCH, weights=batch._weights, lengths=batch._lengths, offsets=batch._offsets)
+        raise
+    if batch._index_per_key is not None or batch._lengths_offset_per_key is not None or batch._jt_dict:
+        _check_known(batch)
     if lists < 0:
         lists = _check_form(batch)
     given = batch._length_per_key, batch._offset_per_key
@@ -217,6 +231,20 @@ def _check_form(batch: KeyedJaggedTensor) -> int:
         "there is one length per key and sample, key after key (keys with different numbers of samples say so with "
         "stride_per_key_per_rank=)"
     )
+
+
+def _check_known(batch: KeyedJaggedTensor) -> None:
+    """Check what a caller says he knows against what it follows from."""
+    index, bounds, features = batch._index_per_key, batch._lengths_offset_per_key, batch._jt_dict
+    if index is not None and index != positions(batch._keys):
+        raise ValueError(f"{_BATCH}: index_per_key is {index}, and the keys are {batch._keys}; leave it out")
+    if bounds is not None and list(bounds) != running_sum(batch.stride_per_key()):
+        raise ValueError(
+            f"{_BATCH}: lengths_offset_per_key is {bounds}, and the keys {batch._keys} have {batch.stride_per_key()} "
+            "samples; leave it out"
+        )
+    if features and list(features) != batch._keys:
+        raise ValueError(f"{_BATCH}: jt_dict has the keys {list(features)}, and the batch {batch._keys}; leave it out")
 
 
 def _check_strides(keys: list[str], strides: Tensor) -> None:

@@ -134,11 +134,23 @@ def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[
     return out
 
 
-def optional_to(tensor: Tensor | None, device: torch.device, non_blocking: bool) -> Tensor | None:
-    """The tensor on a device, or None where there is none."""
+def optional_to(
+    tensor: Tensor | None, device: torch.device, non_blocking: bool, dtype: torch.dtype | None = None
+) -> Tensor | None:
+    """The tensor on a device, or None where there is none.
+
+    Args:
+        tensor: Of any shape.
+        device: Where to.
+        non_blocking: Whether a copy from page-locked memory may overlap with what follows.
+        dtype: Another dtype, if it is to have one.
+
+    Returns:
+        The tensor itself where it is there already.
+    """
     if tensor is None:
         return None
-    return tensor.to(device, non_blocking=non_blocking)
+    return tensor.to(device, dtype=dtype, non_blocking=non_blocking)
 
 
 def permute_pieces(tensor: Tensor, sizes: list[int], indices: list[int]) -> Tensor:

@@ -96,6 +96,13 @@ def without_keys(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 @torch.jit.unused
+def unsync(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Forget the ids per key."""
+    batch._length_per_key = batch._offset_per_key = None
+    return batch
+
+
+@torch.jit.unused
 def copy_(target: KeyedJaggedTensor, kjt: KeyedJaggedTensor, non_blocking: bool = False) -> KeyedJaggedTensor:
     """Copy the other's parts, of equal keys and shapes, into this one's memory, with what is known of them.
 
@@ -128,13 +135,19 @@ def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> No
         non_blocking: Whether a copy from page-locked memory may overlap with what follows.
 
     Raises:
-        ValueError: Only one of the two has weights.
+        ValueError: Only one of the two has weights, or their shapes differ; nothing is copied then.
     """
     if (target._weights is None) != (source._weights is None):
         has, lacks = ("source", "target") if target._weights is None else ("target", "source")
         raise ValueError(
             f"{owner}.copy_: the {has} has weights and the {lacks} has no weights; make the target with "
             f"{owner}.empty_like(source, device)"
+        )
+    found, room = [(list(part._values.shape), part.lengths().numel()) for part in (source, target)]
+    if found != room:
+        raise ValueError(
+            f"{owner}.copy_: the source has values of shape {found[0]} and {found[1]} lengths, and the target has room "
+            f"for {room[0]} and {room[1]}; make the target with {owner}.empty_like(source, device)"
         )
     target._values.copy_(source._values, non_blocking=non_blocking)
     if target._weights is not None:

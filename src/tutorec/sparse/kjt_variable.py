@@ -17,6 +17,7 @@ of rank 1. Before one there is one column. TorchScript compiles these functions 
 
 import torch
 from torch import Tensor
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.kjt_layout import as_int64
 
@@ -26,7 +27,19 @@ def strides_of_ranks(given: Tensor | list[list[int]]) -> Tensor:
     if isinstance(given, Tensor):
         return given
     else:
+        if not is_scripting():
+            _check_ranks(given)
         return torch.tensor(given, dtype=torch.int32)
+
+
+def _check_ranks(given: list[list[int]]) -> None:
+    """Raise unless there is a list for each key, each of as many whole numbers."""
+    numbers = [number for key in given for number in key]
+    if len({len(key) for key in given}) > 1 or any(isinstance(number, float) for number in numbers):
+        raise ValueError(
+            f"KeyedJaggedTensor: stride_per_key_per_rank is {given}; it holds one list for each key with one whole "
+            "number of samples for each rank, such as [[2], [3]]"
+        )
 
 
 def stride_of(

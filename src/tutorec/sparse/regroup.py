@@ -29,7 +29,8 @@ def regroup(
 
     Raises:
         KeyError: No keyed tensor has the key.
-        ValueError: Two of them have it, they cut different dimensions, or there is none to take a group from.
+        ValueError: Two of them have it, they cut different dimensions, a group is a string, or there is none to take a
+            group from.
 
     Example:
         >>> import torch
@@ -97,6 +98,8 @@ def _check_groups(pieces: dict[str, Tensor], groups: list[list[str]]) -> None:
     """Raise for a group with a key that no keyed tensor has."""
     there = pieces.keys()
     for position, group in enumerate(groups):
+        if isinstance(group, str):
+            raise ValueError(f"regroup: group {position} is the string {group!r}, no list of keys; write [{group!r}]")
         if not group and not there:
             raise ValueError(f"regroup: group {position} of {groups} names no key, and no keyed tensor says what B is")
         if not there >= set(group):

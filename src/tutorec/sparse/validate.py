@@ -7,7 +7,9 @@ there are no numbers to look at, and no check runs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
@@ -45,6 +47,10 @@ def check_form(
     Raises:
         ValueError: A part has the wrong shape, dtype or device.
     """
+    if values.dim() == 0:
+        raise ValueError(
+            f"{owner}: values are one number without a dimension; give a list of them, [N]: values.view(1)"
+        )
     for name, part in (("lengths", lengths), ("offsets", offsets)):
         if part is None:
             continue
@@ -135,6 +141,22 @@ def _negative_length(owner: str, lengths: Tensor, place: Callable[[int], str]) -
     )
 
 
+def refuse_lists(owner: str, **parts: object) -> None:
+    """Raise where a part that must be a tensor is a list, a number or an array; a tracer's stand-ins pass.
+
+    Args:
+        owner: Name of the class, for the message.
+        parts: The parts by name.
+
+    Raises:
+        TypeError: A part is none of torch's.
+    """
+    for name, part in parts.items():
+        if isinstance(part, list | tuple | int | float | str | np.ndarray):
+            remedy = f"torch.from_numpy({name})" if isinstance(part, np.ndarray) else f"torch.tensor({name})"
+            raise TypeError(f"{owner}: {name} must be a tensor, got {type(part).__name__}; write {remedy}")
+
+
 def key_list(owner: str, keys: Iterable[str]) -> list[str]:
     """The keys as a list of their own, so that a caller who changes his list does not rename features.
 
@@ -187,8 +209,10 @@ def check_positions(where: str, positions: Sequence[int], keys: Sequence[str]) -
     """Raise unless every position is that of a key.
 
     Raises:
+        TypeError: Positions are no list of whole numbers.
         ValueError: A position is negative, or there is no key at it.
     """
+    _check_whole(where, "positions of keys", positions)
     if positions and (min(positions) < 0 or max(positions) >= len(keys)):
         outside = [position for position in positions if not 0 <= position < len(keys)]
         raise ValueError(f"{where}: positions {outside} are outside of 0 to {len(keys) - 1}; the keys are {list(keys)}")
@@ -197,3 +221,28 @@ def check_positions(where: str, positions: Sequence[int], keys: Sequence[str]) -
 def missing_key(owner: str, key: str, keys: Sequence[str]) -> KeyError:
     """The error for a key that is not there; it names the keys that are."""
     return KeyError(f"{owner} has no key {key!r}; its keys are {list(keys)}")
+
+
+def check_segments(where: str, segments: Sequence[int], keys: Sequence[str]) -> None:
+    """Raise unless segments cut all keys into pieces, some of which may be empty.
+
+    Raises:
+        TypeError: Segments are no list of whole numbers.
+        ValueError: One is negative, or together they hold another number of keys.
+    """
+    _check_whole(where, "numbers of keys", segments)
+    if sum(segments) != len(keys):
+        raise ValueError(
+            f"{where}: segments {list(segments)} hold {sum(segments)} keys, and the batch has {len(keys)}: {list(keys)}"
+        )
+    if segments and min(segments) < 0:
+        raise ValueError(f"{where}: segments {list(segments)} hold a negative number of keys; each is 0 or more")
+
+
+def _check_whole(where: str, what: str, numbers: Sequence[int]) -> None:
+    """Raise unless these are whole numbers in a list or a tuple."""
+    if not isinstance(numbers, list | tuple):
+        raise TypeError(f"{where} takes a list of {what}, got {type(numbers).__name__}: {numbers!r}")
+    for number in numbers:
+        if type(number) is not int and not isinstance(number, Integral | torch.SymInt):
+            raise TypeError(f"{where} takes {what}, whole numbers, got {number!r} in {list(numbers)}")
