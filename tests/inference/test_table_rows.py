@@ -18,9 +18,11 @@ from tutorec.inference.modules import (
     set_pruning_data,
     shard_quant_model,
 )
+from tutorec.inference.scripting import save_scripted, script_model
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, QuantConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.quant.choosing import choose_dtypes
 from tutorec.quant.embedding_modules import EmbeddingBagCollection as QuantBags
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -125,3 +127,42 @@ def test_submodules_are_attributes_of_the_package():
     assert {"modules", "export"} <= set(dir(tutorec.inference)) and "embedding_modules" in dir(tutorec.quant)
     with pytest.raises(AttributeError, match=r"tutorec\.inference.*'nothing'"):
         tutorec.inference.nothing  # noqa: B018
+
+
+def test_mappings_of_other_things_are_named():
+    model = nn.Sequential(bags(), nn.Linear(2, 2))
+    before = model[0].embedding_bags["item"].weight.detach().clone()
+    with pytest.raises(TypeError, match=r"Linear -> Linear: tables are quantized here"):
+        quantize_embeddings(model, torch.int8, True, [nn.Linear], {nn.Linear: nn.Linear})
+    with pytest.raises(TypeError, match="quantization_mapping goes from the names of float classes"):
+        quantize_inference_model(model, quantization_mapping={EmbeddingBagCollection: QuantBags})
+    for mapping in ({}, {torch.typename(EmbeddingCollection): QuantBags}):
+        with pytest.raises(ValueError, match="no module of Sequential is of a class in quantization_mapping"):
+            quantize_inference_model(model, quantization_mapping=mapping)
+    assert torch.equal(model[0].embedding_bags["item"].weight, before)
+    found = quantize_inference_model(model, quantization_mapping={torch.typename(EmbeddingBagCollection): QuantBags})
+    assert type(found[0]) is QuantBags
+
+
+def test_sharders_that_are_none_are_named():
+    for sharders, got in (([], "none"), ([1], r"\['int'\]")):
+        with pytest.raises(TypeError, match=f"one for each class of quantized collections, got {got}"):
+            shard_quant_model(nn.Sequential(tutorec.quantize(bags())), 2, sharders=sharders)
+
+
+def test_scripted_models_alone_are_saved_and_where_there_is_a_folder(tmp_path):
+    with pytest.raises(TypeError, match=r"this is a Linear: script_model\(model\) makes one"):
+        save_scripted(nn.Linear(2, 2), tmp_path / "model.pt")
+    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere' to write 'model.pt' to"):
+        save_scripted(script_model(nn.Linear(2, 2).eval()), tmp_path / "nowhere" / "model.pt")
+
+
+def test_budgets_lookups_and_samples_that_are_no_numbers_are_named():
+    model = bags()
+    with pytest.raises(TypeError, match="budget_bytes=nan"):
+        choose_dtypes(model, float("nan"))
+    for count in (float("inf"), "many", -1):
+        with pytest.raises(ValueError, match=r"finite numbers that are not negative: got \{'item'"):
+            choose_dtypes(model, 10_000, lookups={"item": count})
+    with pytest.raises(TypeError, match=r"sample_rows=1\.5 is a float"):
+        choose_dtypes(model, 10_000, sample_rows=1.5)

@@ -17,8 +17,10 @@ from tutorec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
 from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from tutorec.distributed.shard import _shard_modules, collections_of
 from tutorec.inference.table_rows import assign_weights_to_tbe, get_table_to_weights_from_tbe, set_pruning_data
+from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import QuantConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.quant.packed_tables import PackedTables
 from tutorec.quant.preparing import quant_prep_enable_register_tbes
 from tutorec.quant.whole_model import QUANTIZED, Swap, swap_collections
 
@@ -57,7 +59,7 @@ def quantize_embeddings(
 
     Raises:
         KeyError: A format is given for a table that there is not, or a further class without its quantized one.
-        TypeError: ``module`` is no module, or a format is none.
+        TypeError: ``module`` is no module, a format is none, or a further class is no collection.
         ValueError: As ``tutorec.quantize``.
 
     Example:
@@ -77,6 +79,7 @@ def quantize_embeddings(
         raise KeyError(f"additional_mapping has no quantized class for {missing}; it has some for {list(known)}")
     config = QuantConfig(output_dtype, dtype, per_table_weight_dtype)
     kinds = {kind: known[kind] for kind in asked}
+    _check_classes(kinds)
     return swap_collections(module, config, Swap(kinds, inplace)).eval()
 
 
@@ -104,8 +107,8 @@ def quantize_inference_model(
 
     Raises:
         KeyError: A format is given for a table that there is not.
-        TypeError: ``model`` is no module, or a format is none.
-        ValueError: As ``tutorec.quantize``.
+        TypeError: ``model`` is no module, a format is none, or the mapping does not go from names to collections.
+        ValueError: As ``tutorec.quantize``; or no module is of a class in the mapping.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingConfig
@@ -118,11 +121,21 @@ def quantize_inference_model(
         TorchRec's ``torchrec.inference.modules.quantize_inference_model``.
     """
     by_name = quantization_mapping
+    if by_name is not None and not all(isinstance(name, str) for name in by_name):
+        raise TypeError(
+            f"quantization_mapping goes from the names of float classes, as torch.typename gives them, got {[*by_name]}"
+        )
     if by_name is None:
         by_name = {torch.typename(kind): quantized for kind, quantized in QUANTIZED.items()}
     if not isinstance(model, nn.Module):
         raise TypeError(f"there are tables in an nn.Module, got {type(model).__name__}")
     kinds = {type(each): by_name[torch.typename(each)] for each in model.modules() if torch.typename(each) in by_name}
+    if quantization_mapping is not None and not kinds:
+        raise ValueError(
+            f"no module of {type(model).__name__} is of a class in quantization_mapping, {[*quantization_mapping]}, so "
+            "there is nothing to quantize; leave the mapping out for both collections"
+        )
+    _check_classes(kinds)
     quant_prep_enable_register_tbes(model, [*kinds])
     config = QuantConfig(output_dtype, quantization_dtype, per_table_weight_dtype)
     return swap_collections(model, config, Swap(kinds or QUANTIZED, inplace=True)).eval()
@@ -158,7 +171,7 @@ def shard_quant_model(
 
     Raises:
         PlannerError: No plan fits the devices; a table that is larger than one needs a constraint that cuts it.
-        TypeError: It is no model, or no plan.
+        TypeError: It is no model, no plan, or there are no sharders.
         ValueError: There are not so many devices, nothing in the model is quantized, or the given plan does not fit.
 
     Example:
@@ -180,6 +193,12 @@ def shard_quant_model(
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise ValueError(f"world_size={world_size!r} is no number of devices: give 1 or more, as world_size=2")
     sharders = default_quant_sharders() if sharders is None else list(sharders)
+    strange = [type(sharder).__name__ for sharder in sharders if not hasattr(sharder, "module_type")]
+    if strange or not sharders:
+        raise TypeError(
+            f"sharders are one for each class of quantized collections, got {strange or 'none'}: leave them out, or "
+            "give [QuantEmbeddingBagCollectionSharder(), QuantEmbeddingCollectionSharder()]"
+        )
     env = ShardingEnv.from_local(world_size, 0)
     found = dict(collections_of(model, sharders))
     if not found:
@@ -199,6 +218,19 @@ def shard_quant_model(
         )
     device = torch.device(sharding_device or compute_device)
     return _shard_modules(model, env, device, plan, sharders), plan
+
+
+def _check_classes(kinds: Mapping[type[nn.Module], type[Any]]) -> None:
+    """Check that only collections are to be quantized, to quantized collections."""
+    for kind, quantized in kinds.items():
+        if not issubclass(kind, EmbeddingBagCollection | EmbeddingCollection) or not issubclass(
+            quantized, PackedTables
+        ):
+            raise TypeError(
+                f"{kind.__name__} -> {quantized.__name__}: tables are quantized here, from an EmbeddingBagCollection "
+                "or EmbeddingCollection to its quantized form; for other modules call "
+                "torch.ao.quantization.quantize_dynamic"
+            )
 
 
 def default_quant_sharders() -> list[Any]:

@@ -47,7 +47,24 @@ def script_model(model: nn.Module, leaf_modules: Sequence[str] | None = None) ->
 
 
 def save_scripted(scripted: torch.jit.ScriptModule, path: str | Path) -> None:
-    """Write a scripted model to a file."""
+    """Write a scripted model to a file.
+
+    Args:
+        scripted: What `script_model` gives.
+        path: Of the file, in a folder that there is.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        TypeError: The model is not scripted.
+    """
+    if not isinstance(scripted, torch.jit.ScriptModule):
+        raise TypeError(
+            f"a scripted model is saved, and this is a {type(scripted).__name__}: script_model(model) makes one"
+        )
+    if not Path(path).absolute().parent.is_dir():
+        raise FileNotFoundError(
+            f"there is no folder {str(Path(path).absolute().parent)!r} to write {Path(path).name!r} to"
+        )
     with _without_deprecation():
         torch.jit.save(scripted, str(path))
 

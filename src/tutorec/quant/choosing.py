@@ -15,6 +15,7 @@ is, up to a millionth of itself. It is the multiple-choice knapsack problem:
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,12 +93,18 @@ def table_menu(
         [320, 480, 800, 1280]
     """
     tables = float_tables(model)
+    if isinstance(sample_rows, bool) or not isinstance(sample_rows, int):
+        raise TypeError(f"sample_rows={sample_rows!r} is a {type(sample_rows).__name__} and no number of rows")
     if sample_rows < 1 or not dtypes:
         raise ValueError(f"sample_rows={sample_rows} and {len(dtypes)} dtypes: there must be at least one of each")
     asked = named_formats(tables, lookups or {})
-    negative = {name: count for name, count in asked.items() if not count >= 0}
-    if negative:
-        raise ValueError(f"lookups are rows of a table that a sample looks up, and are not negative: got {negative}")
+    wrong = {
+        name: count for name, count in asked.items() if not isinstance(count, Real) or not 0 <= float(count) < math.inf
+    }
+    if wrong:
+        raise ValueError(
+            f"lookups are rows of a table that a sample looks up, finite numbers that are not negative: got {wrong}"
+        )
     names = [table.name for table in tables]
     menus = {}
     for table in tables:
@@ -147,7 +154,7 @@ def choose_dtypes(
         >>> choose_dtypes(EmbeddingBagCollection(tables), 600_000)  # 48 bytes a row of 4 bits, 128 of float16
         {'small': torch.float16, 'large': torch.quint4x2}
     """
-    if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, Real):
+    if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, Real) or budget_bytes != budget_bytes:
         raise TypeError(f"budget_bytes={budget_bytes!r} is a {type(budget_bytes).__name__} and no number of bytes")
     menus = table_menu(model, dtypes, lookups=lookups, sample_rows=sample_rows, row_alignment=row_alignment)
     return {name: entry.dtype for name, entry in cheapest_within(menus, budget_bytes).items()}
