@@ -24,6 +24,7 @@ def meta_to_cpu_placement(module: nn.Module) -> None:
         TypeError: It is no module.
 
     Example:
+        >>> import torch
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> from tutorec.quant.embedding_modules import EmbeddingBagCollection
         >>> model = EmbeddingBagCollection([EmbeddingBagConfig(10, 4, "item")], False, torch.device("meta"))
