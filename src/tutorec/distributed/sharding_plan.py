@@ -370,8 +370,7 @@ def construct_module_sharding_plan(
         device_type: ``"cuda"`` where there is one, else ``"cpu"``.
 
     Raises:
-        TypeError: A table is given no such word, tables are given no dict of words, or a word holds no number where
-            one is due.
+        TypeError: It is no dict of words, a table is given something else, or a word holds no number where one is due.
         ValueError: A table is left out, or what is asked for it cannot be had: no such table, rank, host, or cut.
 
     Example:
