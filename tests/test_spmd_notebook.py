@@ -191,8 +191,8 @@ KERNEL = """
             if got["msg_type"] == "stream":
                 text += got["content"]["text"]
             if got["msg_type"] == "status" and got["content"]["execution_state"] == "idle":
-                wait(message)
-                return text
+                # A kernel drops what arrives in the moment after a cell has failed: it is asked again.
+                return printed(code) if wait(message)["status"] == "aborted" else text
 
     def started():
         # The cell says that it is in the run by writing a file, since its ranks are busy from then on.
