@@ -130,6 +130,18 @@ def test_permute_split_and_indexing_run_in_torchscript() -> None:
     assert torch.equal(scripted(LENGTHS, VALUES, weights).values(), expected.values())
 
 
+class SplitsTooFew(nn.Module):
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        first = features.split([1, 1])[0]
+        return KeyedTensor(["ids"], [1], first.values().sum().view(1, 1))
+
+
+def test_torchscript_refuses_segments_that_do_not_hold_all_keys() -> None:
+    scripted = through_a_file(torch.jit.script(Calls(SplitsTooFew())))
+    with pytest.raises(torch.jit.Error, match=r"KeyedJaggedTensor.split: segments \[1, 1\], and the keys are"):
+        scripted(LENGTHS, VALUES, None)
+
+
 class BuildsAndOperates(nn.Module):
     """The same operations on a batch that is built inside the traced graph."""
 

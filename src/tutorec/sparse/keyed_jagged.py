@@ -20,6 +20,7 @@ from tutorec.sparse.kjt_build import (
 )
 from tutorec.sparse.kjt_checks import check_batch, check_numbers
 from tutorec.sparse.kjt_layout import (
+    check_all_cut,
     differences,
     lengths_of_offsets,
     offset_per_key_of,
@@ -395,6 +396,7 @@ class KeyedJaggedTensor:
             plain = type(self._values) is Tensor
             if plain:
                 return cut(self, segments)
+        check_all_cut(segments, self._keys)
         counts, count = self.length_per_key(), len(segments)
         sizes = segment_sums(counts, segments)
         values = self._values.split_with_sizes(sizes)

@@ -134,6 +134,16 @@ def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[
     return out
 
 
+def check_all_cut(segments: list[int], keys: list[str]) -> None:
+    """Check that segments hold all keys; for TorchScript, which cannot compile ``check_segments``.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if sum(segments) != len(keys):
+        raise ValueError(f"KeyedJaggedTensor.split: segments {segments}, and the keys are {keys}")
+
+
 def optional_to(
     tensor: Tensor | None, device: torch.device, non_blocking: bool, dtype: torch.dtype | None = None
 ) -> Tensor | None:
