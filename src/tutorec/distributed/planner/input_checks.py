@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import Any
 
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -30,7 +29,7 @@ def whole(what: str, number: object, least: int, remedy: str) -> int:
         tutorec.errors.PlannerError: batch_size=0.5 is no whole number from 1: give the samples of a rank
     """
     if not isinstance(number, Integral) or isinstance(number, bool) or number < least:
-        raise _bad(f"{what}={number!r} is no whole number from {least}: {remedy}")
+        raise bad_input(f"{what}={number!r} is no whole number from {least}: {remedy}")
     return int(number)
 
 
@@ -59,7 +58,7 @@ def finite(what: str, number: object, remedy: str, *, positive: bool = False, mo
         if value < math.inf and (value > 0 if positive else value >= 0) and value <= most:
             return
     range_of = "positive number" if positive else "number from 0"
-    raise _bad(f"{what}={number!r} is no {range_of}{'' if most == math.inf else f' to {most:g}'}: {remedy}")
+    raise bad_input(f"{what}={number!r} is no {range_of}{'' if most == math.inf else f' to {most:g}'}: {remedy}")
 
 
 def able(what: str, given: object, methods: str, remedy: str) -> None:
@@ -81,17 +80,19 @@ def able(what: str, given: object, methods: str, remedy: str) -> None:
         tutorec.errors.PlannerError: proposer='greedy' is of type str, without 'load': give GreedyProposer()
     """
     if isinstance(given, type):
-        raise _bad(f"{what}={given.__name__} is a class: give an object of it, {given.__name__}(...); {remedy}")
+        raise bad_input(f"{what}={given.__name__} is a class: give an object of it, {given.__name__}(...); {remedy}")
     for method in methods.split():
         # A str has a method partition, too.
         if isinstance(given, str) or not hasattr(given, method):
-            raise _bad(f"{what}={_short(given)} is of type {type(given).__name__}, without {method!r}: {remedy}")
+            raise bad_input(f"{what}={short(given)} is of type {type(given).__name__}, without {method!r}: {remedy}")
 
 
-def _short(given: Any) -> str:
+def short(given: object) -> str:
+    """What was given, for a message, at most 60 characters of it."""
     text = repr(given)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _bad(message: str) -> PlannerError:
+def bad_input(message: str) -> PlannerError:
+    """The error for input that cannot be."""
     return PlannerError(message, PlannerErrorType.INPUT_VALIDATION)

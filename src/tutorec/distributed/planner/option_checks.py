@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tutorec.distributed.planner.input_checks import bad_input, short
 from tutorec.distributed.planner.options import Floats, Ints, ShardingOption
-from tutorec.errors import PlannerError, PlannerErrorType
 
 
 def check_options(what: str, options: object) -> None:
@@ -30,10 +30,14 @@ def check_options(what: str, options: object) -> None:
         tutorec.errors.PlannerError: proposal[0] is 'item' and no ShardingOption: an EmbeddingEnumerator lists them
     """
     if not isinstance(options, Sequence) or isinstance(options, str):
-        raise _bad(f"{what} is {_short(options)} and no list of sharding options: an EmbeddingEnumerator lists them")
+        raise bad_input(
+            f"{what} is {short(options)} and no list of sharding options: an EmbeddingEnumerator lists them"
+        )
     for index, option in enumerate(options):
         if not isinstance(option, ShardingOption):
-            raise _bad(f"{what}[{index}] is {_short(option)} and no ShardingOption: an EmbeddingEnumerator lists them")
+            raise bad_input(
+                f"{what}[{index}] is {short(option)} and no ShardingOption: an EmbeddingEnumerator lists them"
+            )
 
 
 def check_one_each(what: str, options: Sequence[ShardingOption]) -> None:
@@ -49,7 +53,7 @@ def check_one_each(what: str, options: Sequence[ShardingOption]) -> None:
     seen: dict[str, ShardingOption] = {}
     for option in options:
         if option.fqn in seen:
-            raise _bad(
+            raise bad_input(
                 f"{what} has table {option.name!r} twice, as {seen[option.fqn].sharding_type} and as "
                 f"{option.sharding_type}: take one option for each table"
             )
@@ -69,13 +73,13 @@ def check_estimates(option: Any, time: Floats, memory: Ints) -> None:
     """
     wrong = np.flatnonzero(~(np.isfinite(time) & (time >= 0)))
     if len(wrong):
-        raise _bad(
+        raise bad_input(
             f"table {option.name!r} as {option.sharding_type}: shard {wrong[0]} is estimated to take "
             f"{time[wrong[0]]} ms: an estimator writes finite times from 0"
         )
     if len(memory) and memory.min() < 0:
         wrong = np.flatnonzero((memory < 0).any(axis=1))
-        raise _bad(
+        raise bad_input(
             f"table {option.name!r} as {option.sharding_type}: shard {wrong[0]} is estimated to take "
             f"{int(memory.min()):,} bytes: an estimator writes bytes from 0"
         )
@@ -93,12 +97,12 @@ def placed_ranks(option: ShardingOption, world_size: int) -> Ints:
     """
     ranks = option.pieces().ranks
     if ranks is None or (ranks < 0).any():
-        raise _bad(
+        raise bad_input(
             f"table {option.name!r} as {option.sharding_type} has not been placed: call a partitioner's partition() "
             f"first, which gives each of its {option.num_shards} shards a rank"
         )
     if len(ranks) and ranks.max() >= world_size:
-        raise _bad(
+        raise bad_input(
             f"table {option.name!r} as {option.sharding_type} has a shard on rank {ranks.max()}, and the topology has "
             f"ranks 0 to {world_size - 1}: place it on the topology that the plan is for"
         )
@@ -120,16 +124,7 @@ def checked_rating(model: object, rating: object) -> float:
         2.0
     """
     if not isinstance(rating, Real) or math.isnan(rating):
-        raise _bad(
-            f"{type(model).__name__}.rate returned {_short(rating)}: return a number, the smaller the better the plan"
+        raise bad_input(
+            f"{type(model).__name__}.rate returned {short(rating)}: return a number, the smaller the better the plan"
         )
     return float(rating)
-
-
-def _short(given: object) -> str:
-    text = repr(given)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _bad(message: str) -> PlannerError:
-    return PlannerError(message, PlannerErrorType.INPUT_VALIDATION)
