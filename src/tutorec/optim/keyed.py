@@ -68,8 +68,11 @@ class KeyedOptimizer(Optimizer):
         return self.__dict__
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Make one step; subclasses say how."""
-        raise NotImplementedError(f"{type(self).__name__} has no step")
+        """Make one step; subclasses say how, and the base refuses as ``torch.optim.Optimizer`` does."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no step: it keeps state by name; KeyedOptimizerWrapper(params, "
+            "lambda params: torch.optim.SGD(params, lr=0.1)) is one that steps"
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: a parameter that comes later has no name."""
