@@ -120,6 +120,26 @@ def test_rows_that_are_missing_or_of_another_layout_are_named():
         get_table_to_weights_from_tbe(bags())
 
 
+def test_nothing_is_written_where_the_rows_of_a_later_table_cannot_be():
+    model = tutorec.quantize(bags())
+    found = get_table_to_weights_from_tbe(model)
+    zeros = tuple(torch.zeros_like(part) for part in found["item"])
+    before = model.packed_rows("item").clone()
+    for wrong, kind, message in (
+        ((found["user"][0], None), ValueError, "table 'user' .* without"),
+        (("a", "b"), TypeError, "table 'user': packed rows are a tensor.* got str and str"),
+        ([1], TypeError, "table 'user': give a pair"),
+    ):
+        with pytest.raises(kind, match=message):
+            assign_weights_to_tbe(model, {"item": zeros, "user": wrong})
+        assert torch.equal(model.packed_rows("item"), before)
+    with pytest.raises(TypeError, match="table_to_weight is a NoneType: give a dict from names of tables"):
+        assign_weights_to_tbe(model, None)
+    for given in (None, ["item"]):
+        with pytest.raises(TypeError, match=r"tables_to_rows_post_pruning is a .*: give a dict from names of tables"):
+            set_pruning_data(bags(), given)
+
+
 def test_submodules_are_attributes_of_the_package():
     assert tutorec.inference.modules.set_pruning_data is set_pruning_data
     assert tutorec.quant.embedding_modules.EmbeddingBagCollection is QuantBags

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tutorec.distributed.quant_state import ShardedQuantModule
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.quant.packed_tables import PackedTables
+from tutorec.quant.packed_tables import PackedTables, check_packed
 from tutorec.quant.preparing import MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT
 
 __all__ = ["assign_weights_to_tbe", "get_table_to_weights_from_tbe", "set_pruning_data"]
@@ -36,7 +36,7 @@ def set_pruning_data(
 
     Raises:
         KeyError: There is no such table.
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is no module, or the rows are no dict.
         ValueError: More rows are left than there are, or none.
 
     Example:
@@ -51,6 +51,7 @@ def set_pruning_data(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"there are tables in an nn.Module, got {type(model).__name__}")
+    _check_mapping("tables_to_rows_post_pruning", tables_to_rows_post_pruning, "rows that are left, {'item': 1000}")
     kinds = tuple(module_types or (EmbeddingBagCollection, EmbeddingCollection))
     found: list[tuple[nn.Module, dict[str, int]]] = []
     for module in model.modules():
@@ -112,18 +113,32 @@ def assign_weights_to_tbe(model: nn.Module, table_to_weight: Mapping[str, tuple[
         table_to_weight: As `get_table_to_weights_from_tbe` gives it; other tables may be in it, too.
 
     Raises:
-        KeyError: A table's rows are missing; nothing was written then.
+        KeyError: A table's rows are missing; nothing is written then, and neither is after the errors below.
+        TypeError: ``model`` is no module, the rows are no dict, or not a pair of tensors.
         ValueError: Nothing in the model is quantized, or rows are of another layout.
 
     Source:
         TorchRec's ``torchrec.inference.modules.assign_weights_to_tbe``.
     """
     tables = _tables(model)
+    _check_mapping(
+        "table_to_weight", table_to_weight, "(payload, scale and bias), as get_table_to_weights_from_tbe does"
+    )
     missing = [name for name, _, _ in tables if name not in table_to_weight]
     if missing:
         raise KeyError(f"there are no packed rows for the tables {missing}; there are some for {list(table_to_weight)}")
     for name, collection, table in tables:
+        parts: Any = table_to_weight[name]
+        if not isinstance(parts, tuple | list) or len(parts) != 2:
+            raise TypeError(f"table {name!r}: give a pair, (payload, scale and bias), got {type(parts).__name__}")
+        check_packed(name, collection.packed_table(table), *parts)
+    for name, collection, table in tables:
         collection.write_rows(table, *table_to_weight[name])
+
+
+def _check_mapping(what: str, given: object, remedy: str) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} is a {type(given).__name__}: give a dict from names of tables to {remedy}")
 
 
 def _tables(model: nn.Module) -> list[tuple[str, Any, str]]:

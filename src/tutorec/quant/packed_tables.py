@@ -285,10 +285,37 @@ def write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, sc
         scale_bias: Scale and bias of each row [R, 4] uint8, None for formats without.
 
     Raises:
+        TypeError: They are no tensors.
+        ValueError: They are of another layout.
+    """
+    check_packed(name, table, payload, scale_bias)
+    layout = table.layout
+    end = layout.scale_bytes + layout.payload_bytes
+    rows[:, end:] = 0
+    rows[:, layout.scale_bytes : end] = payload
+    if scale_bias is not None:
+        rows[:, : layout.scale_bytes] = scale_bias
+
+
+def check_packed(name: str, table: PackedTable, payload: object, scale_bias: object) -> None:
+    """Check that what a caller packed are the rows of a table.
+
+    Args:
+        name: Of the table.
+        table: The layout.
+        payload: As ``write_parts`` takes it.
+        scale_bias: Likewise.
+
+    Raises:
+        TypeError: They are no tensors.
         ValueError: They are of another layout.
     """
     layout = table.layout
-    end = layout.scale_bytes + layout.payload_bytes
+    if not isinstance(payload, Tensor) or not isinstance(scale_bias, Tensor | None):
+        raise TypeError(
+            f"table {name!r}: packed rows are a tensor, and another or None for scale and bias, got "
+            f"{type(payload).__name__} and {type(scale_bias).__name__}; quant.packing.pack_rows makes them"
+        )
     expected, shape = [table.rows, layout.payload_bytes], list(payload.shape)
     if shape != expected or payload.dtype != torch.uint8 or (scale_bias is None) != (layout.scale_bytes == 0):
         raise ValueError(
@@ -301,10 +328,6 @@ def write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, sc
             f"table {name!r} in {table.data_type}: scale and bias are uint8 {[table.rows, 4]}, a float16 each, got "
             f"{scale_bias.dtype} {list(scale_bias.shape)}"
         )
-    rows[:, end:] = 0
-    rows[:, layout.scale_bytes : end] = payload
-    if scale_bias is not None:
-        rows[:, : layout.scale_bytes] = scale_bias
 
 
 def note_formats(tables: Iterable[PackedTable], metadata: dict[str, Any]) -> None:
