@@ -87,3 +87,9 @@ def test_a_normalized_gate_is_the_number_times_the_sigmoid_of_its_normal_form() 
     normal = (rows - rows.mean((1, 2), keepdim=True)) / (rows.var((1, 2), keepdim=True, correction=0) + 1e-5).sqrt()
     torch.testing.assert_close(gate(rows), rows * torch.sigmoid(normal))
     assert list(gate.state_dict()) == ["norm.0.weight", "norm.0.bias"]
+
+
+@pytest.mark.parametrize("sizes", [0, "x", [3, 0], [2.5]])
+def test_a_swish_over_no_columns_is_refused(sizes):
+    with pytest.raises(ValueError, match=r"SwishLayerNorm: input_dims=.* no number of columns from 1"):
+        SwishLayerNorm(sizes)

@@ -162,6 +162,9 @@ def get_qcomm_codecs(qcomms_config: QCommsConfig | None) -> QuantizedCommCodecs:
     Args:
         qcomms_config: The types; None: as they are.
 
+    Raises:
+        TypeError: It is no `QCommsConfig`.
+
     Example:
         >>> get_qcomm_codecs(QCommsConfig(backward_precision=CommType.BF16))
         QuantizedCommCodecs(forward=None, backward=CommCodec(dtype=torch.bfloat16, loss_scale=None))
@@ -171,6 +174,11 @@ def get_qcomm_codecs(qcomms_config: QCommsConfig | None) -> QuantizedCommCodecs:
     """
     if qcomms_config is None:
         return QuantizedCommCodecs()
+    if not isinstance(qcomms_config, QCommsConfig):
+        raise TypeError(
+            f"types on the wire are a QCommsConfig, got {qcomms_config!r}: "
+            "QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)"
+        )
     return QuantizedCommCodecs(
         _codec("forward", qcomms_config.forward_precision, qcomms_config.forward_loss_scale),
         _codec("backward", qcomms_config.backward_precision, qcomms_config.backward_loss_scale),

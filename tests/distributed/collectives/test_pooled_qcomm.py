@@ -143,3 +143,8 @@ def test_codecs_of_one_move_are_those_of_the_registry():
     assert get_qcomm_codecs(None) == get_qcomm_codecs(QCommsConfig()) == QuantizedCommCodecs()
     with pytest.raises(ValueError, match="FP8 is not supported"):
         get_qcomm_codecs(QCommsConfig(forward_precision=CommType.FP8))
+
+
+def test_types_on_the_wire_that_are_no_configuration_are_named():
+    with pytest.raises(TypeError, match=r"are a QCommsConfig, got 'fp16': QCommsConfig\(forward_precision="):
+        get_qcomm_codecs("fp16")  # pyright: ignore[reportArgumentType]

@@ -44,6 +44,7 @@ class PooledEmbeddingsAllToAll(nn.Module):
         codecs: In what type rows and gradients travel; None: as they are.
 
     Raises:
+        TypeError: There is no list of numbers.
         ValueError: The numbers are not as many as the ranks.
 
     Source:
@@ -60,6 +61,8 @@ class PooledEmbeddingsAllToAll(nn.Module):
     ) -> None:
         super().__init__()
         world_size = 1 if pg is None else pg.size()
+        if not isinstance(dim_sum_per_rank, Sequence) or isinstance(dim_sum_per_rank, str):
+            raise TypeError(f"dim_sum_per_rank={dim_sum_per_rank!r} is no list: give each rank's number of columns")
         if len(dim_sum_per_rank) != world_size:
             raise ValueError(
                 f"dim_sum_per_rank {list(dim_sum_per_rank)} is for {len(dim_sum_per_rank)} ranks, and there are "
