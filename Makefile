@@ -18,7 +18,7 @@ UNIT  := tests -n $(JOBS) --dist worksteal -m "not html and not live and not ful
 QUICK := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full and not slow and not world4"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv book test quick lint types doctest unit notebooks notebooks-torch nb check html bench parity wheel bare clean clean-venv format
+.PHONY: help venv book test quick lint types doctest unit notebooks notebooks-torch nb check html bench parity gpu wheel bare clean clean-venv format
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -88,6 +88,10 @@ bench: venv ## the benchmarks, as JSON under _build/bench
 parity: venv ## run against torchrec 1.8.0 in .venv-parity and write tests/parity/golden
 	@.ci/parity
 
+# No venv: its kernels are those of a CPU; the script makes an environment with the CUDA wheels, after it has seen a GPU.
+gpu: ## on a machine with NVIDIA GPUs: tests/gpu, every chapter, `bench gpu`; writes book/data/gpu.json
+	@.ci/gpu
+
 wheel: venv ## dist/tutorec-*.whl
 	@rm -rf dist build
 	@$(PY) -m build --wheel --outdir dist .
@@ -100,5 +104,5 @@ clean: ## remove what was built; environments stay
 	@rm -rf _build dist build .pytest_cache .ruff_cache .hypothesis
 	@find src tests book -name __pycache__ -prune -exec rm -rf {} +
 
-clean-venv: ## remove .venv and .venv-parity
-	@rm -rf .venv .venv-parity
+clean-venv: ## remove .venv, .venv-parity and .venv-gpu
+	@rm -rf .venv .venv-parity .venv-gpu

@@ -1,6 +1,7 @@
 """Tables that the build fills in, so that no page can disagree with what was built.
 
 ``{versions-table}``  what executed this book: versions, backend, machine, date
+``{gpu-table}``       what `make gpu` last ran on a GPU, from data/gpu.json; without that file, that nothing was run
 ``{names-table}``     TorchRec's names and whether this edition has them, from the path manifest
 """
 
@@ -8,11 +9,13 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from docutils.statemachine import StringList
@@ -20,6 +23,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 MANIFEST = Path(__file__).resolve().parents[2] / "tests/parity/torchrec_paths.txt"
+GPU_RUN = Path(__file__).resolve().parents[1] / "data/gpu.json"
 PACKAGES = (
     "tutorec",
     "torch",
@@ -59,6 +63,37 @@ def manifest_names(text: str) -> list[tuple[str, bool]]:
     return [(name, when == "now") for when, name in rows]
 
 
+def gpu_rows(run: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """What one run of `make gpu` found; None where none was recorded."""
+    if run is None:
+        return [("run on a GPU", "nothing; `make gpu` on a machine with one runs the tests, chapters and benchmark")]
+    hardware, tests, chapters, bench = run["hardware"], run["tests"], run["chapters"], run["bench"]
+    rows = [
+        ("run on (UTC)", run["date"]),
+        ("GPUs", ", ".join(hardware["gpus"])),
+        ("driver, CUDA", f"{hardware['driver']}, {hardware['cuda']}"),
+        ("packages", ", ".join(f"{name} {version}" for name, version in run["versions"].items())),
+        ("kernels", run["backend"]),
+        ("tests", _counts({kind: tests[kind] for kind in ("passed", "skipped", "failed")}, tests["failures"])),
+        ("chapters", _counts({kind: len(names) for kind, names in chapters.items()}, chapters["failed"])),
+    ]
+    if bench is None:
+        return [*rows, ("benchmark", "did not end")]
+    rows += [
+        (
+            f"`bench gpu`, {c['title']}",
+            f"{c['ratio']['median']:.2f} [{c['ratio']['low']:.2f}, {c['ratio']['high']:.2f}]",
+        )
+        for c in bench["comparisons"]
+    ]
+    return rows + [("`bench gpu`", note) for note in bench["notes"]]
+
+
+def _counts(counts: dict[str, int], failures: list[str]) -> str:
+    names = f": {', '.join(f'`{name}`' for name in failures)}" if failures else ""
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items()) + names
+
+
 class GeneratedTable(SphinxDirective):
     """A table from rows of MyST text; subclasses say which."""
 
@@ -71,7 +106,8 @@ class GeneratedTable(SphinxDirective):
         lines = ["| " + " | ".join(cells) + " |" for cells in [self.header, ("---",) * len(self.header), *self.rows()]]
         holder = nodes.container()
         self.state.nested_parse(StringList(lines, source=self.env.docname), self.content_offset, holder)
-        self.env.note_dependency(str(MANIFEST))
+        for source in (MANIFEST, GPU_RUN):
+            self.env.note_dependency(str(source))
         self.env.note_reread()
         return holder.children
 
@@ -87,6 +123,14 @@ class VersionsTable(GeneratedTable):
         return rows + [(package, version) for package in PACKAGES if (version := installed(package))]
 
 
+class GpuTable(GeneratedTable):
+    header = ("what", "value")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        run = json.loads(GPU_RUN.read_text(encoding="utf-8")) if GPU_RUN.exists() else None
+        return [tuple(cell.replace("|", "\\|") for cell in row) for row in gpu_rows(run)]
+
+
 class NamesTable(GeneratedTable):
     header = ("module, after `torchrec.` or `tutorec.`", "names in this edition", "not yet")
 
@@ -100,5 +144,6 @@ class NamesTable(GeneratedTable):
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("versions-table", VersionsTable)
+    app.add_directive("gpu-table", GpuTable)
     app.add_directive("names-table", NamesTable)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -17,8 +17,8 @@ _FUSED = """
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-def FusedEmbeddingBagCollection(tables, optimizer_type, optimizer_kwargs):
-    made = EmbeddingBagCollection(tables=tables)
+def FusedEmbeddingBagCollection(tables, optimizer_type, optimizer_kwargs, device):
+    made = EmbeddingBagCollection(tables=tables, device=device)
     apply_optimizer_in_backward(optimizer_type, made.parameters(), optimizer_kwargs)
     return made
 """

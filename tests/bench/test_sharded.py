@@ -99,11 +99,11 @@ def test_the_slowest_rank_counts_and_a_third_round_of_input_is_refused() -> None
     for stage in ("input sizes", "input ids"):
         traffic.record(comm.Issue(stage, 0, ((1, 8),)))
     found = [Found(0.0, {"x: tutorec": slow}, traffic), Found(0.0, {"x: tutorec": fast}, traffic)]
-    sharded._take(report, Case("x", "step"), found, ["tutorec"])
+    sharded.take_slowest(report, Case("x", "step"), found, ["tutorec"])
     assert report.samples == {"x: tutorec": [Sample(3.0, 2.0), Sample(2.0, 4.0)]}
     traffic.record(comm.Issue("input lengths", 0, ((1, 8),)))
     with pytest.raises(ValueError, match="x: 3 rounds of input, 2 are due"):
-        sharded._take(report, Case("x", "step"), found, ["tutorec"])
+        sharded.take_slowest(report, Case("x", "step"), found, ["tutorec"])
 
 
 def test_every_type_with_a_floor_has_its_bar_where_it_cuts_something() -> None:

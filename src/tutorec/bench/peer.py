@@ -11,6 +11,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tutorec.bench.harness import Sample, time_call
 
 OURS = "tutorec"
@@ -77,6 +80,17 @@ def chosen(known: Sequence[str], wanted: Sequence[str] | None, option: str) -> l
     if unknown:
         raise ValueError(f"{option} {','.join(unknown)}: there are {', '.join(known)}")
     return [name for name in known if wanted is None or name in wanted]
+
+
+def finish(result: Tensor) -> None:
+    """Wait until a result's device has computed all it was asked for, and read the result's last number.
+
+    Args:
+        result: any tensor but an empty one; on the CPU it is there already.
+    """
+    float(result.detach().flatten()[-1])
+    if result.is_cuda:
+        torch.cuda.synchronize(result.device)
 
 
 def time_each(call: Callable[[Any], object], fresh: Sequence[Any]) -> Sample:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._validation import validation
+from tutorec.bench.ebc import require_close
 from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, interleave, machine, paired_ratio
 from tutorec.bench.memory import bytes_of, measurable, peak_during, resident
 from tutorec.bench.peer import OURS, Library, chosen, libraries
@@ -101,24 +102,33 @@ def run(options: Options) -> Report:
     return report
 
 
-def _float_collection(library: Library, rows: int) -> Any:
-    """The same numbers in every library."""
+def _float_collection(library: Library, rows: int, device: str = "cpu") -> Any:
+    """The same numbers in every library; each device has random numbers of its own."""
     config = library.get("modules.embedding_configs.EmbeddingBagConfig")
     tables = [
         config(num_embeddings=rows, embedding_dim=_COLUMNS, name=f"t{i}", feature_names=[f"f{i}"])
         for i in range(_TABLES)
     ]
-    collection = library.get("modules.embedding_modules.EmbeddingBagCollection")(tables=tables)
-    generator = torch.Generator().manual_seed(0)
+    collection = library.get("modules.embedding_modules.EmbeddingBagCollection")(
+        tables=tables, device=torch.device(device)
+    )
+    generator = torch.Generator(device).manual_seed(0)
     with torch.no_grad():
         for i in range(_TABLES):
             collection.embedding_bags[f"t{i}"].weight.uniform_(-0.5, 0.5, generator=generator)
     return collection
 
 
-def _quantized(library: Library, rows: int, dtype: str = "qint8") -> Any:
-    """A quantized collection; its float tables are given up."""
-    return _from_float(library, _float_collection(library, rows), dtype)
+def quantized(library: Library, rows: int, dtype: str = "qint8", device: str = "cpu") -> Any:
+    """A quantized collection; its float tables are given up.
+
+    Args:
+        library: Whose.
+        rows: R of every table.
+        dtype: Name of a dtype of torch.
+        device: Where it is quantized and stays.
+    """
+    return _from_float(library, _float_collection(library, rows, device), dtype)
 
 
 def _from_float(library: Library, collection: Any, dtype: str = "qint8") -> Any:
@@ -134,8 +144,15 @@ def _from_float(library: Library, collection: Any, dtype: str = "qint8") -> Any:
         return library.get("quant.embedding_modules.EmbeddingBagCollection").from_float(collection)
 
 
-def _requests(case: Case, rows: int, number: int) -> list[Request]:
-    """The requests of a round, the same for every variant of it."""
+def fresh_requests(case: Case, rows: int, number: int, device: str = "cpu") -> list[Request]:
+    """The requests of a round, the same for every variant of it.
+
+    Args:
+        case: Their size and number.
+        rows: R of every table.
+        number: Number of the round.
+        device: Where the ids live.
+    """
     generator = torch.Generator().manual_seed(1_000_000 + number)
     keys, lists = [f"f{i}" for i in range(_TABLES)], _TABLES * case.samples
     found = []
@@ -144,12 +161,13 @@ def _requests(case: Case, rows: int, number: int) -> list[Request]:
             lengths = torch.ones(lists, dtype=torch.int64)
         else:
             lengths = torch.randint(0, 2 * case.ids + 1, (lists,), generator=generator)
-        found.append((keys, torch.randint(0, rows, (int(lengths.sum()),), generator=generator), lengths))
+        values = torch.randint(0, rows, (int(lengths.sum()),), generator=generator)
+        found.append((keys, values.to(device), lengths.to(device)))
     return found
 
 
 def _run_requests(report: Report, sides: list[Library], cases: list[str], options: Options) -> None:
-    collections = {side.root: _quantized(side, _ROWS) for side in sides}
+    collections = {side.root: quantized(side, _ROWS) for side in sides}
     makers = {side.root: side.get("sparse.jagged_tensor.KeyedJaggedTensor") for side in sides}
 
     @torch.no_grad()
@@ -163,7 +181,7 @@ def _run_requests(report: Report, sides: list[Library], cases: list[str], option
 
         def measure(title: str, root: str, checks: bool, case: Case = case, tails: Any = tails) -> Any:
             def sample(number: int) -> Sample:
-                requests = _requests(case, _ROWS, number)
+                requests = fresh_requests(case, _ROWS, number)
                 with validation(checks):
                     median, tail = time_single_calls(lambda request: answer(root, request), requests)
                 if number >= 0:
@@ -172,8 +190,8 @@ def _run_requests(report: Report, sides: list[Library], cases: list[str], option
 
             return sample
 
-        [one, *_] = _requests(case, _ROWS, -1000)
-        _require_close(name, {root: answer(root, one) for root in collections})
+        [one, *_] = fresh_requests(case, _ROWS, -1000)
+        require_close(name, {root: [answer(root, one)] for root in collections}, most=1e-5)
         variants: dict[str, Callable[[int], Sample]] = {}
         for root in collections:
             title = f"{name}: {root}"
@@ -220,19 +238,11 @@ def _judged(samples: dict[str, list[Sample]], name: str, peer: str, case: Case) 
     return found
 
 
-def _require_close(case: str, results: dict[str, Tensor]) -> None:
-    (first, ours), *others = results.items()
-    for title, theirs in others:
-        distance = float((ours - theirs).abs().max())
-        if distance > 1e-5:
-            raise ValueError(f"{case}: {first} and {title} differ by up to {distance:.2g}; nothing was timed")
-
-
 def _run_rows(report: Report, sides: list[Library]) -> None:
     """Bytes of a row, of the buffers that the collections show."""
     for dtype, allowed in _BYTES_A_ROW.items():
         for side in sides:
-            weight = _quantized(side, 10, dtype).embedding_bags["t0"].weight
+            weight = quantized(side, 10, dtype).embedding_bags["t0"].weight
             size = float(weight.shape[1] * weight.itemsize)
             report.comparisons.append(
                 Comparison(

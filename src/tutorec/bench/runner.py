@@ -39,6 +39,7 @@ class Options:
         sizes: which sizes to run; None for all.
         cases: which cases to run; None for all.
         world: how many ranks; None for the benchmark's own choice.
+        device: the device type that ``bench gpu`` runs on; None for ``"cuda"``. The command line has it for tests.
     """
 
     rounds: int
@@ -46,6 +47,7 @@ class Options:
     sizes: tuple[str, ...] | None = None
     cases: tuple[str, ...] | None = None
     world: int | None = None
+    device: str | None = None
 
 
 def benchmarks() -> dict[str, ModuleType]:
@@ -54,7 +56,7 @@ def benchmarks() -> dict[str, ModuleType]:
     Example:
         >>> from tutorec.bench.runner import benchmarks
         >>> sorted(benchmarks())
-        ['backends', 'ebc', 'estimates', 'import', 'kjt', 'planner', 'quant', 'sharded', 'train', 'validation']
+        ['backends', 'ebc', 'estimates', 'gpu', 'import', 'kjt', 'planner', 'quant', 'sharded', 'train', 'validation']
     """
     package = __name__.rpartition(".")[0]
     folder = Path(__file__).parent
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.world is not None and not hasattr(module, "WORLDS"):
         parser.error(f"bench {options.name} runs in one process and takes no --world")
     rounds = module.ROUNDS if options.rounds is None else options.rounds
-    report = module.run(Options(rounds, options.vs, options.sizes, options.cases, options.world))
+    report = module.run(Options(rounds, options.vs, options.sizes, options.cases, options.world, options.device))
     print(report)
     if options.json is not None:
         options.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
@@ -109,6 +111,7 @@ def _parser(known: dict[str, ModuleType]) -> argparse.ArgumentParser:
         parser.add_argument(f"--{part}", type=_words, metavar="A,B", help=f"only these {part} ({parts})")
     worlds = [f"{name}: {', '.join(map(str, m.WORLDS))}" for name, m in known.items() if hasattr(m, "WORLDS")]
     parser.add_argument("--world", type=int, metavar="W", help=f"how many ranks ({'; '.join(worlds) or 'none'})")
+    parser.add_argument("--device", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write samples, ratios, versions and hardware there")
     return parser
 

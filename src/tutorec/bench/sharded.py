@@ -91,7 +91,7 @@ def run(options: Options) -> Report:
     with Ranks(world, hosts=hosts, backend="gloo", timeout=_TIMEOUT) as ranks:
         for case in _runnable([_ALL[name] for name in names if name in _ALL], world, report):
             found = ranks.run(measure, case, SIZES_OF_TABLES, roots, options.rounds, hosts=hosts)
-            _take(report, case, found, roots)
+            take_slowest(report, case, found, roots)
             if options.vs:
                 report.comparisons += _judged(report.samples, case, options.vs, world)
     if "memory" in names:
@@ -109,8 +109,18 @@ def _runnable(cases: Sequence[Case], world: int, report: Report) -> list[Case]:
     return [case for case in kept if world == 1 or case.samples > 1 if world > 1 or case.kind != "exchange"]
 
 
-def _take(report: Report, case: Case, found: Sequence[Found], roots: Sequence[str]) -> None:
-    """Add the slowest rank's measurements, and what was sent; refuse results that differ."""
+def take_slowest(report: Report, case: Case, found: Sequence[Found], roots: Sequence[str]) -> None:
+    """Add the slowest rank's measurements, and what was sent; refuse results that differ.
+
+    Args:
+        report: What they are added to.
+        case: What was run.
+        found: Of each rank.
+        roots: Libraries; ours first.
+
+    Raises:
+        ValueError: the libraries' results differ, or ours had another number of rounds of input than are due.
+    """
     distances = [of_rank.distance for of_rank in found]
     if not all(of_rank.samples for of_rank in found):
         worst = max(range(len(found)), key=lambda rank: distances[rank])

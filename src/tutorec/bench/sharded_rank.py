@@ -18,7 +18,7 @@ from torch import Tensor
 from tutorec._validation import validation
 from tutorec.bench.harness import Sample, interleave
 from tutorec.bench.memory import peak_during, resident
-from tutorec.bench.peer import OURS, Library, time_each
+from tutorec.bench.peer import OURS, Library, finish, time_each
 from tutorec.distributed import comm
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
@@ -101,7 +101,14 @@ TOLERANCE = 1e-4
 
 
 def measure(
-    case: Case, sizes: Sizes, roots: Sequence[str], rounds: int, rank: int, world_size: int, hosts: int = 1
+    case: Case,
+    sizes: Sizes,
+    roots: Sequence[str],
+    rounds: int,
+    rank: int,
+    world_size: int,
+    hosts: int = 1,
+    device_type: str = "cpu",
 ) -> Found:
     """Run a case on this rank, in turn with the others; every rank calls it at the same time.
 
@@ -113,6 +120,7 @@ def measure(
         rank: This rank.
         world_size: W.
         hosts: Hosts that share the ranks evenly.
+        device_type: Where tables and batches live: ``"cpu"``, or ``"cuda"`` for the rank's own GPU.
 
     Returns:
         Its samples; without them where results differ on some rank.
@@ -120,18 +128,20 @@ def measure(
     for root in roots:
         logging.getLogger(root).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")  # what a peer warns of concerns nobody here
-    made = {root: _call(Library(root), case, sizes, world_size // hosts) for root in roots}
+    device = str(torch.device("cuda", torch.cuda.current_device())) if device_type == "cuda" else device_type
+    made = {root: _call(Library(root), case, sizes, world_size // hosts, device) for root in roots}
     calls = {root: call for root, (call, _) in made.items()}
-    found = Found(_distance(case, sizes, rank, calls, [pieces for _, pieces in made.values()]))
+    check = _batches(sizes, case, rank, -1000, 2, device)
+    found = Found(_distance(check, calls, [pieces for _, pieces in made.values()]))
     if any(flag for (flag,) in comm.all_gather_ints([int(not found.distance <= TOLERANCE)], rank_group(), _STAGE)):
         return found
-    [one] = _batches(sizes, case, rank, -2000, 1)
+    [one] = _batches(sizes, case, rank, -2000, 1, device)
     with count_traffic() as found.traffic:
         calls[OURS](one)
 
     def variant(root: str, checks: bool) -> Callable[[int], Sample]:
         def sample(number: int) -> Sample:
-            batches = _batches(sizes, case, rank, number, case.repeats)
+            batches = _batches(sizes, case, rank, number, case.repeats, device)
             with validation(checks):
                 comm.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
                 return time_each(calls[root], batches)
@@ -181,14 +191,15 @@ def rank_group() -> dist.ProcessGroup:
     return group
 
 
-def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int) -> list[Batch]:
+def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int, device: str = "cpu") -> list[Batch]:
     """Fresh ids of a round, ``count`` batches; the same for every variant of it, others on every rank."""
     keys = [f"f{i}" for i in range(sizes.tables)]
     found = []
     for i in range(count):
         generator = torch.Generator().manual_seed(100_000_000 * rank + 1_000_000 + 1000 * number + i)
         lengths = torch.randint(0, 2 * sizes.pooling + 1, (sizes.tables * case.samples,), generator=generator)
-        found.append((keys, torch.randint(0, sizes.rows, (int(lengths.sum()),), generator=generator), lengths))
+        values = torch.randint(0, sizes.rows, (int(lengths.sum()),), generator=generator)
+        found.append((keys, values.to(device), lengths.to(device)))
     return found
 
 
@@ -202,7 +213,8 @@ def _call(library: Library, case: Case, sizes: Sizes, local_size: int, device: s
     sharded, optimizer = _sharded(library, case, sizes, local_size, device)
     batch_of = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
     # Alike for every feature: the peer brings columns home in another order than the caller's.
-    gradient = torch.linspace(-1, 1, case.samples * sizes.columns).view(case.samples, -1).repeat(1, sizes.tables)
+    values = torch.linspace(-1, 1, case.samples * sizes.columns, device="cpu" if device == "meta" else device)
+    gradient = values.view(case.samples, -1).repeat(1, sizes.tables)
 
     def call(batch: Batch) -> Any:
         keys, values, lengths = batch
@@ -215,13 +227,13 @@ def _call(library: Library, case: Case, sizes: Sizes, local_size: int, device: s
             pooled.backward(gradient)
             if optimizer is not None:
                 optimizer.step()
-        pooled[-1, -1].item()
+        finish(pooled)
         return result
 
     def pieces() -> dict[tuple[str, int, int], Tensor]:
         return {(name, row, column): piece for name, row, column, piece in table_pieces(sharded)}
 
-    if device == "cpu":
+    if device != "meta":
         fill_tables(pieces(), sizes)
     return call, pieces
 
@@ -255,8 +267,9 @@ def _sharded(library: Library, case: Case, sizes: Sizes, local_size: int, device
         apply(kind, collection.parameters(), arguments)
     sharder = library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()
     env = library.get("distributed.types.ShardingEnv").from_process_group(rank_group())
-    plan = module_plan(library, sizes, case.sharding, local_size)
-    sharded = sharder.shard(collection, plan, env, torch.device("cpu"))
+    target = torch.device("cpu" if device == "meta" else device)
+    plan = module_plan(library, sizes, case.sharding, local_size, target.type)
+    sharded = sharder.shard(collection, plan, env, target)
     optimizer = torch.optim.SGD(sharded.parameters(), lr=RATE) if by_caller else None
     return sharded, optimizer
 
@@ -277,7 +290,7 @@ def optimizer_words(library: Library, name: str) -> tuple[Any, dict[str, float]]
     return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": RATE, "eps": 1e-8}
 
 
-def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) -> Any:
+def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int, device_type: str = "cpu") -> Any:
     """The same plan in both libraries; kernels are fused, but for the peer's data-parallel tables.
 
     Ours is copied for the peer entry by entry: its hand-written plans choose dense kernels, cannot name the ranks of a
@@ -288,6 +301,7 @@ def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) 
         sizes: The tables.
         sharding: A `ShardingType` value, of all tables.
         local_size: L, ranks of a host.
+        device_type: Where the pieces live.
     """
     world_size = rank_group().size()
     hosts = world_size // local_size
@@ -307,7 +321,7 @@ def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) 
         {table.name: words[sharding](i) for i, table in enumerate(tables)},
         local_size=local_size,
         world_size=world_size,
-        device_type="cpu",
+        device_type=device_type,
     )
     if library.root == OURS:
         return plan
@@ -343,9 +357,8 @@ def fill_tables(pieces: dict[tuple[str, int, int], Tensor], sizes: Sizes) -> Non
             piece.copy_(rows[row : row + piece.shape[0], column : column + piece.shape[1]])
 
 
-def _distance(case: Case, sizes: Sizes, rank: int, calls: dict[str, Call], pieces: Sequence[Pieces]) -> float:
+def _distance(batches: list[Batch], calls: dict[str, Call], pieces: Sequence[Pieces]) -> float:
     """How far the libraries are apart after two batches: outputs, and every piece of every table."""
-    batches = _batches(sizes, case, rank, -1000, 2)
     ours, *others = [[part for batch in batches for part in _tensors(call(batch))] for call in calls.values()]
     my_pieces, *other_pieces = [of_library() for of_library in pieces]
     distance = 0.0

@@ -1,0 +1,216 @@
+"""On a GPU: lookup, fused step, int8 lookup, and on all GPUs a sharded step; with --vs beside the peer's.
+
+The tables and batches are those of ``bench ebc``, ``quant`` and ``sharded``, larger. Wall time is judged, each call by
+itself from the construction of its batch until the device has finished. Batches lie on the device before the clock
+starts. A lookup is bound by memory: in each of its rounds the device also copies as many bytes as the lookup reads and
+writes, and the ratio of the two times is the share of the memory bandwidth that the lookup reaches.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tutorec._validation import validation
+from tutorec.bench import ebc, quant
+from tutorec.bench.harness import Report, Sample, compare, interleave, machine
+from tutorec.bench.peer import OURS, Library, chosen, finish, libraries, time_each
+from tutorec.bench.runner import Options
+from tutorec.bench.sharded import take_slowest
+from tutorec.bench.sharded_rank import Case, Sizes, measure
+from tutorec.spmd import Ranks
+
+NAME = "gpu"
+ROUNDS = 30
+
+ROWS, SAMPLES, CALLS = 500_000, 4096, 10
+SHARDED_SIZES = Sizes(rows=ROWS)
+_STEPS = {"step-sgd": "sgd", "step-rowwise_adagrad": "rowwise_adagrad"}
+_SHARDED = {f"sharded-{kind}": kind for kind in ("table_wise", "row_wise", "column_wise")}
+CASES = ("forward", *_STEPS, "int8", *_SHARDED)
+# What peer / tutorec should be in every case: at least as fast.
+_BAR = 1.0
+_TIMEOUT = 1800.0
+
+Batch = tuple[list[str], Tensor, Tensor]
+Lookup = Callable[[str, Batch], Tensor]
+
+
+def run(options: Options) -> Report:
+    """Measure on the first GPU, then on all of them.
+
+    Args:
+        options: rounds, the peer, which ``--cases``.
+
+    Returns:
+        CPU and wall seconds, shares of the device's bandwidth; with a peer the ratios with their bars.
+
+    Raises:
+        ValueError: there is no GPU, the peer is not installed, an unknown case, or the libraries' results differ.
+    """
+    device = options.device or "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"bench {NAME} needs a CUDA device, and torch {torch.__version__} finds none here")
+    sides = libraries(options.vs)
+    cases = chosen(CASES, options.cases, "--cases")
+    world = torch.cuda.device_count() if device == "cuda" else 2
+    context = machine([options.vs] if options.vs else [])
+    report = Report(
+        name=NAME,
+        settings={
+            "device": device,
+            **({"gpus": ", ".join(gpus()["gpus"])} if device == "cuda" else {}),
+            "tables": f"{SHARDED_SIZES.tables} x {ROWS} x {SHARDED_SIZES.columns}",
+            "B": SAMPLES,
+            "ids per bag": SHARDED_SIZES.pooling,
+            "ranks of a sharded step": world,
+            "batches": "fresh for every call, on the device",
+        },
+        samples={},
+        comparisons=[],
+        context={**context, "hardware": {**context["hardware"], **gpus()}},
+    )
+    if "forward" in cases:
+        _run_forward(report, sides, options, device)
+    for case in (case for case in _STEPS if case in cases):
+        _run_step(report, sides, case, options, device)
+    if "int8" in cases:
+        _run_int8(report, sides, options, device)
+    _run_sharded(report, [case for case in cases if case in _SHARDED], options, world, device)
+    return report
+
+
+def gpus() -> dict[str, Any]:
+    """Names of the GPUs, version of their driver, and of the CUDA that torch was built for."""
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    try:
+        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        driver = None
+    return {"gpus": names, "driver": driver, "cuda": torch.version.cuda}
+
+
+def _run_forward(report: Report, sides: list[Library], options: Options, device: str) -> None:
+    collections = {side.root: ebc.filled_collection(side, ROWS, device) for side in sides}
+    width = next(iter(collections[OURS].embedding_bags.values())).weight.shape[1]
+
+    def batches(number: int, count: int) -> list[Batch]:
+        return ebc.fresh_batches(ROWS, SAMPLES, number, count, device)
+
+    _run_lookup(report, sides, "forward", _lookup_in(collections, sides), batches, 4 * width, options)
+
+
+def _run_int8(report: Report, sides: list[Library], options: Options, device: str) -> None:
+    collections = {side.root: quant.quantized(side, ROWS, device=device) for side in sides}
+    weight = collections[OURS].embedding_bags["t0"].weight
+
+    def batches(number: int, count: int) -> list[Batch]:
+        case = quant.Case(SAMPLES, SHARDED_SIZES.pooling, count, None)
+        return quant.fresh_requests(case, ROWS, number, device)
+
+    bytes_of_row = weight.shape[1] * weight.itemsize
+    _run_lookup(report, sides, "int8", _lookup_in(collections, sides), batches, bytes_of_row, options)
+
+
+def _lookup_in(collections: dict[str, Any], sides: list[Library]) -> Lookup:
+    makers = {side.root: side.get("sparse.jagged_tensor.KeyedJaggedTensor") for side in sides}
+
+    @torch.no_grad()
+    def look_up(root: str, batch: Batch) -> Tensor:
+        keys, values, lengths = batch
+        return collections[root](makers[root](keys, values, lengths=lengths)).values()
+
+    return look_up
+
+
+def _run_lookup(
+    report: Report,
+    sides: list[Library],
+    case: str,
+    look_up: Lookup,
+    batches: Callable[[int, int], list[Batch]],
+    bytes_of_row: int,
+    options: Options,
+) -> None:
+    """Time lookups in turn with a copy of as many bytes."""
+    [one] = batches(-1000, 1)
+    results = {side.root: [look_up(side.root, one)] for side in sides}
+    ebc.require_close(case, results, most=1e-4 if case == "forward" else 1e-5)
+    moved = _bytes_moved(one, results[OURS][0], bytes_of_row)
+    source, target = torch.zeros(2, moved // 2, dtype=torch.uint8, device=one[1].device)
+
+    def variant(root: str, checks: bool) -> ebc.Variant:
+        def sample(number: int) -> Sample:
+            with validation(checks):
+                return time_each(lambda batch: finish(look_up(root, batch)), batches(number, CALLS))
+
+        return sample
+
+    copy = f"{case}: copy of as many bytes"
+    variants = ebc.checked_and_not(case, sides, variant)
+    variants[copy] = lambda number: time_each(lambda _: finish(target.copy_(source)), range(CALLS))
+    samples = interleave(variants, options.rounds, warmup=2)
+    report.samples |= samples
+    if options.vs:
+        report.comparisons += ebc.judged_both(samples, case, options.vs, "wall", _BAR)
+    for side in sides:
+        share = compare(samples, copy, f"{case}: {side.root}", "wall")
+        report.comparisons.append(replace(share, title=f"{case}: share of the copy's bandwidth, {side.root}"))
+        copied, looked_up = (moved / median / 1e9 for median in share.medians or ())
+        report.notes.append(
+            f"{case}: {side.root} reads and writes {looked_up:,.1f} GB/s of ids, rows and results, a copy on the "
+            f"device {copied:,.1f} GB/s; {moved:,} bytes each"
+        )
+
+
+def _bytes_moved(batch: Batch, pooled: Tensor, bytes_of_row: int) -> int:
+    """Bytes that a lookup cannot do without: ids and lengths, a row for each id, the results."""
+    _, values, lengths = batch
+    read = values.numel() * (values.itemsize + bytes_of_row) + lengths.numel() * lengths.itemsize
+    return read + pooled.numel() * pooled.itemsize
+
+
+def _run_step(report: Report, sides: list[Library], case: str, options: Options, device: str) -> None:
+    """Ours beside the peer's collection whose optimizer is fused into its kernel."""
+    steps = {OURS: ebc.in_backward_step(sides[0], _STEPS[case], ROWS, device)}
+    if options.vs:
+        steps[f"{options.vs} fused"] = ebc.fused_step(sides[-1], _STEPS[case], ROWS, device)
+    batches = ebc.fresh_batches(ROWS, SAMPLES, -1000, 2, device)
+    ebc.require_close(
+        case, {title: [step(batch) for batch in batches] + list(weights()) for title, (step, weights) in steps.items()}
+    )
+
+    def variant(title: str, checks: bool) -> ebc.Variant:
+        step, _ = steps[title]
+
+        def sample(number: int) -> Sample:
+            with validation(checks):
+                fresh = ebc.fresh_batches(ROWS, SAMPLES, number, CALLS, device)
+                return time_each(lambda batch: finish(step(batch)), fresh)
+
+        return sample
+
+    samples = interleave(ebc.checked_and_not(case, list(steps), variant), options.rounds, warmup=2)
+    report.samples |= samples
+    if options.vs:
+        report.comparisons += ebc.judged_both(samples, case, f"{options.vs} fused", "wall", _BAR)
+
+
+def _run_sharded(report: Report, names: list[str], options: Options, world: int, device: str) -> None:
+    """Row-wise Adagrad steps with a rank on every GPU."""
+    if not names:
+        return
+    roots = [side.root for side in libraries(options.vs)]
+    with Ranks(world, timeout=_TIMEOUT) as ranks:
+        for name in names:
+            case = Case(name, "step", _SHARDED[name], samples=SAMPLES, repeats=CALLS)
+            found = ranks.run(measure, case, SHARDED_SIZES, roots, options.rounds, device_type=device)
+            take_slowest(report, case, found, roots)
+            if options.vs:
+                report.comparisons += ebc.judged_both(report.samples, name, options.vs, "wall", _BAR)
