@@ -40,7 +40,7 @@ class CrewOptions:
     Args:
         world_size: W, ranks.
         hosts: Simulated hosts that share them evenly.
-        backend: ``auto``, ``gloo`` or ``nccl``.
+        backend: ``auto``, ``gloo`` or ``nccl``, as ``Ranks`` takes it.
         timeout: Seconds that a run may take.
     """
 

@@ -17,11 +17,12 @@ from typing import Any
 
 from multiprocess.connection import Connection
 
+from tutorec._spmd_device import BOTH_BACKENDS, local_place, pick_backend
 from tutorec._spmd_report import failure_traceback, whereabouts
 from tutorec._spmd_side import RankSide, become_rank
 from tutorec._spmd_wire import Constants, call_arguments, dump_value, load
 
-__all__ = ["connect", "file_address", "join_group", "main", "pick_backend"]
+__all__ = ["connect", "file_address", "join_group", "main"]
 
 _abandoning = threading.Lock()
 
@@ -85,7 +86,10 @@ def _set_up(boot: dict[str, Any]) -> str:
 
     torch.set_num_threads(1)
     _inherit_validation(boot["validate"])
-    return join_group(boot["backend"], boot["rank"], boot["world_size"], file_address(boot["folder"]), boot["timeout"])
+    rank, world_size = boot["rank"], boot["world_size"]
+    # Simulated hosts are this machine: each rank of the pool needs a GPU of it.
+    place = (rank, world_size)
+    return join_group(boot["backend"], rank, world_size, file_address(boot["folder"]), boot["timeout"], place)
 
 
 def _inherit_validation(on: bool | None) -> None:
@@ -96,37 +100,32 @@ def _inherit_validation(on: bool | None) -> None:
         validation(on)
 
 
-def pick_backend(backend: str, world_size: int) -> str:
-    """The backend that ``auto`` means here: NCCL when every rank can have a GPU of its own, else gloo."""
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    enough = gpus >= world_size and torch.distributed.is_nccl_available()
-    if backend == "nccl" and not enough:
-        raise ValueError(
-            f"backend='nccl' needs a GPU for each rank: {world_size} ranks, {gpus} GPUs; use 'gloo' or 'auto'"
-        )
-    return ("nccl" if enough else "gloo") if backend == "auto" else backend
-
-
 def file_address(folder: str) -> str:
     """The address of a rendezvous through a file in ``folder``."""
     path = os.path.join(folder, "rendezvous").replace(os.sep, "/")
     return f"file:///{path.lstrip('/')}"
 
 
-def join_group(backend: str, rank: int, world_size: int, init_method: str, timeout: float) -> str:
-    """Start the default process group and return the backend's name."""
+def join_group(
+    backend: str, rank: int, world_size: int, init_method: str, timeout: float, place: tuple[int, int] | None = None
+) -> str:
+    """Start the default process group and return the backend's name.
+
+    Args:
+        backend: ``"auto"``, ``"gloo"`` or ``"nccl"``, as :func:`pick_backend` reads them.
+        rank: This process's rank.
+        world_size: W, the number of ranks.
+        init_method: Address of the rendezvous.
+        timeout: Seconds that one collective may take.
+        place: Index of this rank among those of its machine, and their number; by default what torchrun says.
+    """
     import torch
     import torch.distributed as dist
 
-    local_rank, local_size = (
-        int(os.environ.get("LOCAL_RANK", rank)),
-        int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
-    )
-    name = pick_backend(backend, local_size)
-    if name == "nccl":
-        torch.cuda.set_device(local_rank)
+    index, ranks_here = place or local_place(rank, world_size)
+    name = pick_backend(backend, ranks_here)
+    if name == BOTH_BACKENDS:
+        torch.cuda.set_device(index)
     dist.init_process_group(
         name, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout)
     )

@@ -6,7 +6,12 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tutorec._spmd_device import device
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Kept", "RankSide", "RankWorld", "become_rank", "name_of", "rank_side", "restore_world", "take_dropped"]
 
@@ -146,6 +151,11 @@ class RankWorld:
             f", number {nth}" if nth > 1 else ""
         )
         return Kept(side.token, key, type(obj).__name__, where)
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's device."""
+        return device()
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Refuse: a rank is already inside a run."""

@@ -160,6 +160,10 @@ def dump(obj: Any, constants: _Globals | None = None) -> bytes:
             return None if constants is None else constants.reference(obj)
 
         def reducer_override(self, obj: Any) -> Any:
+            if _lives_on_gpu(obj):
+                # Another process may have no such device, and must not start one to read a message.
+                copy = obj.detach().cpu().requires_grad_(obj.requires_grad)
+                return copy.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             if isinstance(obj, FunctionType | type):
                 module = sys.modules.get(obj.__module__ or "")
                 # Who registers a module takes it out again: a constant is dumped while the function that uses it is.
@@ -176,6 +180,12 @@ def dump(obj: Any, constants: _Globals | None = None) -> bytes:
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)
     return buffer.getvalue()
+
+
+def _lives_on_gpu(obj: Any) -> bool:
+    """Whether ``obj`` is a tensor in a GPU's memory; a Parameter is not: the tensor inside of it comes later."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(obj, torch.Tensor) and obj.is_cuda and type(obj) is not torch.nn.Parameter
 
 
 def dump_function(fn: Callable[..., Any]) -> FunctionPayload:

@@ -21,6 +21,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tutorec._spmd_crew import Crew, CrewOptions
+from tutorec._spmd_device import device as device
+from tutorec._spmd_device import under_torchrun
 from tutorec._spmd_end import give_threads_time
 from tutorec._spmd_rank import file_address, join_group
 from tutorec._spmd_side import Kept, RankWorld, restore_world
@@ -28,9 +30,10 @@ from tutorec._spmd_wire import call_arguments, dump, load
 from tutorec.errors import RankError
 
 if TYPE_CHECKING:
+    import torch
     import torch.distributed
 
-__all__ = ["Kept", "Ranks", "init", "run_ranks"]
+__all__ = ["Kept", "Ranks", "device", "init", "run_ranks"]
 
 _CLOSE_SECONDS = 2.0
 
@@ -54,7 +57,8 @@ class Ranks:
         world_size: W, the number of ranks.
         hosts: Number of simulated hosts that the ranks are split into, evenly and in order. It sets ``LOCAL_RANK``,
             ``LOCAL_WORLD_SIZE`` and ``GROUP_RANK`` on each rank; all processes are on this machine all the same.
-        backend: ``"gloo"``, ``"nccl"``, or ``"auto"``: NCCL when there is a GPU for every rank, else gloo.
+        backend: ``"auto"``: where there is a GPU for every rank, one process group that carries CPU tensors by gloo
+            and CUDA tensors by NCCL, else gloo. ``"nccl"`` demands the first, ``"gloo"`` asks for the second.
         timeout: Seconds that one run may take. Starting the ranks does not count.
 
     Raises:
@@ -89,6 +93,14 @@ class Ranks:
         raise AttributeError("a pool has a rank inside of a run only, in the function given to run()")
 
     @property
+    def device(self) -> torch.device:
+        """The device of this process's rank, as :func:`device` gives it: inside a run only."""
+        raise AttributeError(
+            "ranks have a device each: read it inside of a run, in the function given to run(); "
+            "tutorec.spmd.device() is the device of the process that calls it"
+        )
+
+    @property
     def hosts(self) -> int:
         """Simulated hosts that share the ranks."""
         return self._options.hosts
@@ -119,7 +131,8 @@ class Ranks:
         Parameters of ``fn`` named ``rank`` and ``world_size`` are filled in when the call leaves them out. Arguments
         are copied to every rank, except handles made by ``keep``, which become the object that the rank kept. Globals
         that ``fn`` uses are copied when first used and when the caller changes them: what a rank changes in them stays
-        changed on that rank.
+        changed on that rank. Tensors travel through CPU memory and arrive on the CPU, in both directions: move them to
+        :func:`device` where they are used.
 
         Raises:
             RankError: A rank raised or died.
@@ -239,15 +252,10 @@ def run_ranks(
         [0, 1]
     """
     __tracebackhide__ = True
-    if _under_torchrun():
+    if under_torchrun():
         return _run_here(fn, args, kwargs, backend, timeout)
     with Ranks(world_size, hosts=hosts, backend=backend, timeout=timeout) as world:
         return world.run(fn, *args, **kwargs)
-
-
-def _under_torchrun() -> bool:
-    """Whether torchrun started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
 def _run_here(
@@ -271,7 +279,7 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
     notebook say, it is a group of one. Calling it again returns the same group.
 
     Args:
-        backend: ``"auto"``, ``"gloo"`` or ``"nccl"``, used when a group is started.
+        backend: As in :class:`Ranks`, used when a group is started.
         timeout: Seconds that one collective may take.
 
     Example:
@@ -281,7 +289,7 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        if _under_torchrun():
+        if under_torchrun():
             rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             join_group(backend, rank, world_size, "env://", timeout)
         else:

@@ -360,7 +360,7 @@ def test_dense_gradients_may_travel_as_half_precision(ranks):
 
 
 def in_bfloat16(rank: int, world_size: int) -> None:
-    with pytest.raises(ValueError, match="'bf16' needs NCCL, this group runs gloo: use 'fp16'"):
+    with pytest.raises(ValueError, match="'bf16' needs NCCL, and gloo carries the gradients of cpu: use 'fp16'"):
         compressed(rank, world_size, "bf16")
 
 

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from tutorec._spmd_device import backend_for
 from tutorec._spmd_end import give_threads_time
 from tutorec.awaitable import Awaitable, NoWait
 
@@ -215,6 +216,13 @@ def broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, stage
     dist.broadcast(tensor, dist.get_global_rank(group, source), group)
 
 
+def message_device(group: dist.ProcessGroup) -> torch.device:
+    """Where a message made of Python values must lie to travel: the CPU, or the GPU where the group takes no other."""
+    if backend_for(group, "cpu") is not None:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def broadcast_object(value: Any, source: int, group: dist.ProcessGroup, stage: str) -> Any:
     """A picklable object of one rank, on every rank. Blocks; for the rare: a plan, an error.
 
@@ -230,7 +238,7 @@ def broadcast_object(value: Any, source: int, group: dist.ProcessGroup, stage: s
     if group.size() == 1:
         return value
     mine = group.rank() == source
-    device = torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    device = message_device(group)
     pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) if mine else torch.empty(0)
     size = torch.tensor([pickled.numel()], device=device)
     broadcast(size, source, group, stage)
@@ -248,7 +256,7 @@ def all_gather_ints(values: Sequence[int], group: dist.ProcessGroup, stage: str)
     if world_size == 1:
         return [list(values)]
     _announce(group, stage, [8 * len(values)] * world_size)
-    device = torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    device = message_device(group)
     mine = torch.tensor(values, dtype=torch.int64, device=device)
     gathered = [torch.empty_like(mine) for _ in range(world_size)]
     dist.all_gather(gathered, mine, group)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tutorec._spmd_device import backend_for
 from tutorec.distributed.collectives.autograd import get_gradient_division
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharded_module import ShardedModule
@@ -116,9 +117,10 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
                 f"dense parameter {unmade[0]!r} and {len(unmade) - 1} more are on the meta device and have no values: "
                 "leave init_parameters=True, or allocate and fill them before init_data_parallel()"
             )
-        if self._precision == "bf16" and "nccl" not in str(env.process_group.name()):
+        if self._precision == "bf16" and (carrier := backend_for(env.process_group, device.type)) != "nccl":
             raise ValueError(
-                f"allreduce_comm_precision='bf16' needs NCCL, this group runs {env.process_group.name()}: use 'fp16'"
+                f"allreduce_comm_precision='bf16' needs NCCL, and {carrier} carries the gradients of {device.type}: "
+                "use 'fp16'"
             )
         # DDP reads this attribute of the module that it is given.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, sorted(ignored))

@@ -142,7 +142,7 @@ class ShardedEmbeddingCollection(
         table_name_to_parameter_sharding: The plan of this module.
         env: The ranks.
         fused_params: What the fused optimizer is, see `fused_params.optimizer_spec`.
-        device: Where this rank's tables are to live, by default the CPU.
+        device: Where this rank's tables are to live, by default :func:`tutorec.spmd.device`.
         qcomm_codecs_registry: What rows and their gradients travel as; float32 by default.
 
     Raises:

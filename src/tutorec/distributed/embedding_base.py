@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
+from tutorec._spmd_device import device as own_device
 from tutorec.awaitable import Awaitable
 from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
@@ -108,7 +109,7 @@ class ShardedEmbeddingModule(
         plan: Table name -> how it is sharded.
         env: The ranks.
         fused_params: What the fused optimizer is, see `fused_params.optimizer_spec`.
-        device: Where this rank's tables are to live, by default the CPU.
+        device: Where this rank's tables are to live, by default :func:`tutorec.spmd.device`.
         sharding_types: Those that ``build`` knows.
         build: Makes what moves the tables of one sharding type.
 
@@ -444,8 +445,8 @@ def with_weights(batch: KeyedJaggedTensor, weights: torch.Tensor | None) -> Keye
 
 
 def usable_device(device: torch.device | None, plan: Mapping[str, ParameterSharding]) -> torch.device:
-    """The device, or the CPU with one notice where CUDA is asked for and not there."""
-    wanted = torch.device(device) if device is not None else torch.device("cpu")
+    """The device, by default the rank's own; the CPU with one notice where CUDA is asked for and not there."""
+    wanted = torch.device(device) if device is not None else own_device()
     if wanted.type == "cuda" and not torch.cuda.is_available():
         _notice("CUDA is not available here: tables that were to live on cuda are placed on cpu")
         return torch.device("cpu")

@@ -122,7 +122,7 @@ class ShardedEmbeddingBagCollection(
         table_name_to_parameter_sharding: The plan of this module.
         env: The ranks.
         fused_params: What the fused optimizer is, see `fused_params.optimizer_spec`.
-        device: Where this rank's tables are to live, by default the CPU.
+        device: Where this rank's tables are to live, by default :func:`tutorec.spmd.device`.
         qcomm_codecs_registry: What pooled rows and their gradients travel as; float32 by default.
 
     Raises:

@@ -45,7 +45,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
     Args:
         module: The model; dense parts take rank 0's weights, tables those of the rank that is to hold them.
         env: The ranks; all ranks of the default process group by default.
-        device: Where this rank computes, by default the CPU; on meta tables have shapes only, to be looked at, and
+        device: Where this rank computes, by default :func:`tutorec.spmd.device`; on meta tables have shapes only, and
             dense parts stay where they are.
         plan: Path of each collection -> its plan; by default `EmbeddingShardingPlanner` makes one, on rank 0 for all.
         sharders: One for each class of modules that is to be sharded.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tutorec._spmd_device import device as own_device
 from tutorec.distributed import comm
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ModuleShardingPlan, ShardingPlan
@@ -42,7 +43,7 @@ def shard(
         plan: Table name -> entry of a plan, or what is to be done with it (`table_wise`, `row_wise` ...); or one of
             these for all tables.
         env: The ranks; those of the default process group by default.
-        device: Where tables are to live, by default the CPU.
+        device: Where tables are to live, by default :func:`tutorec.spmd.device`.
         sharder: Shards it; the one for its class by default.
 
     Raises:
@@ -69,7 +70,7 @@ def shard(
             "shard_modules shards the collections inside a model"
         )
     env = env if env is not None else default_env("shard")
-    device = torch.device(device) if device is not None else torch.device("cpu")
+    device = torch.device(device) if device is not None else own_device()
     if isinstance(plan, ParameterShardingGenerator):
         plan = apply_to_all(module, plan, sharder)
     if not isinstance(plan, Mapping):
@@ -105,7 +106,7 @@ def shard_modules(
             is returned and it stays as it is.
         env: The ranks; those of the default process group by default. ``ShardingEnv.from_local(n, 0)``: one process
             with n devices, for quantized collections.
-        device: Where tables are to live, by default the CPU.
+        device: Where tables are to live, by default :func:`tutorec.spmd.device`.
         plan: Path of each collection -> its plan; made by `EmbeddingShardingPlanner` by default. Collections that it
             leaves out stay as they are.
         sharders: One for each class of collections.
@@ -152,7 +153,7 @@ def _shard_modules(
         )
     sharders = get_default_sharders() if sharders is None else list(sharders)
     env = env if env is not None else default_env("shard_modules")
-    device = torch.device(device) if device is not None else torch.device("cpu")
+    device = torch.device(device) if device is not None else own_device()
     found = dict(collections_of(module, sharders))
     if plan is None:
         plan = make_plan(module, sharders, env, device, planner)

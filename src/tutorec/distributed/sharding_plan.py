@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tutorec._spmd_device import device as own_device
 from tutorec.distributed import comm
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -367,7 +368,7 @@ def construct_module_sharding_plan(
         sharder: Knows the tables of ``module``; the one for its class by default.
         local_size: Ranks per host; by default ``LOCAL_WORLD_SIZE``, else all on one.
         world_size: W; by default that of the process group, else 1.
-        device_type: ``"cuda"`` where there is one, else ``"cpu"``.
+        device_type: ``"cuda"`` or ``"cpu"``; by default that of :func:`tutorec.spmd.device`.
 
     Raises:
         TypeError: It is no dict of words, a table is given something else, or a word holds no number where one is due.
@@ -501,7 +502,7 @@ def _is_whole(number: object) -> bool:
 def _device_type(given: str | torch.device | None) -> str:
     """``"cpu"``, ``"cuda"`` ..., as torch names it."""
     if given is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return own_device().type
     try:
         return torch.device(given).type
     except RuntimeError:

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 
 import torch
 
+from tutorec._spmd_device import device as own_device
 from tutorec.datasets.random import DENSE_NAMES, Shop
 from tutorec.datasets.utils import Batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.examples.running import (
-    device_of,
     go_on,
     parser,
     plan_in_words,
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     group = start()
     rank, world_size, samples = group.rank(), group.size(), samples_of_rank(options, group)
     store = shop_of(options)
-    device = device_of(group)
+    device = own_device()
     model = DistributedModelParallel(
         build(store, options),
         device=device,

@@ -139,13 +139,6 @@ def say_speed(done: Trained, group: dist.ProcessGroup) -> None:
     say(f"{done.steps:,} steps, {done.samples:,} samples, {speed:,.0f} samples/s", group)
 
 
-def device_of(group: dist.ProcessGroup) -> torch.device:
-    """Where this rank computes: its GPU where the ranks speak NCCL, else the CPU."""
-    if dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
 def plan_in_words(plan: ShardingPlan) -> str:
     """Each table's sharding type and ranks."""
     return ", ".join(

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 
 import torch
 
+from tutorec._spmd_device import device as own_device
 from tutorec.datasets.random import Shop
 from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.examples.running import (
-    device_of,
     go_on,
     parser,
     plan_in_words,
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = made.parse_args(argv)
     group = start()
-    device, store = device_of(group), shop_of(options)
+    device, store = own_device(), shop_of(options)
     rank, world_size, samples = group.rank(), group.size(), samples_of_rank(options, group)
     # every rank counts all clicks: one pass over the rows
     counts = click_counts(store.batches(8192), "item", store.table_rows["item"])

@@ -62,8 +62,7 @@ def _gathered(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor | N
 def _sent(block: torch.Tensor | None, piece: ShardPiece, rows: int, group: dist.ProcessGroup) -> torch.Tensor | None:
     """A block on its way from its rank to rank 0; None elsewhere."""
     numbers, ranks = rows * piece.columns, group.size()
-    # NCCL sends from GPUs only, gloo from anywhere.
-    device = torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")
+    device = comm.message_device(group)
     send = block.reshape(-1).to(device) if block is not None else torch.empty(0, device=device)
     out, into = [0] * ranks, [0] * ranks
     if group.rank() == piece.rank:

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
+from tutorec._spmd_device import device as own_device
 from tutorec.distributed import comm
 from tutorec.distributed.env import local_world_size
 from tutorec.distributed.planner.bounds import lower_bound
@@ -452,7 +452,7 @@ def _topology_of_process_group() -> Topology:
     on_host = local_world_size()
     return Topology(
         world_size=world_size,
-        compute_device="cuda" if torch.cuda.is_available() else "cpu",
+        compute_device=own_device().type,
         local_world_size=on_host if on_host is not None and world_size % on_host == 0 else world_size,
     )
 
