@@ -18,7 +18,7 @@ UNIT  := tests -n $(JOBS) --dist worksteal -m "not html and not live and not ful
 QUICK := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full and not slow and not world4"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv book test quick lint types doctest unit notebooks notebooks-torch nb check html bench parity gpu wheel bare clean clean-venv format
+.PHONY: help venv book test quick random lint types doctest unit notebooks notebooks-torch nb check html bench parity gpu wheel bare clean clean-venv format
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ test: lint types unit notebooks notebooks-torch ## every test: style, types, uni
 quick: lint types doctest ## at most 3 minutes: no notebooks, no slow tests, no worlds of four
 	@echo "== unit tests and policy, without the slow ones and worlds of four"
 	@$(PYTEST) $(QUICK)
+
+random: venv ## the property tests with examples that are drawn anew
+	@$(PYTEST) $(UNIT) --hypothesis-profile=random
 
 check: lint types ## style, types and policy only
 	@$(PYTEST) tests/policy

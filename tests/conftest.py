@@ -12,8 +12,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tutorec.spmd import Ranks
+
+# One profile for every property test: no clock decides, and a run draws what every run draws.
+settings.register_profile(
+    "repeatable",
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+# `pytest --hypothesis-profile=random` draws anew; a failure prints the line that repeats it.
+settings.register_profile("random", settings.get_profile("repeatable"), derandomize=False, print_blob=True)
+settings.load_profile("repeatable")
+# Hypothesis also draws numbers from the source of the modules imported so far, which depend on the tests run before.
+providers._get_local_constants = providers.Constants
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-
-# A shared and slow machine is no failure of the property.
-PROPERTY = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 Lists = dict[str, list[list[int]]]
 WeightLists = dict[str, list[list[float]]]

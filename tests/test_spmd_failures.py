@@ -165,7 +165,6 @@ def test_a_stalled_rank_is_named_with_its_place_and_who_waits_for_it(world, fail
             read_next_batch()
         dist.all_reduce(torch.ones(1))
 
-    started = time.monotonic()
     error = failure(world, step)
     assert isinstance(error, RankTimeoutError)
     assert isinstance(error, TimeoutError)
@@ -175,7 +174,6 @@ def test_a_stalled_rank_is_named_with_its_place_and_who_waits_for_it(world, fail
     assert "did not finish within 1.5 s" in message
     assert "in read_next_batch\n    time.sleep(60)" in message
     assert "rank 0 only waits, in all_reduce (operation 1 of its group)" in message
-    assert time.monotonic() - started < 30  # It ends; how soon is the machine's business.
 
 
 def test_a_rank_that_waits_for_work_begun_earlier_is_not_blamed(world, failure):

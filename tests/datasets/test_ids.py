@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 from torch import Tensor
 
 from tutorec.datasets.ids import power_law_ids, uniform_ids
@@ -43,7 +42,6 @@ def follows(ids: Tensor, expected: list[float]) -> bool:
     return distance <= len(cells) + 8 * math.sqrt(2 * len(cells)) + 20
 
 
-@PROPERTY
 @given(count=st.integers(0, 300), rows=st.integers(1, 10**12), exponent=EXPONENTS, seed=st.integers(0, 2**31))
 def test_ids_are_rows_and_depend_on_the_seed_alone(count: int, rows: int, exponent: float, seed: int) -> None:
     draws: list[Callable[[torch.Generator], Tensor]] = [
@@ -57,7 +55,6 @@ def test_ids_are_rows_and_depend_on_the_seed_alone(count: int, rows: int, expone
         assert torch.equal(ids, draw(seeded(seed)))
 
 
-@PROPERTY
 @given(rows=st.integers(1, 200), exponent=EXPONENTS, seed=st.integers(0, 2**31))
 def test_ids_follow_the_law_that_is_documented(rows: int, exponent: float, seed: int) -> None:
     assert follows(power_law_ids(4000, rows, exponent, seeded(seed)), law(rows, exponent))

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec.distributed import initial_rows
 from tutorec.distributed.initial_rows import draw_piece
@@ -35,7 +34,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(initial_rows, "_BLOCK", 12)
 
 
-@PROPERTY
 @given(rows=st.integers(1, 40), parts=st.integers(1, 5), seed=st.integers(0, 2**40), columns=st.sampled_from([1, 6]))
 def test_numbers_do_not_depend_on_the_plan(rows, parts, seed, columns):
     config = EmbeddingBagConfig(rows, columns, "t", feature_names=["f"])

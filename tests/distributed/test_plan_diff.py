@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec.distributed.plan import (
     EmbeddingComputeKernel,
@@ -136,7 +135,6 @@ def held(entry: ParameterSharding) -> np.ndarray:
     return numbers
 
 
-@PROPERTY
 @given(ENTRIES, ENTRIES)
 def test_moved_bytes_equal_those_counted_number_by_number(before, after):
     diff = plan(item=before).diff(plan(item=after))

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 from torch import nn
 
 from tutorec.distributed import plan_json
@@ -84,7 +83,6 @@ def test_every_type_is_loaded_as_it_was_saved(tmp_path, device_type):
     assert (tmp_path / "again.json").read_text() == (tmp_path / "plan.json").read_text()
 
 
-@PROPERTY
 @given(
     rows=st.integers(1, 10**12),
     columns=st.integers(1, 512),

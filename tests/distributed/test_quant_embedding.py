@@ -8,7 +8,6 @@ from distributed.quant_plans import sharded, words_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quant.equals import DTYPES, rows
-from strategies import PROPERTY as MANY
 from strategies import jagged_batches, rows_of, sequence_tables, variable_batches
 
 from tutorec._kernels.backend import backend, use_backend
@@ -21,7 +20,7 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
 both = pytest.mark.parametrize("name", BACKENDS)
 # A plan, a collection and an operator for each device make an example dear.
-PROPERTY = settings(MANY, max_examples=20)
+FEW_EXAMPLES = settings(max_examples=20)
 TABLES = [
     EmbeddingConfig(10, 8, "things", feature_names=["item", "seen"]),
     EmbeddingConfig(3, 8, "people", feature_names=["user"]),
@@ -48,7 +47,7 @@ def same(found, expected):
 
 
 @both
-@PROPERTY
+@FEW_EXAMPLES
 @given(data=st.data())
 def test_rows_of_any_plan_are_those_of_the_unsharded_module(name, data):
     tables = data.draw(sequence_tables())
@@ -64,7 +63,7 @@ def test_rows_of_any_plan_are_those_of_the_unsharded_module(name, data):
 
 
 @both
-@PROPERTY
+@FEW_EXAMPLES
 @given(data=st.data())
 def test_variable_batches_are_what_the_unsharded_module_makes_of_them(name, data):
     drawn = data.draw(variable_batches(max_features=3, weighted=False))

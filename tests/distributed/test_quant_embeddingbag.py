@@ -13,7 +13,6 @@ from distributed.quant_plans import sharded, sharder_of, words_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quant.equals import DTYPES, bags, dequantized
-from strategies import PROPERTY as MANY
 from strategies import jagged_batches, rows_of, table_sets, variable_batches
 
 import tutorec
@@ -37,7 +36,7 @@ BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().n
 both = pytest.mark.parametrize("name", BACKENDS)
 CPU = torch.device("cpu")
 # A plan, a collection and an operator for each device make an example dear.
-PROPERTY = settings(MANY, max_examples=20)
+FEW_EXAMPLES = settings(max_examples=20)
 
 
 def table(name: str, rows: int, columns: int, *features: str, pooling: PoolingType = PoolingType.SUM):
@@ -79,7 +78,7 @@ def drawn_bags(data):
 
 
 @both
-@PROPERTY
+@FEW_EXAMPLES
 @given(data=st.data())
 def test_whole_rows_give_the_bits_of_the_unsharded_module(name, data):
     tables, dtypes, weighted, features = drawn_bags(data)
@@ -91,7 +90,7 @@ def test_whole_rows_give_the_bits_of_the_unsharded_module(name, data):
 
 
 @both
-@PROPERTY
+@FEW_EXAMPLES
 @given(data=st.data())
 def test_split_rows_stay_within_the_bound_of_a_reordered_sum(name, data):
     tables, dtypes, weighted, features = drawn_bags(data)
@@ -133,7 +132,7 @@ def reordering_bound(quantized, features, weighted):
 
 
 @both
-@PROPERTY
+@FEW_EXAMPLES
 @given(data=st.data())
 def test_graphs_and_scripts_give_the_bits_of_eager_code_for_any_plan(name, data):
     tables, dtypes, weighted, features = drawn_bags(data)
@@ -189,7 +188,7 @@ def test_exported_modules_take_other_numbers_of_ids_and_samples(name):
 
 
 @both
-@PROPERTY
+@FEW_EXAMPLES
 @given(data=st.data())
 def test_variable_batches_are_what_the_unsharded_module_makes_of_them(name, data):
     drawn = data.draw(variable_batches(max_features=3, weighted=False))
@@ -322,7 +321,7 @@ def test_tables_that_stay_on_their_device_are_not_copied():
 
 
 @both
-@PROPERTY
+@FEW_EXAMPLES
 @given(data=st.data())
 def test_state_has_the_names_and_rows_of_the_unsharded_module_and_comes_back(name, data):
     tables, dtypes, weighted, features = drawn_bags(data)

@@ -7,7 +7,6 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import ShardingType
@@ -51,7 +50,6 @@ def cut(draw: st.DrawFn, kind: ShardingType, rows: int, columns: int, hosts: int
     return data_parallel_pieces(rows, columns, world_size)
 
 
-@PROPERTY
 @given(
     data=st.data(),
     kind=st.sampled_from(ShardingType),
@@ -131,7 +129,6 @@ def covers_by_cell(pieces: list[ShardPiece], rows: int, columns: int) -> bool:
     return sorted(cells) == list(itertools.product(range(rows), range(columns)))
 
 
-@PROPERTY
 @given(
     st.lists(
         st.builds(
@@ -157,7 +154,6 @@ def rectangles(draw: st.DrawFn, row: int, column: int, rows: int, columns: int, 
     return left + rectangles(draw, row, column + at, rows, columns - at, depth - 1)
 
 
-@PROPERTY
 @given(st.data())
 def test_any_tiling_is_a_cover_and_a_moved_tile_is_none(data):
     pieces = data.draw(st.permutations(data.draw(st.composite(rectangles)(0, 0, 6, 6, 4))))
@@ -263,7 +259,6 @@ def test_cuda_devices_are_numbered_within_their_host():
     ]
 
 
-@PROPERTY
 @given(
     kind=st.sampled_from(ShardingType),
     rows=st.integers(1, 40),
@@ -291,7 +286,6 @@ def test_planner_arrays_are_the_pieces_of_the_plan(
     assert offsets.tolist() == [[piece.row_offset, piece.column_offset] for piece in written]
 
 
-@PROPERTY
 @given(columns=st.integers(1, 300), at_least=st.integers(1, 300))
 def test_slice_width_is_the_narrowest_allowed(columns: int, at_least: int):
     width = slice_width(columns, at_least)

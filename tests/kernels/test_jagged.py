@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 from torch.testing import assert_close
 
 from tutorec._kernels import jagged, reference, row_ranges
@@ -22,7 +21,6 @@ def _each_backend(request: pytest.FixtureRequest):
 
 
 @given(lengths=st.lists(st.integers(0, 5), max_size=20), dtype=INTEGERS)
-@PROPERTY
 def test_lengths_to_offsets_are_running_sums(lengths: list[int], dtype: torch.dtype):
     offsets = jagged.lengths_to_offsets(torch.tensor(lengths, dtype=dtype))
     assert offsets.dtype == dtype
@@ -36,7 +34,6 @@ def test_lengths_to_offsets_are_running_sums(lengths: list[int], dtype: torch.dt
     dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8]),
     offsets_dtype=INTEGERS,
 )
-@PROPERTY
 def test_padded_dense_equals_rows_cut_and_filled(
     lengths: list[int], longest: int, columns: tuple[int, ...], dtype: torch.dtype, offsets_dtype: torch.dtype
 ):
@@ -121,7 +118,6 @@ ROADS = {
 
 @pytest.mark.parametrize("road", [*ROADS, "reference"])
 @given(dealt=dealt_bags(), lengths_dtype=INTEGERS, ids_dtype=INTEGERS, weighted=st.booleans(), places=st.booleans())
-@PROPERTY
 def test_bucketize_deals_ids_out_by_row_range(
     road: str, dealt: Dealt, lengths_dtype: torch.dtype, ids_dtype: torch.dtype, weighted: bool, places: bool
 ):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -109,7 +108,6 @@ def lookups(draw: st.DrawFn) -> Drawn:
 
 @both
 @given(lookups())
-@PROPERTY
 def test_lookups_are_what_the_rows_say(name, drawn):
     torch.manual_seed(drawn.seed)
     with use_backend(name):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY, halves
+from strategies import halves
 from torch.testing import assert_close
 
 from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_pooling
@@ -24,7 +24,6 @@ def factor(pooling: PoolingKind, bag: list[float], weighted: bool) -> float:
     return 1.0
 
 
-@PROPERTY
 @given(bags=BAGS, weighted=st.booleans(), pooling=st.sampled_from(POOLINGS), known=st.booleans())
 def test_weights_are_those_of_plain_lists(
     bags: list[list[float]], weighted: bool, pooling: PoolingKind, known: bool

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -125,7 +124,6 @@ def one_table(rows: int = 5, columns: int = 4, **more: object) -> GroupSpec:
 @ways
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind if rule else "dense")
 @given(drawn=groups())
-@PROPERTY
 def test_lookup_equals_reference_forward_and_backward(
     name: str, few_ids: int, rule: OptimizerSpec | None, drawn: Drawn
 ):

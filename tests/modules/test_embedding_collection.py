@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import rows_of_collection
-from strategies import PROPERTY, jagged_batches, rows_of, sequence_tables
+from strategies import jagged_batches, rows_of, sequence_tables
 
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._kernels.separate_rows import take_rows
@@ -52,7 +52,6 @@ def check_rows(
 
 
 @both
-@PROPERTY
 @given(data=st.data(), trains=st.booleans(), need_indices=st.booleans())
 def test_rows_and_gradients_equal_plain_loops(name: str, data: st.DataObject, trains: bool, need_indices: bool) -> None:
     tables = data.draw(sequence_tables())

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -155,7 +154,6 @@ def test_inverse_indices_that_lack_a_feature_are_named() -> None:
         ec(features)
 
 
-@PROPERTY
 @given(
     lists=st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=4),
     data=st.data(),

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import pool_collection
-from strategies import PROPERTY, jagged_batches, rows_of, table_sets
+from strategies import jagged_batches, rows_of, table_sets
 
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._validation import validation
@@ -35,7 +35,6 @@ def documents_batch() -> KeyedJaggedTensor:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@PROPERTY
 @given(data=st.data(), weighted=st.booleans())
 def test_pooled_rows_and_gradients_equal_plain_loops(name: str, data: st.DataObject, weighted: bool) -> None:
     tables = data.draw(table_sets(pooling=PoolingType.SUM if weighted else None))

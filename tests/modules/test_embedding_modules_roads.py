@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import pool_collection
-from strategies import PROPERTY, jagged_batches, rows_of, table_sets
+from strategies import jagged_batches, rows_of, table_sets
 from torch import Tensor, nn
 
 from tutorec._kernels.backend import backend, use_backend
@@ -63,7 +63,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@PROPERTY
 @given(data=st.data(), weighted=st.booleans())
 def test_rows_without_grad_equal_plain_loops(name: str, data: st.DataObject, weighted: bool) -> None:
     pooling = data.draw(

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import pool_collection
-from strategies import PROPERTY, jagged_batches, rows_of, table_sets
+from strategies import jagged_batches, rows_of, table_sets
 from torch.testing import assert_close
 
 from tutorec._kernels.backend import backend, use_backend
@@ -57,7 +57,6 @@ def test_weights_enter_the_root(name: str, trains: bool) -> None:
 
 
 @both
-@PROPERTY
 @given(data=st.data(), weighted=st.booleans())
 def test_every_road_equals_plain_loops(name: str, data: st.DataObject, weighted: bool) -> None:
     tables = data.draw(table_sets(pooling=PoolingType.SQRTN))

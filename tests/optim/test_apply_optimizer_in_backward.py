@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import pool_collection
-from strategies import PROPERTY, jagged_batches, rows_of, table_sets
+from strategies import jagged_batches, rows_of, table_sets
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -94,7 +94,6 @@ def loss_of(pooled: Tensor) -> Tensor:
 
 
 @both
-@PROPERTY
 @given(data=st.data(), weighted=st.booleans(), case=st.sampled_from(AGREEING))
 def test_two_steps_equal_dense_steps(
     name: str, data: st.DataObject, weighted: bool, case: tuple[type[Optimizer], dict[str, Any]]

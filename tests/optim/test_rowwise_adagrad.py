@@ -2,13 +2,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec._kernels.reference import rowwise_adagrad_update
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 
 
-@PROPERTY
 @given(rows=st.integers(1, 5), columns=st.integers(1, 5), seed=st.integers(0, 99))
 def test_steps_follow_the_formula(rows: int, columns: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

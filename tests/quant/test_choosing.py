@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 from torch import nn
 
 import tutorec
@@ -26,7 +25,6 @@ entries = st.builds(
 menus = st.lists(st.lists(entries, min_size=1, max_size=5), min_size=0, max_size=6)
 
 
-@PROPERTY
 @given(menus=menus, budget=st.integers(0, 150))
 def test_the_choice_is_the_best_of_all(menus, budget):
     named = {f"t{index}": menu for index, menu in enumerate(menus)}

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 import tutorec.quant.column_slices as module
 from tutorec._kernels.packed_layout import PACKED_TYPES, row_layout
@@ -17,7 +16,6 @@ from tutorec.quant.packing import pack_rows, unpack_rows
 from tutorec.types import DataType
 
 
-@PROPERTY
 @given(data=st.data())
 def test_slices_hold_the_numbers_of_the_whole_and_join_to_it(data):
     kind, columns = data.draw(st.sampled_from(PACKED_TYPES)), data.draw(st.integers(1, 40))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from quant.equals import DTYPES, dequantized, rows
-from strategies import PROPERTY, jagged_batches, rows_of, sequence_tables, variable_batches
+from strategies import jagged_batches, rows_of, sequence_tables, variable_batches
 from torch.testing import assert_close
 
 from tutorec._kernels.backend import backend, use_backend
@@ -40,7 +40,6 @@ def close(found, expected):
 
 
 @both
-@PROPERTY
 @given(data=st.data())
 def test_rows_equal_the_float_collection_of_the_dequantized_tables(name, data):
     tables = data.draw(sequence_tables())
@@ -53,7 +52,6 @@ def test_rows_equal_the_float_collection_of_the_dequantized_tables(name, data):
 
 
 @both
-@PROPERTY
 @given(data=st.data())
 def test_variable_batches_give_the_rows_of_their_lists_or_samples(name, data):
     drawn = data.draw(variable_batches(max_features=3))

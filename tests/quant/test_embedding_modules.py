@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from quant.equals import DTYPES, bags, dequantized
-from strategies import PROPERTY, jagged_batches, rows_of, table_sets, variable_batches
+from strategies import jagged_batches, rows_of, table_sets, variable_batches
 from torch import nn
 from torch.testing import assert_close
 
@@ -48,7 +48,6 @@ def close(found, expected):
 
 
 @both
-@PROPERTY
 @given(data=st.data())
 def test_lookups_equal_the_float_collection_of_the_dequantized_tables(name, data):
     tables = data.draw(table_sets())
@@ -67,7 +66,6 @@ def test_lookups_equal_the_float_collection_of_the_dequantized_tables(name, data
 
 
 @both
-@PROPERTY
 @given(data=st.data())
 def test_variable_batches_are_what_the_float_collection_makes_of_them(name, data):
     drawn = data.draw(variable_batches(max_features=3, weighted=False))

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 from torch import Tensor
 
 from tutorec._kernels.backend import BackendError, use_backend
@@ -98,7 +97,6 @@ numbers = st.floats(-65504, 65504, width=32) | small | st.sampled_from([0.0, -0.
 
 
 @given(st.data(), st.sampled_from(ALL), st.sampled_from([torch.float32, torch.float16]))
-@PROPERTY
 def test_what_is_read_back_is_within_the_bound(data, data_type, dtype):
     columns = data.draw(st.integers(1, 19))
     lists = data.draw(st.lists(st.lists(numbers, min_size=columns, max_size=columns), max_size=4))

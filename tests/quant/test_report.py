@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from quant.equals import DTYPES
-from strategies import PROPERTY
 from torch import nn
 
 import tutorec
@@ -34,7 +33,6 @@ numbers = st.one_of(
 )
 
 
-@PROPERTY
 @given(
     data=st.data(), kind=st.sampled_from([DataType.INT8, DataType.INT4, DataType.INT2, DataType.FP16, DataType.FP32])
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given
-from strategies import PROPERTY, DrawnBatch, jagged_batches
+from strategies import DrawnBatch, jagged_batches
 
 from tutorec.sparse.equality import jt_is_equal, kjt_is_equal, kt_is_equal
 from tutorec.sparse.jagged import JaggedTensor
@@ -40,7 +40,6 @@ each_road = pytest.mark.parametrize("road", ROADS, ids=lambda road: road.__name_
 
 
 @each_road
-@PROPERTY
 @given(drawn=jagged_batches())
 def test_a_batch_and_its_features_come_back(road: Callable[[Any], Any], drawn: DrawnBatch) -> None:
     batch = drawn.kjt()

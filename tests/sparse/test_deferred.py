@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import given
-from strategies import PROPERTY, DrawnBatch, jagged_batches
+from strategies import DrawnBatch, jagged_batches
 
 from tutorec.sparse import deferred
 from tutorec.sparse.deferred import defer, report
@@ -45,7 +45,6 @@ def test_a_deferred_check_says_what_the_immediate_one_says(ids: tuple[int, ...])
         assert later == now
 
 
-@PROPERTY
 @given(jagged_batches(rows=12))
 def test_a_deferred_check_finds_the_first_bad_id_and_no_good_one(drawn: DrawnBatch) -> None:
     tables = [(key, f"t_{key}", 8) for key in drawn.keys[:2]]

@@ -2,7 +2,7 @@ import warnings
 
 import torch
 from hypothesis import given
-from strategies import PROPERTY, DrawnBatch, jagged_batches
+from strategies import DrawnBatch, jagged_batches
 
 from tutorec.sparse import jagged_tensor
 from tutorec.sparse.dict_modules import ComputeJTDictToKJT, ComputeKJTToJTDict
@@ -10,7 +10,6 @@ from tutorec.sparse.equality import kjt_is_equal
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
-@PROPERTY
 @given(jagged_batches())
 def test_a_batch_becomes_its_features_and_comes_back(drawn: DrawnBatch) -> None:
     features = ComputeKJTToJTDict()(drawn.kjt())

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from hypothesis import given
-from strategies import PROPERTY, DrawnBatch, jagged_batches
+from strategies import DrawnBatch, jagged_batches
 
 from tutorec.sparse.equality import jt_is_equal, kjt_is_equal, kt_is_equal
 from tutorec.sparse.jagged import JaggedTensor
@@ -9,7 +9,6 @@ from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
-@PROPERTY
 @given(jagged_batches(), jagged_batches())
 def test_batches_are_equal_as_their_lists_are(one: DrawnBatch, two: DrawnBatch) -> None:
     same = one.ids == two.ids and one.weights == two.weights and one.samples == two.samples

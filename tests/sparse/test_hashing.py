@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec.sparse.hashing import collision_meter, collision_rate, mixing_hash, modulo_hash
 
@@ -19,14 +18,12 @@ def splitmix64(number: int, seed: int) -> int:
     return bits - (1 << 64) if bits >> 63 else bits
 
 
-@PROPERTY
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.integers(1, 10_000), st.integers(0, 5))
 def test_mixing_hash_is_splitmix64(ids: list[int], rows: int, seed: int) -> None:
     hashed = mixing_hash(torch.tensor(ids, dtype=torch.int64), rows, seed)
     assert hashed.tolist() == [splitmix64(number, seed) % rows for number in ids]
 
 
-@PROPERTY
 @given(st.lists(st.integers(-(2**63), 2**63 - 1)), st.integers(1, 10_000))
 def test_modulo_hash_is_the_remainder(ids: list[int], rows: int) -> None:
     assert modulo_hash(torch.tensor(ids, dtype=torch.int64), rows).tolist() == [number % rows for number in ids]
@@ -68,7 +65,6 @@ def company(ids: list[int], rows: int) -> dict[int, list[int]]:
     return {one: [other for other in distinct if other != one and other % rows == one % rows] for one in distinct}
 
 
-@PROPERTY
 @given(st.lists(st.integers(-40, 40)), st.integers(1, 30))
 def test_the_meter_counts_who_shares_a_row(ids: list[int], rows: int) -> None:
     found = collision_meter(torch.tensor(ids, dtype=torch.int64), rows, modulo_hash)

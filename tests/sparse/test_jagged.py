@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY, DrawnBatch, jagged_batches
+from strategies import DrawnBatch, jagged_batches
 
 from tutorec._kernels.backend import backend, use_backend
 from tutorec.sparse.equality import jt_is_equal
@@ -19,7 +19,6 @@ def first(drawn: DrawnBatch) -> tuple[JaggedTensor, list[list[int]], list[list[f
     return drawn.kjt()[key], drawn.ids[key], None if drawn.weights is None else drawn.weights[key]
 
 
-@PROPERTY
 @given(one_feature)
 def test_to_dense_returns_the_lists(drawn: DrawnBatch) -> None:
     jagged, ids, weights = first(drawn)
@@ -28,7 +27,6 @@ def test_to_dense_returns_the_lists(drawn: DrawnBatch) -> None:
     assert (weights is None and dense_weights is None) or [row.tolist() for row in dense_weights or []] == weights
 
 
-@PROPERTY
 @given(one_feature)
 def test_lengths_and_offsets_are_derived_from_each_other(drawn: DrawnBatch) -> None:
     jagged, ids, _ = first(drawn)
@@ -40,7 +38,6 @@ def test_lengths_and_offsets_are_derived_from_each_other(drawn: DrawnBatch) -> N
 
 
 @pytest.mark.parametrize("name", ["fbgemm", "torch"])
-@PROPERTY
 @given(drawn=one_feature)
 def test_to_padded_dense_cuts_and_fills(name: str, drawn: DrawnBatch) -> None:
     if name == "fbgemm" and backend().name != "fbgemm":
@@ -57,7 +54,6 @@ def test_to_padded_dense_cuts_and_fills(name: str, drawn: DrawnBatch) -> None:
                 assert padded.tolist() == [(bag + [0.0] * width)[:width] for bag in weights]
 
 
-@PROPERTY
 @given(one_feature)
 def test_from_dense_inverts_to_dense(drawn: DrawnBatch) -> None:
     jagged, ids, _ = first(drawn)
@@ -154,7 +150,6 @@ def test_from_dense_with_other_weights_names_the_sample() -> None:
         JaggedTensor.from_dense(values, [torch.ones(1)])
 
 
-@PROPERTY
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=4), st.data())
 def test_from_dense_lengths_takes_the_first_of_each_row(rows: list[list[int]], data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows)))
@@ -169,7 +164,6 @@ def test_from_dense_lengths_takes_the_first_of_each_row(rows: list[list[int]], d
     assert jt_is_equal(traced(values, torch.tensor(lengths), values * 0.5), jagged)
 
 
-@PROPERTY
 @given(one_feature, st.integers(0, 5))
 def test_rows_gathered_in_a_graph_are_those_of_the_kernels(drawn: DrawnBatch, width: int) -> None:
     jagged, _, _ = first(drawn)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec.sparse.keyed import KeyedTensor
 
@@ -17,7 +16,6 @@ def keyed(prefix: str, widths: list[int], samples: int, start: int = 0) -> Keyed
 widths = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
 
-@PROPERTY
 @given(widths, st.integers(0, 3))
 def test_slices_are_the_columns(sizes: list[int], samples: int) -> None:
     pooled = keyed("k", sizes, samples)
@@ -30,7 +28,6 @@ def test_slices_are_the_columns(sizes: list[int], samples: int) -> None:
     assert pooled.offset_per_key()[-1] == start
 
 
-@PROPERTY
 @given(widths, widths, st.integers(0, 3), st.data())
 def test_regroup_puts_columns_side_by_side(one: list[int], two: list[int], samples: int, data: st.DataObject) -> None:
     parts = [keyed("a", one, samples), keyed("b", two, samples, start=1000)]
@@ -109,7 +106,6 @@ def test_a_missing_key_is_named_with_the_keys_there() -> None:
         keyed("a", [1], 2)["x"]
 
 
-@PROPERTY
 @given(widths, st.integers(0, 3), st.data())
 def test_permute_puts_keys_into_another_order(sizes: list[int], samples: int, data: st.DataObject) -> None:
     pooled = keyed("k", sizes, samples)

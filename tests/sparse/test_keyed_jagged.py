@@ -5,9 +5,9 @@ from itertools import accumulate, pairwise
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import PROPERTY, DrawnBatch, DrawnVariableBatch, jagged_batches, variable_batches
+from strategies import DrawnBatch, DrawnVariableBatch, jagged_batches, variable_batches
 
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._validation import validation
@@ -17,9 +17,7 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.kjt_checks import FEW_LISTS
 
 # The fixtures hold one setting for all examples of a test, as they should.
-SLOW = settings(
-    PROPERTY, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=25
-)
+FEW_EXAMPLES = settings(max_examples=25)
 BACKENDS = ["torch", pytest.param("fbgemm", marks=pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm"))]
 any_batch = st.one_of(jagged_batches(), variable_batches())
 
@@ -91,7 +89,7 @@ def assert_feature_is(feature: JaggedTensor, drawn: DrawnBatch, key: str) -> Non
     assert (None if weights is None else [row.tolist() for row in weights]) == (drawn.weights or {}).get(key)
 
 
-@SLOW
+@FEW_EXAMPLES
 @given(any_batch)
 def test_constructors_hold_the_lists(drawn: DrawnBatch) -> None:
     batch = drawn.kjt()
@@ -115,7 +113,7 @@ def test_constructors_hold_the_lists(drawn: DrawnBatch) -> None:
         assert_is(made, drawn, drawn.keys)
 
 
-@SLOW
+@FEW_EXAMPLES
 @given(any_batch)
 def test_without_validation_every_road_gives_the_same(drawn: DrawnBatch) -> None:
     with validation(False):
@@ -128,7 +126,7 @@ def test_without_validation_every_road_gives_the_same(drawn: DrawnBatch) -> None
             assert_is(part, drawn, part.keys())
 
 
-@SLOW
+@FEW_EXAMPLES
 @given(any_batch)
 def test_to_dict_and_indexing_return_one_feature(drawn: DrawnBatch) -> None:
     parts = drawn.kjt().to_dict()
@@ -140,7 +138,7 @@ def test_to_dict_and_indexing_return_one_feature(drawn: DrawnBatch) -> None:
         assert_feature_is(drawn.kjt().to_dict(compute_offsets=False)[key], drawn, key)
 
 
-@SLOW
+@FEW_EXAMPLES
 @given(any_batch)
 def test_from_jt_dict_inverts_to_dict(drawn: DrawnBatch) -> None:
     made = KeyedJaggedTensor.from_jt_dict(drawn.kjt().to_dict())
@@ -153,7 +151,7 @@ def test_from_jt_dict_inverts_to_dict(drawn: DrawnBatch) -> None:
     assert (None if made.weights_or_none() is None else made.weights().tolist()) == drawn.flat_weights
 
 
-@SLOW
+@FEW_EXAMPLES
 @given(any_batch, st.data())
 def test_split_cuts_the_keys(drawn: DrawnBatch, data: st.DataObject) -> None:
     keys = drawn.keys
@@ -169,7 +167,7 @@ def test_split_cuts_the_keys(drawn: DrawnBatch, data: st.DataObject) -> None:
             assert part.values().untyped_storage().data_ptr() == batch.values().untyped_storage().data_ptr()
 
 
-@SLOW
+@FEW_EXAMPLES
 @given(any_batch, st.data())
 def test_permute_reorders_repeats_and_leaves_out(drawn: DrawnBatch, data: st.DataObject) -> None:
     order = data.draw(st.lists(st.integers(0, len(drawn.keys) - 1), max_size=6))
@@ -186,7 +184,7 @@ def test_permute_reorders_repeats_and_leaves_out(drawn: DrawnBatch, data: st.Dat
         assert_is(permuted, drawn, keys)
 
 
-@SLOW
+@FEW_EXAMPLES
 @given(any_batch, st.data())
 def test_concat_inverts_split(drawn: DrawnBatch, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(drawn.keys)))
@@ -196,7 +194,7 @@ def test_concat_inverts_split(drawn: DrawnBatch, data: st.DataObject) -> None:
     assert_is(KeyedJaggedTensor.concat([drawn.kjt()]), drawn, drawn.keys)
 
 
-@SLOW
+@FEW_EXAMPLES
 @given(any_batch)
 def test_copies_hold_the_lists(drawn: DrawnBatch) -> None:
     batch, cpu = drawn.kjt(), torch.device("cpu")
@@ -212,7 +210,7 @@ def test_copies_hold_the_lists(drawn: DrawnBatch) -> None:
         assert_is(copied, drawn, drawn.keys)
 
 
-@SLOW
+@FEW_EXAMPLES
 @given(any_batch)
 def test_empty_like_keeps_strides_and_dtypes(drawn: DrawnBatch) -> None:
     batch = drawn.kjt()
@@ -227,7 +225,7 @@ def test_empty_like_keeps_strides_and_dtypes(drawn: DrawnBatch) -> None:
     assert same.values().shape == batch.values().shape
 
 
-@SLOW
+@FEW_EXAMPLES
 @given(any_batch)
 def test_size_in_bytes_is_that_of_the_parts(drawn: DrawnBatch) -> None:
     batch = drawn.kjt()
@@ -240,7 +238,7 @@ def test_size_in_bytes_is_that_of_the_parts(drawn: DrawnBatch) -> None:
     assert batch.size_in_bytes() == expected
 
 
-@SLOW
+@FEW_EXAMPLES
 @given(any_batch)
 def test_the_printed_form_shows_one_list_per_sample(drawn: DrawnBatch) -> None:
     lines = []

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 from torch import Tensor
 
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -125,7 +124,6 @@ def order_of_pieces(keys: int, strides: list[int] | None, ranks: int) -> Tensor 
 
 
 @given(deals())
-@PROPERTY
 def test_keys_dealt_to_ranks_arrive_with_the_bags_of_all_ranks(deal: tuple[list[list[Bags]], list[int], bool, bool]):
     bags, key_splits, weighted, variable = deal
     batches = [batch_of(of_rank, weighted, variable) for of_rank in bags]

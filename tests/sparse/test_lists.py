@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY, DrawnBatch, halves, jagged_batches
+from strategies import DrawnBatch, halves, jagged_batches
 
 from tutorec.sparse.equality import kjt_is_equal
 from tutorec.sparse.lists import kjt_from_lists, kjt_to_lists, kjt_weights_to_lists
@@ -12,7 +12,6 @@ from tutorec.sparse.lists import kjt_from_lists, kjt_to_lists, kjt_weights_to_li
 BAGS = st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4)
 
 
-@PROPERTY
 @given(jagged_batches())
 def test_lists_become_the_batch_and_come_back(drawn: DrawnBatch) -> None:
     batch = kjt_from_lists(drawn.ids, drawn.weights, dtype=drawn.ids_dtype)
@@ -22,7 +21,6 @@ def test_lists_become_the_batch_and_come_back(drawn: DrawnBatch) -> None:
     assert kjt_weights_to_lists(drawn.kjt()) == drawn.weights
 
 
-@PROPERTY
 @given(st.dictionaries(st.sampled_from("abc"), BAGS, min_size=1), st.booleans(), st.data())
 def test_features_may_differ_in_their_number_of_samples(ids: dict, weighted: bool, data: st.DataObject) -> None:
     weights = {k: [[data.draw(halves) for _ in bag] for bag in bags] for k, bags in ids.items()} if weighted else None

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 from hypothesis import given
-from strategies import PROPERTY, DrawnBatch, jagged_batches
+from strategies import DrawnBatch, jagged_batches
 from torch import nn
 from torch.export import Dim
 from torch.fx._pytree import tree_flatten_spec
@@ -34,7 +34,6 @@ def variable() -> KeyedJaggedTensor:
     return small(stride_per_key_per_rank=[[1], [3]], inverse_indices=inverse, weights=torch.tensor([0.5, 1.0, 2.0]))
 
 
-@PROPERTY
 @given(jagged_batches())
 def test_a_batch_survives_being_flattened(drawn: DrawnBatch) -> None:
     batch = drawn.kjt()

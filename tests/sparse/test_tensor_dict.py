@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY, DrawnBatch, halves, jagged_batches
+from strategies import DrawnBatch, halves, jagged_batches
 from torch import Tensor
 
 from tutorec.sparse.equality import jt_is_equal, kjt_is_equal
@@ -33,7 +33,6 @@ def ragged(*bags: list[int]) -> Tensor:
     return torch.nested.nested_tensor_from_jagged(values, lengths=torch.tensor([len(bag) for bag in bags]))
 
 
-@PROPERTY
 @given(jagged_batches())
 def test_a_batch_becomes_a_tensor_dict_and_comes_back(drawn: DrawnBatch) -> None:
     tensordict()
@@ -76,7 +75,6 @@ def test_offsets_that_do_not_describe_the_ids_are_refused_on_either_road() -> No
 BAGS = st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4)
 
 
-@PROPERTY
 @given(st.dictionaries(st.sampled_from("abc"), BAGS, min_size=2), st.booleans(), st.data())
 def test_variable_batches_keep_their_samples_and_weights(ids: dict, weighted: bool, data: st.DataObject) -> None:
     tensordict()
@@ -106,7 +104,6 @@ def test_inverse_indices_survive(weights: Tensor | None) -> None:
     assert kjt_weights_to_lists(again) == kjt_weights_to_lists(batch)
 
 
-@PROPERTY
 @given(jagged_batches(max_features=1))
 def test_a_jagged_tensor_becomes_nested_and_comes_back(drawn: DrawnBatch) -> None:
     key = drawn.keys[0]

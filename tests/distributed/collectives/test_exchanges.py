@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from distributed.cases import group
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DrawnBatch, jagged_batches
 
@@ -42,9 +42,7 @@ def arriving(batches: list[DrawnBatch], keys: list[str]) -> tuple[list, list | N
     return ids, [[bag for batch in batches for bag in (batch.weights or {})[key]] for key in keys]
 
 
-@settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_kjt_all_to_all_delivers_every_bag_to_its_feature(ranks, data):
     weighted = data.draw(st.booleans())

@@ -9,7 +9,7 @@ from itertools import accumulate
 import pytest
 import torch
 from distributed.cases import group
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DrawnBatch, DrawnVariableBatch, jagged_batches
 
@@ -19,9 +19,7 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.kjt_slots import Slots
 
 # Every drawn example is a list of cases, which one run of the ranks takes.
-MANY = settings(
-    deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+FEW_EXAMPLES = settings(max_examples=10)
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ def check_arrival(case: Case, rank: int, got: Got) -> None:
     assert got.rounds == dict.fromkeys(due, 1)
 
 
-@MANY
+@FEW_EXAMPLES
 @given(drawn=st.lists(cases(2), min_size=1, max_size=12))
 def test_two_ranks_get_every_bag_of_their_slots(ranks, drawn):
     for rank, found in enumerate(ranks(2).run(exchange, cases=drawn)):
@@ -181,7 +179,7 @@ def test_two_ranks_get_every_bag_of_their_slots(ranks, drawn):
 
 
 @pytest.mark.world4
-@MANY
+@FEW_EXAMPLES
 @given(drawn=st.lists(cases(4), min_size=1, max_size=8))
 def test_four_ranks_get_every_bag_of_their_slots(ranks, drawn):
     for rank, found in enumerate(ranks(4).run(exchange, cases=drawn)):

@@ -12,7 +12,7 @@ from itertools import product
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -206,9 +206,7 @@ def cases_of_two(draw: st.DrawFn) -> Case:
     return Case(kind, samples, [draw(few) for _ in range(sources)], local_size, draw(st.booleans()))
 
 
-@settings(
-    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12)
 @given(cases=st.lists(cases_of_two(), min_size=1, max_size=8))
 def test_any_move_between_two_ranks_is_the_sum_it_says(ranks, cases):
     check(cases, ranks(2).run(run_cases, cases=cases))

@@ -58,7 +58,6 @@ def plan_of(case: dict[str, Any], device: str = "cpu") -> PlannedSharding | None
         return None
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_plan_fits_covers_and_obeys(case):
     import warnings
@@ -95,7 +94,7 @@ def test_plan_fits_covers_and_obeys(case):
     assert case["cap"] is None or held.max() <= case["cap"]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(case=cases(), order=st.randoms(use_true_random=False))
 def test_order_of_tables_does_not_change_the_cost(case, order):
     case["constraints"] = {}

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from distributed.planner.instances import brute_force, model, problems
 from hypothesis import given
-from strategies import PROPERTY
 
 from tutorec.distributed.planner.bounds import Totals, lower_bound
 from tutorec.distributed.planner.problem import Choice, PlanningProblem, Spread, cost
@@ -21,13 +20,11 @@ def _rooms(*rooms: int) -> np.ndarray:
     return np.array([[room, 0] for room in rooms])
 
 
-@PROPERTY
 @given(problem=problems())
 def test_no_placement_is_below_the_bound(problem: PlanningProblem) -> None:
     assert lower_bound(problem).ms <= brute_force(problem)
 
 
-@PROPERTY
 @given(problem=problems(latencies=False))
 def test_no_placement_is_below_the_bound_without_latencies(problem: PlanningProblem) -> None:
     assert lower_bound(problem).ms <= brute_force(problem)

@@ -11,7 +11,6 @@ import torch
 from distributed.cases import KINDS, batch, collection, shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner import kernels
@@ -151,7 +150,7 @@ def summed(case: Case, works: list[Work], legs: str, rank: int) -> list[float]:
     return [sum(getattr(leg, side) for work in mine for leg in getattr(work, legs)) for side in ("inside", "across")]
 
 
-@settings(PROPERTY, max_examples=150)
+@settings(max_examples=150)
 @given(cases())
 def test_bytes_of_pieces_are_those_of_the_traffic_formulas(case):
     topology = Topology.hosts(case.hosts, case.local_size)
@@ -175,7 +174,7 @@ def test_bytes_of_pieces_are_those_of_the_traffic_formulas(case):
             assert summed(case, works, legs, rank) == pytest.approx(due), (stages, rank)
 
 
-@settings(PROPERTY, max_examples=100)
+@settings(max_examples=100)
 @given(cases(), st.sampled_from(["fused", "dense"]))
 def test_times_are_finite_and_none_is_negative(case, kernel):
     topology = Topology.hosts(case.hosts, case.local_size)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from distributed.planner.instances import brute_force, problems
 from hypothesis import given
-from strategies import PROPERTY
 
 from tutorec.distributed.planner.dominance import undominated
 from tutorec.distributed.planner.problem import Choice, PlanningProblem, Spread
@@ -18,7 +17,6 @@ WHOLE = Choice(np.array([2.0]), np.array([[4, 0]]), Spread.ANY, (0,), 1)
 ROWS = Choice(np.array([1.0, 1.0]), np.array([[2, 0]] * 2), Spread.HOST_ROWS, (0,), 1)
 
 
-@PROPERTY
 @given(problem=problems())
 def test_the_best_plan_needs_none_of_them(problem: PlanningProblem) -> None:
     kept = undominated(problem)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY, table_sets
+from strategies import table_sets
 from torch import nn
 
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
@@ -108,7 +108,6 @@ def test_tables_of_one_shape_share_their_arrays_and_not_their_ranks():
     assert second.pieces().ranks is None
 
 
-@PROPERTY
 @given(data=st.data(), tables=table_sets(max_rows=9), hosts=st.integers(1, 3), local_size=st.integers(1, 3))
 def test_every_option_can_be_built_by_a_plan(
     data: st.DataObject, tables: list[EmbeddingBagConfig], hosts: int, local_size: int

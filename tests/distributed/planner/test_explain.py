@@ -11,7 +11,6 @@ import pytest
 from distributed.planner.planned_cases import GIB, SHOP, inputs_of, planned, report_of
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec.distributed.planner.changes import Change, found_plan, with_capacity, with_choice, with_only
 from tutorec.distributed.planner.constraints import ParameterConstraints
@@ -238,7 +237,6 @@ def problems(draw: st.DrawFn) -> PlanningProblem:
     return PlanningProblem(4, 2, capacity, tuple(tables), np.array([0.5, 0.0, 2.0]))
 
 
-@PROPERTY
 @given(problems(), st.data())
 def test_another_choice_for_one_table_breaks_no_rule_and_moves_no_other(problem, data):
     """Starting from an answer that fits, if the drawn problem has one that is found greedily."""

@@ -11,7 +11,6 @@ from distributed.planner.instances import FIXED, brute_force, model, problems, w
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import milp
-from strategies import PROPERTY
 
 from tutorec.distributed.planner import optimal
 from tutorec.distributed.planner.bounds import lower_bound
@@ -41,7 +40,6 @@ def problems_with_equals(draw: st.DrawFn) -> PlanningProblem:
     return dataclasses.replace(problem, choices=(first, *equal))
 
 
-@PROPERTY
 @given(problems_with_equals())
 def test_solution_is_the_best_of_all_placements(problem: PlanningProblem) -> None:
     best = brute_force(problem)
@@ -58,7 +56,6 @@ def test_solution_is_the_best_of_all_placements(problem: PlanningProblem) -> Non
     assert result.cost <= best * (1 + 2 * CLOSED)
 
 
-@PROPERTY
 @given(problems_with_equals(), st.randoms(use_true_random=False))
 def test_start_never_becomes_worse(problem: PlanningProblem, random: Any) -> None:
     all_ways = [

@@ -4,7 +4,6 @@ import pytest
 from distributed.planner.hand_made import option, places, ranks
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec.distributed.planner.options import Perf, ShardingOption, Storage
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner, MemoryBalancedPartitioner, SortBy
@@ -187,7 +186,6 @@ def test_balanced_refuses_what_greedy_refuses() -> None:
         MemoryBalancedPartitioner().partition([whole("a", 1, 9)], ranks(2, hbm=8))
 
 
-@PROPERTY
 @given(st.data())
 def test_every_placement_is_legal_and_fits(data: st.DataObject) -> None:
     local_size, hosts = data.draw(st.sampled_from([1, 2, 3])), data.draw(st.sampled_from([1, 2, 3]))

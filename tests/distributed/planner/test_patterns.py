@@ -10,7 +10,6 @@ from distributed.planner.instances import FIXED, brute_force, model, problems, w
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
-from strategies import PROPERTY
 
 from tutorec.distributed.planner import patterns_prices, patterns_search
 from tutorec.distributed.planner.optimal import CLOSED
@@ -53,7 +52,6 @@ def held(choice: Choice, ranks: np.ndarray, rank: int) -> tuple[int, ...]:
     return tuple(int((ranks[pieces] == rank).sum()) for pieces in kinds_of_pieces(choice))
 
 
-@PROPERTY
 @given(placements())
 def test_every_placement_is_a_base_and_patterns_that_fit_beside_it(drawn: tuple[PlanningProblem, Placement]) -> None:
     problem, placement = drawn
@@ -85,7 +83,6 @@ def test_every_placement_is_a_base_and_patterns_that_fit_beside_it(drawn: tuple[
     assert shares[~everywhere] == pytest.approx(1.0)
 
 
-@PROPERTY
 @given(problems(latencies=False), st.integers(1, 20), st.data())
 def test_worthiest_pattern_is_the_best_of_all(problem: PlanningProblem, ms: int, data: st.DataObject) -> None:
     holdings = Holdings.of(problem, ms / 2)
@@ -108,7 +105,6 @@ def test_worthiest_pattern_is_the_best_of_all(problem: PlanningProblem, ms: int,
     assert few.worth >= max(worth) - 1e-9
 
 
-@PROPERTY
 @given(st.integers(0, 10**6))
 def test_prices_are_the_best(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -169,7 +165,6 @@ class Recorder:
         return best
 
 
-@PROPERTY
 @given(problems())
 def test_search_of_all_patterns_finds_the_best_plan_and_proves_it(problem: PlanningProblem) -> None:
     best = brute_force(problem)
@@ -183,7 +178,6 @@ def test_search_of_all_patterns_finds_the_best_plan_and_proves_it(problem: Plann
     assert recorder.cost <= best * (1 + CLOSED) + 1e-12
 
 
-@PROPERTY
 @given(problems(), st.floats(0.9, 1.1))
 def test_bound_of_any_limit_is_below_the_best_plan(problem: PlanningProblem, part: float) -> None:
     best = brute_force(problem)

@@ -9,7 +9,6 @@ import pytest
 from distributed.planner.instances import FIXED, PROVABLE, brute_force, model, problems
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.problem import (
@@ -41,7 +40,6 @@ def _found(problem: PlanningProblem) -> Placement:
     return found
 
 
-@PROPERTY
 @given(problem=problems())
 def test_a_placement_is_legal_fits_and_is_near_the_best(problem: PlanningProblem) -> None:
     best = brute_force(problem)
@@ -53,7 +51,6 @@ def test_a_placement_is_legal_fits_and_is_near_the_best(problem: PlanningProblem
     assert cost(problem, found) <= 1.5 * best + 1e-9
 
 
-@PROPERTY
 @given(problem=problems())
 def test_what_cannot_fit_is_not_found_and_what_fits_is(problem: PlanningProblem) -> None:
     found = search(problem)
@@ -70,7 +67,6 @@ def test_the_order_of_tables_does_not_matter(seed: int) -> None:
     assert [first.chosen[table] for table in order] == second.chosen.tolist()
 
 
-@PROPERTY
 @given(problem=problems(), data=st.data())
 def test_the_order_of_hosts_does_not_matter(problem: PlanningProblem, data: st.DataObject) -> None:
     hosts = np.arange(problem.world_size).reshape(-1, problem.local_size)

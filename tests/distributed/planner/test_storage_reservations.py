@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 from torch import nn
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -105,7 +104,6 @@ def test_topology_that_is_given_stays_as_it_is():
         assert topology.devices[0].storage.hbm == 10_000
 
 
-@PROPERTY
 @example(hbm=0, percentage=0.9999999999999999, batch_size=1, multiplier=6.0)
 @given(
     hbm=st.integers(0, 20_000),

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec.distributed.planner import table_files
 from tutorec.distributed.planner.constraints import ParameterConstraints
@@ -117,7 +116,6 @@ def test_whole_numbers_are_read_however_they_are_written(written: str):
     assert model.embedding_bag_configs()[0].num_embeddings == 100_000_000
 
 
-@PROPERTY
 @given(rows=st.integers(1, 10**12), columns=st.integers(1, 2048), factor=st.floats(0, 1e6))
 def test_numbers_come_back_as_they_were_written(rows: int, columns: int, factor: float):
     entry = f"{{name: t, num_embeddings: {rows}, embedding_dim: {columns}, pooling_factors: [{factor!r}]}}"

@@ -10,7 +10,7 @@ import torch
 from distributed.cases import group
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import PROPERTY, rows_of, table_sets
+from strategies import rows_of, table_sets
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -115,6 +115,65 @@ def cases(draw: st.DrawFn, world_size: int, local_size: int) -> Case:
     return Case(tables, weighted, placed, ids, samples, inverse, optimizers)
 
 
+def covering_words(world_size: int, local_size: int) -> list[Word]:
+    """Every sharding type once, on the last rank and host; replicas twice, of a large and of a tiny table."""
+    last_rank, last_host = world_size - 1, world_size // local_size - 1
+    on_host = [last_host * local_size, last_rank]
+    kinds = [("tw", last_rank), ("cw", ([last_rank, 0], [6, 2])), ("rw", None), ("twrw", last_host)]
+    return [*kinds, ("twcw", on_host), ("grid", [last_host, 0]), ("dp", None), ("dp", None)]
+
+
+def covering_case(world_size: int, local_size: int, *, weighted: bool, variable: bool) -> Case:
+    """All sharding types, optimizers and poolings at once; rank 0 of two and more is empty where strides are fixed."""
+    words, poolings = covering_words(world_size, local_size), [PoolingType.SUM, PoolingType.SQRTN, PoolingType.MEAN]
+    poolings = poolings[:2] if weighted else poolings
+    tables, ids = [], []
+    for i in range(len(words)):
+        rows = 1 if i == len(words) - 1 else 12 + i
+        features = [f"f{i}", f"f{(i + 1) % 3}"] if i > 2 and rows > 1 else [f"f{i}"]
+        pooling = poolings[i % len(poolings)]
+        tables.append(EmbeddingBagConfig(rows, 8, f"t{i}", feature_names=features, pooling=pooling))
+    rows_below = rows_of(tables)
+    samples: list[dict[str, int] | None] = []
+    inverse: list[list[list[int]] | None] = []
+    for rank in range(world_size):
+        count = 0 if rank == 0 and world_size > 1 and not variable else 2 + rank
+        strides = {name: 1 + (rank + i) % 3 if variable else count for i, name in enumerate(rows_below)}
+        ids.append(
+            {
+                name: [[(rank + sample + k) % below for k in range(sample % 3)] for sample in range(strides[name])]
+                for name, below in rows_below.items()
+            }
+        )
+        samples.append(strides if variable else None)
+        means = [[sample % stride for sample in range(count)] for stride in strides.values()]
+        inverse.append(means if variable else None)
+    optimizers = {table.name: [*OPTIMIZERS][i % len(OPTIMIZERS)] for i, table in enumerate(tables)}
+    return Case(tables, weighted, {f"t{i}": one for i, one in enumerate(words)}, ids, samples, inverse, optimizers)
+
+
+def covering_cases(world_size: int, local_size: int) -> list[Case]:
+    """What must be run whatever is drawn: every sharding type with fixed and variable strides, plain and weighted."""
+    return [
+        covering_case(world_size, local_size, weighted=weighted, variable=variable)
+        for weighted in (False, True)
+        for variable in (False, True)
+    ]
+
+
+def with_drawn(covering: list[Case], strategy: st.SearchStrategy[Case], count: int) -> list[Case]:
+    """The covering cases, then drawn ones; one run of the ranks takes all of them."""
+    collected = list(covering)
+
+    @settings(max_examples=count)
+    @given(strategy)
+    def collect(case: Case) -> None:
+        collected.append(case)
+
+    collect()
+    return collected
+
+
 def batch_of(case: Case, rank: int) -> KeyedJaggedTensor:
     ids, strides, inverse = case.ids[rank], case.samples[rank], case.inverse[rank]
     lists = [one for of_feature in ids.values() for one in of_feature]
@@ -203,16 +262,9 @@ def unsharded(case: Case, world_size: int) -> tuple[list[Tensor], dict[str, Tens
     ("world_size", "hosts"), [(1, 1), (2, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.world4)]
 )
 def test_any_plan_on_any_batch_equals_unsharded(ranks, world_size, hosts):
-    drawn: list[Case] = []
-
-    @settings(PROPERTY, max_examples=30, database=None, derandomize=True)
-    @given(cases(world_size, world_size // hosts))
-    def collect(case: Case) -> None:
-        drawn.append(case)
-
-    collect()
+    local_size = world_size // hosts
+    drawn = with_drawn(covering_cases(world_size, local_size), cases(world_size, local_size), 30)
     of_ranks = ranks(world_size, hosts=hosts).run(run_cases, drawn)
-    assert len(drawn) > 20
     for index, case in enumerate(drawn):
         outputs, tables = unsharded(case, world_size)
         for rank in range(world_size):

@@ -6,9 +6,16 @@ import pytest
 import torch
 from distributed.cases import group
 from distributed.row_cases import loss, plain
-from distributed.sharding.test_any_plan import Case, apply_optimizers, batch_of, cases, first_step, generator
-from hypothesis import given, settings
-from strategies import PROPERTY
+from distributed.sharding.test_any_plan import (
+    Case,
+    apply_optimizers,
+    batch_of,
+    cases,
+    covering_cases,
+    first_step,
+    generator,
+    with_drawn,
+)
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -66,16 +73,9 @@ def unsharded(case: Case, world_size: int) -> tuple[list[Found], dict[str, Tenso
     ("world_size", "hosts"), [(1, 1), (2, 1), (2, 2), pytest.param(4, 2, marks=pytest.mark.world4)]
 )
 def test_any_plan_on_any_batch_equals_unsharded_row_by_row(ranks, world_size, hosts):
-    drawn: list[Case] = []
-
-    @settings(PROPERTY, max_examples=30, database=None, derandomize=True)
-    @given(cases(world_size, world_size // hosts))
-    def collect(case: Case) -> None:
-        drawn.append(case)
-
-    collect()
+    local_size = world_size // hosts
+    drawn = with_drawn(covering_cases(world_size, local_size), cases(world_size, local_size), 30)
     of_ranks = ranks(world_size, hosts=hosts).run(run_cases, drawn)
-    assert len(drawn) > 20
     for index, case in enumerate(drawn):
         results, tables = unsharded(case, world_size)
         for rank in range(world_size):

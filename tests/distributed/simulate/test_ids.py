@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec.datasets.ids import power_law_ids, uniform_ids
 from tutorec.distributed.simulate.ids import IdLaw, Observed, PowerLaw, RowShares, Uniform
@@ -75,7 +74,6 @@ def test_hashed_ids_keep_their_shares_and_lose_their_places():
 
 
 @given(st.lists(st.integers(0, 30), max_size=40), st.integers(31, 50))
-@PROPERTY
 def test_observed_ids_have_the_shares_that_they_had(ids, rows):
     shares = Observed(torch.tensor(ids, dtype=torch.int64)).over(rows)
     ends = np.arange(rows + 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROPERTY, jagged_batches
+from strategies import jagged_batches
 
 from tutorec.distributed.shard_traffic import StepBatches
 from tutorec.distributed.simulate.exchanges import Exchange, Reach
@@ -40,7 +40,6 @@ def test_features_may_have_factors_and_laws_of_their_own():
 
 
 @given(st.lists(jagged_batches(rows={"f": 8, "g": 8}, weighted=False), min_size=1, max_size=3), st.integers(0, 3))
-@PROPERTY
 def test_counted_numbers_of_batches_are_those_of_step_batches(drawn, more):
     batches = [one.kjt() for one in drawn]
     world_size = len(batches) + more
@@ -97,7 +96,6 @@ def test_loads_that_do_not_fit_the_ranks_are_refused():
 
 
 @given(st.data(), st.sampled_from([(1, 1), (4, 2), (6, 3), (4, 4), (3, 1)]), st.sampled_from(Reach))
-@PROPERTY
 def test_sums_of_an_exchange_are_those_of_its_matrix(data, hosts, reach):
     world_size, local_size = hosts
     terms = data.draw(st.integers(1, 3))

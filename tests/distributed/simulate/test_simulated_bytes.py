@@ -6,12 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed.sharding.test_any_plan import Case, apply_optimizers, batch_of, collection, generator
+from distributed.sharding.test_any_plan import (
+    Case,
+    apply_optimizers,
+    batch_of,
+    collection,
+    covering_cases,
+    generator,
+    with_drawn,
+)
 from distributed.sharding.test_any_plan_rows import collection as row_collection
 from distributed.test_shard_traffic import cases_with_copies, count_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import PROPERTY
 
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -53,8 +60,6 @@ def simulated_matrices(step: Simulation) -> dict[str, list[list[float]]]:
 def test_bytes_of_any_plan_and_batch_are_those_of_the_formulas(world_size, hosts):
     local_size, kinds = world_size // hosts, set()
 
-    @settings(PROPERTY, max_examples=40)
-    @given(cases_with_copies(world_size, local_size), st.booleans(), st.sampled_from([2, 4]))
     def check(case: Case, pooled: bool, row_bytes: int) -> None:
         unsharded, plan = planned(case, pooled, world_size, local_size)
         batches = [batch_of(case, rank) for rank in range(world_size)]
@@ -78,8 +83,12 @@ def test_bytes_of_any_plan_and_batch_are_those_of_the_formulas(world_size, hosts
             step = simulate(plan, topology, unsharded, load, row_bytes=row_bytes, gradient_bytes=2)
             assert simulated_matrices(step) == wanted
 
-    check()
-    assert len(kinds) >= 6
+    for case in covering_cases(world_size, local_size):
+        check(case, pooled=True, row_bytes=4)
+        check(case, pooled=False, row_bytes=2)
+    assert kinds == set(ShardingType)
+    drawn = given(cases_with_copies(world_size, local_size), st.booleans(), st.sampled_from([2, 4]))
+    settings(max_examples=40)(drawn(check))()
 
 
 @pytest.mark.parametrize(
@@ -93,17 +102,9 @@ def test_bytes_of_any_plan_and_batch_are_those_of_the_formulas(world_size, hosts
     ],
 )
 def test_bytes_of_any_plan_and_batch_are_those_that_real_processes_send(ranks, world_size, hosts, narrow, pooled):
-    drawn: list[Case] = []
     local_size = world_size // hosts
-
-    @settings(PROPERTY, max_examples=25, database=None, derandomize=True)
-    @given(cases_with_copies(world_size, local_size))
-    def collect(case: Case) -> None:
-        drawn.append(case)
-
-    collect()
+    drawn = with_drawn(covering_cases(world_size, local_size), cases_with_copies(world_size, local_size), 25)
     of_ranks = ranks(world_size, hosts=hosts).run(count_cases, drawn, narrow, pooled)
-    assert len(drawn) > 20
     kinds = set()
     topology = Topology.hosts(hosts, local_size)
     wire = 2 if narrow else 4
@@ -128,5 +129,4 @@ def test_bytes_of_any_plan_and_batch_are_those_that_real_processes_send(ranks, w
         assert step.sent("output rows").tolist() == [sum(row) for row in counted.matrix(world_size, "output rows")]
         columns = zip(*counted.matrix(world_size, "input ids"), strict=True)
         assert step.received("input ids").tolist() == [sum(column) for column in columns]
-    assert len(kinds) >= 6
-    assert ShardingType.DATA_PARALLEL in kinds
+    assert kinds == set(ShardingType)
