@@ -1,0 +1,639 @@
+"""A GPU box without a GPU: tensors in CPU memory that say ``cuda:k``, and the error that a GPU box would raise.
+
+    install(count=2)
+    x = torch.randn(4, 3, device="cuda")
+    x + torch.ones(4, 3)        # RuntimeError: Expected all tensors to be on the same device ...
+
+An :class:`OnDevice` wraps a CPU tensor. Python code sees its ``device`` and ``is_cuda``; C++ (autograd, views,
+operators) sees a tensor of the CPU, because a CPU build of torch has no autograd for CUDA tensors. Every operator
+passes :func:`_dispatch`, which refuses what a GPU box refuses: tensors of several devices in one operator, and a
+collective of a process group that has no backend for the tensor's device.
+
+What it cannot show: wrong numbers from a missing synchronization (streams and events do nothing), CUDA kernels of
+fbgemm, time, and memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+# ------------------------------------------------------------------------------------------------ devices
+
+
+class _Devices:
+    """The pretended devices of this process."""
+
+    count = 0
+    current = 0
+    owner: int | None = None  # the process that first used a device: its forks cannot
+
+
+def _use_device() -> None:
+    """What creates a CUDA context: a fork of a process that has one cannot use CUDA."""
+    if _Devices.owner is None:
+        _Devices.owner = os.getpid()
+    if _Devices.owner != os.getpid():
+        raise RuntimeError(
+            "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the "
+            "'spawn' start method"
+        )
+
+
+def _device(given: Any) -> torch.device | None:
+    """The device that an argument names, with its index; None where it names none."""
+    if given is None:
+        return None
+    device = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+    if device.type != "cuda":
+        return device
+    _use_device()
+    index = _Devices.current if device.index is None else device.index
+    if index >= _Devices.count:
+        raise RuntimeError(f"CUDA error: invalid device ordinal: cuda:{index} of {_Devices.count} devices")
+    return torch.device("cuda", index)
+
+
+# ------------------------------------------------------------------------------------------------ tensors
+
+
+class OnDevice(Tensor):
+    """A CPU tensor that says another device.
+
+    Args:
+        inner: The CPU tensor.
+        where: The device that it says.
+    """
+
+    inner: Tensor
+    where: torch.device
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, where: torch.device) -> OnDevice:
+        return Tensor._make_wrapper_subclass(
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device="cpu",
+        )
+
+    def __init__(self, inner: Tensor, where: torch.device) -> None:
+        self.inner, self.where = inner, where
+
+    device = property(lambda self: self.where)
+    is_cuda = property(lambda self: True)
+    is_cpu = property(lambda self: False)
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _dispatch(func, args, kwargs or {})
+
+    def __repr__(self, **_: Any) -> str:
+        body, grad = repr(self.inner.detach()), ""
+        if self.grad_fn is not None:
+            grad = f", grad_fn=<{type(self.grad_fn).__name__}>"
+        elif self.requires_grad:
+            grad = ", requires_grad=True"
+        text = f"{body[:-1]}, device='{self.where}'{grad})"
+        return f"Parameter containing:\n{text}" if getattr(self, "_is_param", False) else text
+
+    def __format__(self, spec: str) -> str:
+        return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise TypeError(
+                f"can't convert {self.where} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+                "memory first."
+            )
+        return self.inner.detach().numpy()
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return self.numpy()
+
+    def tolist(self) -> Any:
+        return self.inner.tolist()
+
+    def get_device(self) -> int:
+        return self.where.index
+
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
+    def storage_offset(self) -> int:
+        return self.inner.storage_offset()
+
+    def untyped_storage(self) -> Any:
+        return self.inner.untyped_storage()
+
+    def is_pinned(self, *_: Any) -> bool:
+        return False
+
+    def pin_memory(self, *_: Any) -> Tensor:
+        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+
+    def record_stream(self, stream: Any) -> None:
+        if not isinstance(stream, _Stream):
+            raise TypeError(f"record_stream takes a torch.cuda.Stream, not a {type(stream).__name__}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        if self.grad_fn is not None:
+            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+        copy = _wrapped(self.inner.detach().clone(), self.where, self.requires_grad, self)
+        memo[id(self)] = copy
+        if self.grad is not None:
+            copy.grad = self.grad.__deepcopy__(memo)
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (self.inner.detach(), str(self.where), self.requires_grad, getattr(self, "_is_param", False))
+
+
+def _wrapped(inner: Tensor, where: torch.device, requires_grad: bool, like: Any = None) -> OnDevice:
+    made = OnDevice(inner, where)
+    if requires_grad:
+        made.requires_grad_(True)
+    if getattr(like, "_is_param", False):
+        made._is_param = True
+    return made
+
+
+_map_location: list[Any] = []  # of the torch.load in progress
+
+
+def _rebuild(inner: Tensor, where: str, requires_grad: bool, parameter: bool) -> Tensor:
+    """What unpickling makes: on the device where it was saved, or where ``torch.load`` is told to put it."""
+    target = _map_location[-1] if _map_location else None
+    device = _device(where if target is None or callable(target) or isinstance(target, dict) else target)
+    if device.type != "cuda":
+        return torch.nn.Parameter(inner, requires_grad) if parameter else inner.requires_grad_(requires_grad)
+    made = _wrapped(inner, device, requires_grad)
+    if parameter:
+        made._is_param = True
+    return made
+
+
+class _Move(torch.autograd.Function):
+    """A copy to another device."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, device: torch.device) -> Tensor:
+        ctx.origin = x.device
+        return _moved(x, device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _moved(gradient, ctx.origin), None
+
+
+def _moved(x: Tensor, device: torch.device) -> Tensor:
+    inner = (x.inner if isinstance(x, OnDevice) else x).detach().clone()
+    return OnDevice(inner, device) if device.type == "cuda" else inner
+
+
+# ------------------------------------------------------------------------------------------------ operators
+
+# May read one device and write another.
+_COPIES = {"aten::copy_", "aten::_to_copy", "aten::_local_scalar_dense"}
+# Take indices of the CPU for a tensor of any device.
+_INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+
+
+def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator on the CPU tensors inside, where a GPU box would run it at all."""
+    name = func.name().split(".")[0]
+    if name.startswith("c10d::"):
+        args = _checked_collective(name, args)
+    leaves = tree_leaves((args, kwargs))
+    pretended = [leaf for leaf in leaves if isinstance(leaf, OnDevice)]
+    if name not in _COPIES:
+        _check_devices(name, args, leaves, pretended)
+    out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+    if name == "aten::copy_":  # the target stays where it is
+        return args[0]
+    where, known = pretended[0].where, {id(each.inner): each for each in pretended}
+
+    def wrap(value: Any) -> Any:
+        if not isinstance(value, Tensor) or isinstance(value, OnDevice):
+            return value
+        return known[id(value)] if id(value) in known else OnDevice(value, where)
+
+    return tree_map(wrap, out)
+
+
+def _inner(value: Any) -> Any:
+    return value.inner if isinstance(value, OnDevice) else value
+
+
+def _check_devices(name: str, args: Any, leaves: list[Any], pretended: list[OnDevice]) -> None:
+    """A tensor with a dimension takes part only where all others are; a single number of the CPU may come along."""
+    if name in _INDEXING and isinstance(args[0], OnDevice):
+        leaves = [args[0], *tree_leaves(args[2:])]
+        pretended = [leaf for leaf in leaves if isinstance(leaf, OnDevice)]
+    plain = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, OnDevice) and leaf.dim()]
+    devices = {str(each.where) for each in pretended} | ({"cpu"} if plain else set())
+    if len(devices) > 1:
+        among = " and ".join(sorted(devices))
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {among}! (in {name})"
+        )
+
+
+# ------------------------------------------------------------------------------------------------ process groups
+
+_real: dict[str, Callable[..., Any]] = {}  # functions of torch.distributed before they were replaced
+# Group name -> (what the caller asked for; the gloo group that carries the tensors where it asked for NCCL alone).
+_groups: dict[str, tuple[str, Any]] = {}
+_BOTH = "cpu:gloo,cuda:nccl"
+
+
+def _asked(backend: Any) -> str:
+    """The backend as a GPU box would understand it."""
+    name = "" if backend is None else str(backend)
+    return _BOTH if name in ("", "undefined") else name
+
+
+def _real_backend(name: str) -> str:
+    """What stands in for it: gloo, for tensors of the same devices."""
+    if name == "nccl":
+        return "cuda:gloo"
+    return name.replace("nccl", "gloo")
+
+
+def _register(group: Any, name: str, ranks: list[int] | None, options: dict[str, Any]) -> None:
+    if isinstance(group, dist.ProcessGroup):
+        # The group itself refuses tensors of the CPU; those that say cuda, and are of the CPU, go through another one.
+        carrier = _real["new_group"](ranks, backend="gloo", **options) if name == "nccl" else None
+        _groups[group.group_name] = (name, carrier)
+
+
+def _init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+    name = _asked(backend)
+    kwargs.pop("device_id", None)
+    _real["init_process_group"](_real_backend(name), *args, **kwargs)
+    _register(dist.group.WORLD, name, None, {})
+
+
+def _new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+    name = _groups[dist.group.WORLD.group_name][0] if backend is None else _asked(backend)
+    group = _real["new_group"](ranks, timeout, _real_backend(name), *args, **kwargs)
+    local = {key: kwargs[key] for key in ("use_local_synchronization",) if key in kwargs}
+    if isinstance(group, dist.ProcessGroup) or not local:
+        _register(group, name, ranks, local)
+    return group
+
+
+def _get_backend(group: Any = None) -> str:
+    group = dist.group.WORLD if group is None else group
+    known = _groups.get(group.group_name)
+    return _real["get_backend"](group) if known is None else known[0]
+
+
+def _get_backend_config(group: Any = None) -> str:
+    name = _get_backend(group)
+    if ":" in name:
+        return name
+    return "cuda:nccl" if name == "nccl" else f"cpu:{name},cuda:{name}"
+
+
+def _checked_collective(name: str, args: Any) -> Any:
+    """Refuse tensors of other devices than this rank's; carry CUDA tensors where NCCL would."""
+    tensors = {str(leaf.where) for leaf in tree_leaves(args) if isinstance(leaf, OnDevice)}
+    plain = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and not isinstance(leaf, OnDevice)]
+    if plain or len(tensors) > 1:
+        devices = sorted(tensors | {"cpu" for _ in plain})
+        raise RuntimeError(f"Tensors must be CUDA and dense, and on one device, but {name} got {devices}")
+    position, group = next((i, _unboxed(arg)) for i, arg in enumerate(args) if _unboxed(arg) is not None)
+    backend, carrier = _groups.get(group.group_name, ("gloo", None))
+    if "cuda" not in _get_backend_config(group):
+        raise RuntimeError("No backend type associated with device type cuda")
+    if "nccl" in backend and tensors != {f"cuda:{_Devices.current}"}:
+        raise RuntimeError(
+            f"{name} over NCCL got tensors of {', '.join(sorted(tensors))} on a rank whose device is "
+            f"cuda:{_Devices.current}: Duplicate GPU detected"
+        )
+    if carrier is None:
+        return args
+    return (*args[:position], carrier.boxed(), *args[position + 1 :])
+
+
+def _unboxed(value: Any) -> Any:
+    if isinstance(value, torch.ScriptObject):
+        with contextlib.suppress(RuntimeError, TypeError):
+            return dist.ProcessGroup.unbox(value)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ functions of torch
+
+
+class _PretendMode(TorchFunctionMode):
+    """Factories with ``device=``, moves between devices, and what a subclass cannot see of a tensor."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(func, args, kwargs)
+        if kwargs.get("device") is not None:
+            return _made(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _made(func: Any, args: Any, kwargs: Any) -> Any:
+    """A new tensor on the device that ``device=`` names."""
+    device = _device(kwargs.pop("device"))
+    requires_grad = kwargs.pop("requires_grad", False)
+    pinned = kwargs.pop("pin_memory", False)
+    out = func(*tree_map(_inner, args), device="meta" if device.type == "meta" else "cpu", **tree_map(_inner, kwargs))
+    if device.type == "cuda":
+        if pinned:
+            raise RuntimeError("Only dense CPU tensors can be pinned")
+        shares = any(isinstance(arg, Tensor) and not isinstance(arg, OnDevice) for arg in args)
+        out = OnDevice(out.detach().clone() if shares else out.detach(), device)
+    return out.requires_grad_(requires_grad) if requires_grad else out
+
+
+def _to(func: Any, args: Any, kwargs: Any) -> Any:
+    """``Tensor.to``, ``cuda`` and ``cpu``."""
+    x, rest = args[0], list(args[1:])
+    device = _device(kwargs.pop("device", None))
+    if func is Tensor.cpu:
+        device, rest = torch.device("cpu"), []
+    elif func is Tensor.cuda:
+        device = device or _device(rest[0] if rest and rest[0] is not None else "cuda")
+        rest = []
+    for position, argument in enumerate(rest):
+        if isinstance(argument, Tensor):
+            device, rest[position] = argument.device, argument.dtype
+        elif isinstance(argument, str | torch.device) or (type(argument) is int and position == 0):
+            device = _device(argument)
+            del rest[position]
+        else:
+            continue
+        break
+    other = kwargs.pop("other", None)
+    if other is not None:
+        device, rest = other.device, [other.dtype]
+    kwargs.pop("non_blocking", None)
+    rest = [each for each in rest if isinstance(each, torch.dtype)]
+    copy = kwargs.pop("copy", False)
+    if device is not None and device.type == "meta":
+        return Tensor.to(_inner(x), "meta", *rest, **kwargs)
+    if device is not None and device != x.device and not x.is_meta:
+        x = _Move.apply(x, device) if x.requires_grad and torch.is_grad_enabled() else _moved_leaf(x, device)
+    elif device is not None and x.is_meta and device.type != "meta":
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+    elif copy:
+        x = x.clone()
+    return Tensor.to(x, *rest, **kwargs) if rest or kwargs else x
+
+
+def _moved_leaf(x: Tensor, device: torch.device) -> Tensor:
+    with torch.no_grad():
+        return _moved(x, device)
+
+
+def _set_data(func: Any, args: Any, kwargs: Any) -> None:
+    """``x.data = y``: the same Python object in other memory, on another device perhaps."""
+    x, y = args
+    if isinstance(x, OnDevice) and isinstance(y, OnDevice):
+        func(x, y)
+        x.inner, x.where = y.inner.detach(), y.where
+    elif isinstance(x, OnDevice) or isinstance(y, OnDevice):
+        grad, parameter = x.requires_grad, isinstance(x, torch.nn.Parameter)
+        y = OnDevice(y.inner.detach(), y.where) if isinstance(y, OnDevice) else y.detach()
+        if isinstance(y, OnDevice):
+            y._is_param = parameter
+        elif parameter:
+            y = torch.nn.Parameter(y, False)
+        y.__dict__.update(
+            {key: value for key, value in x.__dict__.items() if key not in ("inner", "where", "_is_param")}
+        )
+        torch.utils.swap_tensors(x, y)
+        x.requires_grad_(grad)
+    else:
+        func(x, y)
+
+
+def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
+    kwargs.setdefault("device", args[0].device)
+    return _made(torch.tensor, args[1:], {"dtype": args[0].dtype, **kwargs})
+
+
+def _inside(func: Any, args: Any, kwargs: Any) -> Any:
+    """A function whose C++ makes tensors on the device that C++ sees: run it on the tensors inside."""
+    leaves = tree_leaves((args, kwargs))
+    pretended = [leaf for leaf in leaves if isinstance(leaf, OnDevice)]
+    if not pretended:
+        return func(*args, **kwargs)
+    _check_devices(func.__name__, args, leaves, pretended)
+    out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+    return tree_map(lambda x: OnDevice(x, pretended[0].where) if isinstance(x, Tensor) else x, out)
+
+
+def _as_on_class(name: str) -> Callable[..., Any]:
+    """A method of OnDevice that torch's own would hide in C++."""
+
+    def call(func: Any, args: Any, kwargs: Any) -> Any:
+        method = getattr(OnDevice, name) if isinstance(args[0], OnDevice) else func
+        return method(*args, **kwargs)
+
+    return call
+
+
+_SPECIAL: dict[Any, Callable[..., Any]] = {
+    Tensor.to: _to,
+    Tensor.cuda: _to,
+    Tensor.cpu: _to,
+    Tensor.data.__set__: _set_data,
+    Tensor.new_tensor: _new_tensor,
+    torch.nn.functional.one_hot: _inside,
+    **{
+        getattr(Tensor, name): _as_on_class(name)
+        for name in "tolist numpy get_device data_ptr storage_offset untyped_storage is_pinned pin_memory".split()
+    },
+}
+
+
+# ------------------------------------------------------------------------------------------------ torch.cuda
+
+
+class _Stream:
+    """A stream; everything is done when it is asked for."""
+
+    cuda_stream = 0
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device = _device("cuda" if device is None else device)
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+    def query(self) -> bool:
+        return True
+
+    def wait_stream(self, stream: Any) -> None:
+        if not isinstance(stream, _Stream):
+            raise TypeError(f"wait_stream takes a torch.cuda.Stream, not a {type(stream).__name__}")
+
+    def wait_event(self, event: Any) -> None:
+        if not isinstance(event, _Event):
+            raise TypeError(f"wait_event takes a torch.cuda.Event, not a {type(event).__name__}")
+
+    def record_event(self, event: Any = None) -> _Event:
+        return _Event() if event is None else event
+
+
+class _Event:
+    """An event; it has happened when it was recorded."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, **_: Any) -> None:
+        self._timed = enable_timing
+
+    def record(self, stream: Any = None) -> None:
+        return None
+
+    def wait(self, stream: Any = None) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Any) -> float:
+        if not self._timed:
+            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
+        return 0.001
+
+
+class _CurrentDevice:
+    """``torch.cuda.device(k)``."""
+
+    def __init__(self, device: Any) -> None:
+        self.index = _device(device).index if device is not None else _Devices.current
+
+    def __enter__(self) -> None:
+        self.before, _Devices.current = _Devices.current, self.index
+
+    def __exit__(self, *_: Any) -> None:
+        _Devices.current = self.before
+
+
+def _set_device(device: Any) -> None:
+    _Devices.current = _device(device).index
+
+
+def _current_device() -> int:
+    _use_device()
+    return _Devices.current
+
+
+class _Properties:
+    name, major, minor, total_memory, multi_processor_count = "pretended GPU", 9, 0, 16 << 30, 132
+
+
+@contextlib.contextmanager
+def _in_stream(stream: Any) -> Iterator[None]:
+    yield
+
+
+def _cuda_functions(count: int) -> dict[str, Any]:
+    return {
+        "is_available": lambda: count > 0,
+        "device_count": lambda: count,
+        "is_initialized": lambda: _Devices.owner == os.getpid(),
+        "init": _use_device,
+        "current_device": _current_device,
+        "set_device": _set_device,
+        "device": _CurrentDevice,
+        "synchronize": lambda device=None: _use_device(),
+        "empty_cache": lambda: None,
+        "get_device_name": lambda device=None: _Properties.name,
+        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_properties": lambda device=None: _Properties,
+        "mem_get_info": lambda device=None: (_Properties.total_memory, _Properties.total_memory),
+        "memory_allocated": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: 0,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None,
+        "Stream": _Stream,
+        "Event": _Event,
+        "current_stream": lambda device=None: _Stream(device),
+        "default_stream": lambda device=None: _Stream(device),
+        "stream": _in_stream,
+        "set_stream": lambda stream: None,
+    }
+
+
+# ------------------------------------------------------------------------------------------------ all together
+
+
+def install(count: int) -> None:
+    """Give this process ``count`` pretended GPUs, in every thread, until it ends."""
+    _Devices.count = count
+    for name, value in _cuda_functions(count).items():
+        setattr(torch.cuda, name, value)
+    replaced = {
+        "init_process_group": _init_process_group,
+        "new_group": _new_group,
+        "get_backend": _get_backend,
+        "get_backend_config": _get_backend_config,
+        "is_nccl_available": lambda: True,
+    }
+    for name, value in replaced.items():
+        _real[name] = getattr(dist, name)
+        for module in (dist, dist.distributed_c10d):
+            if hasattr(module, name):
+                setattr(module, name, value)
+    compatible = torch._has_compatible_shallow_copy_type
+    torch._has_compatible_shallow_copy_type = lambda a, b: (
+        isinstance(a, OnDevice) or isinstance(b, OnDevice) or compatible(a, b)
+    )
+    load = torch.load
+
+    def load_to(*args: Any, map_location: Any = None, **kwargs: Any) -> Any:
+        _map_location.append(map_location)
+        try:
+            return load(*args, map_location=map_location, **kwargs)
+        finally:
+            _map_location.pop()
+
+    torch.load = load_to
+    torch.serialization.add_safe_globals([_rebuild])
+    _enter_every_thread()
+
+
+def _enter_every_thread() -> None:
+    """A mode belongs to a thread: enter it in this one and in all that are started later."""
+    _PretendMode().__enter__()
+    run = threading.Thread.run
+
+    def run_in_mode(self: threading.Thread) -> None:
+        with _PretendMode():
+            run(self)
+
+    threading.Thread.run = run_in_mode
