@@ -610,8 +610,8 @@ def install(count: int) -> None:
             if hasattr(module, name):
                 setattr(module, name, value)
     compatible = torch._has_compatible_shallow_copy_type
-    torch._has_compatible_shallow_copy_type = lambda a, b: (
-        isinstance(a, OnDevice) or isinstance(b, OnDevice) or compatible(a, b)
+    torch._has_compatible_shallow_copy_type = lambda input, from_: (  # the names that torch._dynamo compares
+        isinstance(input, OnDevice) or isinstance(from_, OnDevice) or compatible(input, from_)
     )
     load = torch.load
 
