@@ -40,9 +40,10 @@ def rows() -> list[dict[str, Any]]:
     return yaml.safe_load(YML.read_text(encoding="utf-8"))
 
 
-def notebooks() -> dict[int, Path]:
-    """Chapter number to notebook, for the chapters that exist."""
-    return {int(p.name[:2]): p for p in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))}
+def notebooks() -> dict[int | str, Path]:
+    """Number of a chapter, or name of a page such as "page_two_tower", to its notebook; those that exist."""
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    return {int(p.stem[:2]) if p.stem[:2].isdigit() else p.stem: p for p in paths}
 
 
 def plain(text: str) -> str:
@@ -76,10 +77,12 @@ def page() -> str:
             "|---|---|---|---|",
         ]
         for row in (row for row in every if row["document"] == document):
-            number = row["chapter"]
-            where = f"{number:02d}, coming" if number is not None else "none"
-            if number in chapters:
-                where = f"[{number:02d}](../notebooks/{chapters[number].name})"
+            chapter = row["chapter"]
+            is_number = isinstance(chapter, int)
+            label = f"{chapter:02d}" if is_number else str(chapter).removeprefix("page_").replace("_", " ")
+            where = f"{label}, coming" if chapter is not None else "none"
+            if chapter in chapters:
+                where = f"[{label}](../notebooks/{chapters[chapter].name})"
             lines.append(f"| {row['id']} | {plain(row['what'])} | {where} | {agreement(row)} |")
     return "\n".join(lines) + "\n"
 

@@ -39,10 +39,10 @@ def row_violations(rows: list[dict[str, Any]]) -> list[str]:
 
 def cell_violations(rows: list[dict[str, Any]], books: list[Chapter]) -> list[str]:
     found = []
-    # A page that is executed like a chapter has no number, and no rows.
-    by_number = {int(chapter.number): chapter for chapter in books if chapter.number.isdigit()}
+    # Rows name a chapter by its number, and a page by its name.
+    by_key = {int(chapter.number) if chapter.number.isdigit() else chapter.name: chapter for chapter in books}
     for row in rows:
-        chapter = by_number.get(row["chapter"])
+        chapter = by_key.get(row["chapter"])
         tag = f"source:{row['id']}"
         if chapter is None:
             if row["cell"] is not None:
