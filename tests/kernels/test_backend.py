@@ -55,6 +55,37 @@ def test_wrong_pair_falls_back_and_names_the_right_one(torch_version: str, fbgem
     assert choice.reason == f"fbgemm-gpu-cpu {fbgemm} belongs to {belongs}, not to torch {torch_version}"
 
 
+NEWEST_PAIR = 'pip install "torch==2.14.*" "fbgemm-gpu-cpu==1.9.*"'
+
+
+@pytest.mark.parametrize(
+    ("cpu", "cuda", "torch_cuda", "remedy"),
+    [
+        (None, None, None, NEWEST_PAIR),
+        (None, None, "13.0", NEWEST_PAIR),
+        ("1.9.0", None, None, NEWEST_PAIR),
+        (None, "1.9.0", "13.0", NEWEST_PAIR.replace("gpu-cpu", "gpu")),
+        (None, "1.9.0", None, NEWEST_PAIR),
+        ("1.9.0", "1.9.0", None, f"pip uninstall -y fbgemm-gpu-cpu fbgemm-gpu && {NEWEST_PAIR}"),
+    ],
+)
+def test_a_torch_newer_than_every_wheel_is_offered_the_newest_pair_that_exists(linux, cpu, cuda, torch_cuda, remedy):
+    for torch_version in ("2.15.0", "2.16.1+cu132"):
+        choice = choose(wheels(torch_version, cpu, cuda), torch_cuda=torch_cuda)
+        assert (choice.name, choice.remedy) == ("torch", remedy)
+    if cpu is cuda is None:
+        assert choice.reason == "fbgemm has no wheel for torch 2.16.1+cu132: the newest, 1.9, belongs to torch 2.14"
+
+
+def test_a_newer_wheel_that_does_not_load_is_offered_the_newest_pair_that_is_known(fresh: pytest.MonkeyPatch):
+    def fail() -> None:
+        raise OSError("undefined symbol")
+
+    fresh.setattr(module, "_load_libraries", fail)
+    fresh.setattr(module, "installed", lambda: wheels("2.15.0", cpu="1.10.0"))
+    assert backend().remedy == NEWEST_PAIR
+
+
 def test_both_wheels_are_refused_with_the_line_that_keeps_one():
     choice = choose(wheels(cpu="1.8.0", cuda="1.8.0"), torch_cuda=None)
     assert (choice.name, choice.broken) == ("torch", True)

@@ -55,6 +55,8 @@ _OPERATORS = {
 # CUDA major that a CUDA wheel was linked against, where the wheel's version does not say it (no "+cu" suffix).
 _CUDA_MAJOR_OF_WHEEL = {(1, 8): 13}
 _FIRST_PAIRED_TORCH_MINOR = 5
+# X of the wheels fbgemm-gpu-cpu 1.X and fbgemm-gpu 1.X that are published, as of 2026-11-22: a remedy names no other.
+_PUBLISHED_MINORS = range(10)
 
 
 @dataclass(frozen=True)
@@ -217,14 +219,19 @@ def _judge(versions: Mapping[str, str | None], torch_cuda: str | None) -> Backen
         return BackendChoice("torch", reason, remedy, pair, versions, broken)
 
     fitting = _fitting_minor(torch_version)
-    line = None if fitting is None else f'pip install "{_CPU_WHEEL}==1.{fitting}.*"'
+    line = _install_line(_CPU_WHEEL, torch_version)
     if cpu is None and cuda is None:
         remedy = line if _wheel_exists_here() else None
         why = "fbgemm is not installed" if remedy else "fbgemm has no wheel for this platform and torch"
+        if remedy and fitting not in _PUBLISHED_MINORS:
+            newest = _PUBLISHED_MINORS[-1]
+            why = (
+                f"fbgemm has no wheel for torch {torch_version}: the newest, 1.{newest}, belongs to {_torch_of(newest)}"
+            )
         return refuse("no fbgemm wheel", why, remedy, broken=False)
     if cpu is not None and cuda is not None:
         keep = _CPU_WHEEL if torch_cuda is None else _CUDA_WHEEL
-        again = f'pip install --force-reinstall --no-deps "{keep}==1.{fitting}.*"' if fitting is not None else None
+        again = _install_line(keep, torch_version, "--force-reinstall --no-deps ")
         remedy = f"pip uninstall -y {_CPU_WHEEL} {_CUDA_WHEEL}" + (f" && {again}" if again else "")
         both = f"{_CPU_WHEEL} {cpu} and {_CUDA_WHEEL} {cuda} are both installed"
         return refuse(both, f"{both} and overwrite each other's files", remedy, broken=True)
@@ -235,10 +242,10 @@ def _judge(versions: Mapping[str, str | None], torch_cuda: str | None) -> Backen
         text = f"{wheel} {version} beside torch {torch_version}: the pair cannot be judged"
         return refuse(text, f"{text} (development versions have no rule)", line, broken=False)
     if minors != (1, fitting):
-        belongs = f"torch 2.{minors[1] + _FIRST_PAIRED_TORCH_MINOR}" if minors[0] == 1 else "an older torch"
+        belongs = _torch_of(minors[1]) if minors[0] == 1 else "an older torch"
         text = f"{wheel} {version} belongs to {belongs}, not to torch {torch_version}"
         right = _CPU_WHEEL if torch_cuda is None else wheel
-        return refuse(text, text, f'pip install "{right}==1.{fitting}.*"', broken=True)
+        return refuse(text, text, _install_line(right, torch_version), broken=True)
     if cuda is not None and (trouble := _cuda_trouble(cuda, minors, torch_cuda)):
         remedy = f"pip uninstall -y {_CUDA_WHEEL} && {line}"
         return refuse(trouble, trouble, remedy, broken=True)
@@ -260,6 +267,20 @@ def _fitting_minor(torch_version: str | None) -> int | None:
     if release is None or release[0] != 2 or release[1] < _FIRST_PAIRED_TORCH_MINOR:
         return None
     return release[1] - _FIRST_PAIRED_TORCH_MINOR
+
+
+def _torch_of(minor: int) -> str:
+    """The torch that fbgemm 1.minor belongs to, for example ``torch 2.13``."""
+    return f"torch 2.{minor + _FIRST_PAIRED_TORCH_MINOR}"
+
+
+def _install_line(wheel: str, torch_version: str | None, options: str = "") -> str | None:
+    """The pip line for the wheel of this torch, for the newest pair where torch is newer; None where no rule holds."""
+    fitting = _fitting_minor(torch_version)
+    if fitting is None or fitting in _PUBLISHED_MINORS:
+        return None if fitting is None else f'pip install {options}"{wheel}==1.{fitting}.*"'
+    newest = _PUBLISHED_MINORS[-1]
+    return f'pip install "{_torch_of(newest).replace(" ", "==")}.*" "{wheel}==1.{newest}.*"'
 
 
 def _cuda_trouble(version: str, minors: tuple[int, int], torch_cuda: str | None) -> str | None:
@@ -301,12 +322,12 @@ def _load(choice: BackendChoice, override: str | None) -> BackendChoice:
     return choice
 
 
-def _reinstall_line(versions: Mapping[str, str | None]) -> str:
-    wheel = _CPU_WHEEL if versions.get(_CPU_WHEEL) else _CUDA_WHEEL
-    fitting = _fitting_minor(versions.get("torch"))
-    if wheel == _CUDA_WHEEL:  # the usual cause is a machine without an NVIDIA driver
-        return f'pip uninstall -y {_CUDA_WHEEL} && pip install "{_CPU_WHEEL}==1.{fitting}.*"'
-    return f'pip install --force-reinstall --no-deps "{wheel}==1.{fitting}.*"'
+def _reinstall_line(versions: Mapping[str, str | None]) -> str | None:
+    if versions.get(_CPU_WHEEL):
+        return _install_line(_CPU_WHEEL, versions.get("torch"), "--force-reinstall --no-deps ")
+    # The usual cause is a machine without an NVIDIA driver.
+    line = _install_line(_CPU_WHEEL, versions.get("torch"))
+    return None if line is None else f"pip uninstall -y {_CUDA_WHEEL} && {line}"
 
 
 def _library_folder() -> str:
