@@ -185,7 +185,9 @@ def dump(obj: Any, constants: _Globals | None = None) -> bytes:
 def _lives_on_gpu(obj: Any) -> bool:
     """Whether ``obj`` is a tensor in a GPU's memory; a Parameter is not: the tensor inside of it comes later."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(obj, torch.Tensor) and obj.is_cuda and type(obj) is not torch.nn.Parameter
+    return (
+        torch is not None and isinstance(obj, torch.Tensor) and obj.is_cuda and not isinstance(obj, torch.nn.Parameter)
+    )
 
 
 def dump_function(fn: Callable[..., Any]) -> FunctionPayload:

@@ -18,14 +18,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 # ------------------------------------------------------------------------------------------------ devices
 
@@ -160,7 +161,13 @@ class OnDevice(Tensor):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, (self.inner.detach(), str(self.where), self.requires_grad, getattr(self, "_is_param", False))
+        if getattr(self, "_is_param", False):
+            return torch._utils._rebuild_parameter, (
+                OnDevice(self.inner, self.where),
+                self.requires_grad,
+                OrderedDict(),
+            )
+        return _rebuild, (self.inner.detach(), str(self.where), self.requires_grad)
 
 
 def _wrapped(inner: Tensor, where: torch.device, requires_grad: bool, like: Any = None) -> OnDevice:
@@ -175,16 +182,11 @@ def _wrapped(inner: Tensor, where: torch.device, requires_grad: bool, like: Any 
 _map_location: list[Any] = []  # of the torch.load in progress
 
 
-def _rebuild(inner: Tensor, where: str, requires_grad: bool, parameter: bool) -> Tensor:
+def _rebuild(inner: Tensor, where: str, requires_grad: bool) -> Tensor:
     """What unpickling makes: on the device where it was saved, or where ``torch.load`` is told to put it."""
     target = _map_location[-1] if _map_location else None
     device = _device(where if target is None or callable(target) or isinstance(target, dict) else target)
-    if device.type != "cuda":
-        return torch.nn.Parameter(inner, requires_grad) if parameter else inner.requires_grad_(requires_grad)
-    made = _wrapped(inner, device, requires_grad)
-    if parameter:
-        made._is_param = True
-    return made
+    return (OnDevice(inner, device) if device.type == "cuda" else inner).requires_grad_(requires_grad)
 
 
 class _Move(torch.autograd.Function):
@@ -209,48 +211,74 @@ def _moved(x: Tensor, device: torch.device) -> Tensor:
 
 # May read one device and write another.
 _COPIES = {"aten::copy_", "aten::_to_copy", "aten::_local_scalar_dense"}
+# DistributedDataParallel's C++ allocates its buckets where it sees the parameters: on the CPU.
+_INTO_BUCKET = torch.ops.aten.mul.out
 # Take indices of the CPU for a tensor of any device.
 _INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 
 
 def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator on the CPU tensors inside, where a GPU box would run it at all."""
-    name = func.name().split(".")[0]
+    name = _base_name(func)
     if name.startswith("c10d::"):
         args = _checked_collective(name, args)
-    leaves = tree_leaves((args, kwargs))
-    pretended = [leaf for leaf in leaves if isinstance(leaf, OnDevice)]
-    if name not in _COPIES:
-        _check_devices(name, args, leaves, pretended)
-    out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+    tensors: list[Tensor] = []
+    inner_args, inner_kwargs = _opened(args, tensors), {key: _opened(kwargs[key], tensors) for key in kwargs}
+    into_bucket = func is _INTO_BUCKET
+    if name not in _COPIES and not into_bucket:
+        if name in _INDEXING and isinstance(args[0], OnDevice):
+            # Indices may be on the CPU.
+            _opened((args[0], args[2:]), checked := [])
+            _check_devices(name, checked)
+        else:
+            _check_devices(name, tensors)
+    out = func(*inner_args, **inner_kwargs)
     if name == "aten::copy_":  # the target stays where it is
         return args[0]
-    where, known = pretended[0].where, {id(each.inner): each for each in pretended}
+    if into_bucket:
+        return kwargs["out"]
+    known = {id(each.inner): each for each in tensors if isinstance(each, OnDevice)}
+    return _closed(out, next(iter(known.values())).where, known)
 
-    def wrap(value: Any) -> Any:
-        if not isinstance(value, Tensor) or isinstance(value, OnDevice):
+
+@cache
+def _base_name(func: Any) -> str:
+    return func.name().split(".")[0]
+
+
+def _opened(value: Any, tensors: list[Tensor]) -> Any:
+    """The value with the CPU tensors inside; the tensors that it held are appended to ``tensors``."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return value.inner if isinstance(value, OnDevice) else value
+    if isinstance(value, list | tuple):
+        return [_opened(each, tensors) for each in value]
+    return value
+
+
+def _closed(value: Any, where: torch.device, known: dict[int, OnDevice]) -> Any:
+    """The result on the device; what an operator wrote in place and returns is the tensor that was given."""
+    if isinstance(value, Tensor):
+        if isinstance(value, OnDevice):
             return value
         return known[id(value)] if id(value) in known else OnDevice(value, where)
-
-    return tree_map(wrap, out)
-
-
-def _inner(value: Any) -> Any:
-    return value.inner if isinstance(value, OnDevice) else value
+    if isinstance(value, list | tuple):
+        return type(value)(_closed(each, where, known) for each in value)
+    return value
 
 
-def _check_devices(name: str, args: Any, leaves: list[Any], pretended: list[OnDevice]) -> None:
+def _check_devices(name: str, tensors: list[Tensor]) -> None:
     """A tensor with a dimension takes part only where all others are; a single number of the CPU may come along."""
-    if name in _INDEXING and isinstance(args[0], OnDevice):
-        leaves = [args[0], *tree_leaves(args[2:])]
-        pretended = [leaf for leaf in leaves if isinstance(leaf, OnDevice)]
-    plain = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, OnDevice) and leaf.dim()]
-    devices = {str(each.where) for each in pretended} | ({"cpu"} if plain else set())
+    devices = {each.where if isinstance(each, OnDevice) else None for each in tensors if _counts(each)}
     if len(devices) > 1:
-        among = " and ".join(sorted(devices))
+        among = " and ".join(sorted(str(device or "cpu") for device in devices))
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {among}! (in {name})"
         )
+
+
+def _counts(tensor: Tensor) -> bool:
+    return isinstance(tensor, OnDevice) or tensor.dim() > 0
 
 
 # ------------------------------------------------------------------------------------------------ process groups
@@ -312,8 +340,9 @@ def _get_backend_config(group: Any = None) -> str:
 
 def _checked_collective(name: str, args: Any) -> Any:
     """Refuse tensors of other devices than this rank's; carry CUDA tensors where NCCL would."""
-    tensors = {str(leaf.where) for leaf in tree_leaves(args) if isinstance(leaf, OnDevice)}
-    plain = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and not isinstance(leaf, OnDevice)]
+    _opened(args, given := [])
+    tensors = {str(each.where) for each in given if isinstance(each, OnDevice)}
+    plain = [each for each in given if not isinstance(each, OnDevice)]
     if plain or len(tensors) > 1:
         devices = sorted(tensors | {"cpu" for _ in plain})
         raise RuntimeError(f"Tensors must be CUDA and dense, and on one device, but {name} got {devices}")
@@ -359,12 +388,12 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
     device = _device(kwargs.pop("device"))
     requires_grad = kwargs.pop("requires_grad", False)
     pinned = kwargs.pop("pin_memory", False)
-    out = func(*tree_map(_inner, args), device="meta" if device.type == "meta" else "cpu", **tree_map(_inner, kwargs))
+    args, kwargs = _opened(args, given := []), {key: _opened(kwargs[key], given) for key in kwargs}
+    out = func(*args, device="meta" if device.type == "meta" else "cpu", **kwargs)
     if device.type == "cuda":
         if pinned:
             raise RuntimeError("Only dense CPU tensors can be pinned")
-        shares = any(isinstance(arg, Tensor) and not isinstance(arg, OnDevice) for arg in args)
-        out = OnDevice(out.detach().clone() if shares else out.detach(), device)
+        out = OnDevice(out.detach().clone() if given else out.detach(), device)
     return out.requires_grad_(requires_grad) if requires_grad else out
 
 
@@ -393,7 +422,7 @@ def _to(func: Any, args: Any, kwargs: Any) -> Any:
     rest = [each for each in rest if isinstance(each, torch.dtype)]
     copy = kwargs.pop("copy", False)
     if device is not None and device.type == "meta":
-        return Tensor.to(_inner(x), "meta", *rest, **kwargs)
+        return Tensor.to(x.inner if isinstance(x, OnDevice) else x, "meta", *rest, **kwargs)
     if device is not None and device != x.device and not x.is_meta:
         x = _Move.apply(x, device) if x.requires_grad and torch.is_grad_enabled() else _moved_leaf(x, device)
     elif device is not None and x.is_meta and device.type != "meta":
@@ -437,13 +466,12 @@ def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _inside(func: Any, args: Any, kwargs: Any) -> Any:
     """A function whose C++ makes tensors on the device that C++ sees: run it on the tensors inside."""
-    leaves = tree_leaves((args, kwargs))
-    pretended = [leaf for leaf in leaves if isinstance(leaf, OnDevice)]
-    if not pretended:
-        return func(*args, **kwargs)
-    _check_devices(func.__name__, args, leaves, pretended)
-    out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
-    return tree_map(lambda x: OnDevice(x, pretended[0].where) if isinstance(x, Tensor) else x, out)
+    tensors: list[Tensor] = []
+    inner_args, inner_kwargs = _opened(args, tensors), {key: _opened(kwargs[key], tensors) for key in kwargs}
+    _check_devices(func.__name__, tensors)
+    devices = [each.where for each in tensors if isinstance(each, OnDevice)]
+    out = func(*inner_args, **inner_kwargs)
+    return _closed(out, devices[0], {}) if devices else out
 
 
 def _as_on_class(name: str) -> Callable[..., Any]:
@@ -456,7 +484,13 @@ def _as_on_class(name: str) -> Callable[..., Any]:
     return call
 
 
+def _keeps_identity(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether ``x.data = y`` may change the memory of x, as ``Module.to`` asks: on a GPU box it may."""
+    return any(isinstance(arg, OnDevice) for arg in args) or func(*args, **kwargs)
+
+
 _SPECIAL: dict[Any, Callable[..., Any]] = {
+    torch._has_compatible_shallow_copy_type: _keeps_identity,
     Tensor.to: _to,
     Tensor.cuda: _to,
     Tensor.cpu: _to,
@@ -609,10 +643,13 @@ def install(count: int) -> None:
         for module in (dist, dist.distributed_c10d):
             if hasattr(module, name):
                 setattr(module, name, value)
-    compatible = torch._has_compatible_shallow_copy_type
-    torch._has_compatible_shallow_copy_type = lambda input, from_: (  # the names that torch._dynamo compares
-        isinstance(input, OnDevice) or isinstance(from_, OnDevice) or compatible(input, from_)
-    )
+    init_ddp = torch.nn.parallel.DistributedDataParallel.__init__
+
+    def init_ddp_with_own_gradients(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Its buckets are tensors that C++ made, on the CPU: gradients may not be views of them.
+        init_ddp(self, *args, **{**kwargs, "gradient_as_bucket_view": False})
+
+    torch.nn.parallel.DistributedDataParallel.__init__ = init_ddp_with_own_gradients
     load = torch.load
 
     def load_to(*args: Any, map_location: Any = None, **kwargs: Any) -> Any:

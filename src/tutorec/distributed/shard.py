@@ -309,8 +309,7 @@ def move_dense_parts(module: nn.Module, device: torch.device) -> None:
     """
     if isinstance(module, ShardedModule) or device.type == "meta":
         return
-    for tensor in [*module._parameters.values(), *module._buffers.values()]:
-        if tensor is not None and not tensor.is_meta and tensor.device.type != device.type:
-            tensor.data = tensor.data.to(device)
+    # Not parameters and buffers one by one: a module may hold more that moves with it.
+    module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device), recurse=False)
     for child in module.children():
         move_dense_parts(child, device)
