@@ -88,6 +88,9 @@ def main() -> int:
         report_failures()
         print("\nThe book was not built: see the warnings and errors above.", file=sys.stderr)
         return status
+    if subprocess.run([sys.executable, str(ROOT / "book/_ext/agreement.py")], check=False).returncode:
+        print("\nThe book shows other outputs than tests/book/sources.yml promises: see above.", file=sys.stderr)
+        return 1
     (BUILD / ".book_key").write_text(wanted)
     return 0
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -17,20 +19,33 @@ YML = ROOT / "tests/book/sources.yml"
 PAGE = ROOT / "book/sources.md"
 
 KINDS = {
-    "exact": "the same text, character by character",
+    "exact": "the same lines, character by character",
     "form": "the same lines; numbers and addresses are those of the run",
-    "value": "the same numbers within the stated tolerance",
+    "value": "the same lines; numbers are within the stated tolerance, and a run of blanks counts as one",
     "differs": "not the same, for the reason given",
-    "prose": "told in the chapter's text; nothing is printed",
+    "prose": "told in the chapter; the document prints nothing",
 }
+COMPARED = {"exact", "form", "value"}
+# Tags with which the page leaves out what a cell prints, and folds it.
+REMOVED = {"remove-cell", "remove-output", "remove-stdout"}
+FOLDED = {"hide-cell", "hide-output"}
 HEAD = """<!-- Written by book/_ext/sources_page.py from tests/book/sources.yml; edit that file. -->
 # Documents and their outputs
 
-This book follows five public documents. Every cell of theirs that prints something, and every step that they tell, is a
-row below: where this book shows it and how closely it agrees. A row whose chapter exists is compared with the
-document's own text when the chapter runs, and the build fails when they disagree; a row without a chapter waits for it.
+This book follows five public documents. Every output that they print is a row below, and so are the steps that they
+only tell. A row names the chapter that shows it; *folded* means that you must open the cell to see it.
 
-| word | what agrees | rows |
+A row of the first three kinds is compared with the output that its cell has on the page, whenever the notebook is
+tested and whenever the book is built. Both fail where the document's lines do not stand in that output, one after the
+other. Before the comparison the name `torchrec` becomes `tutorec` in the document's text, and blanks at the ends of
+lines are dropped. What else the cell prints is not compared.
+
+A row that *differs* is not compared with the document. Where it says *checked*, pieces of the text that the chapter
+shows instead were listed by hand, and test and build look for them in the same output. A row of prose has nothing to be
+compared with. Where it says *checked*, words that the chapter uses for the matter are looked for in its cell. A row
+whose chapter is *coming* is not compared yet.
+
+| kind | what agrees | rows |
 |---|---|---|
 """
 
@@ -40,10 +55,21 @@ def rows() -> list[dict[str, Any]]:
     return yaml.safe_load(YML.read_text(encoding="utf-8"))
 
 
+def chapter_key(name: str) -> int | str:
+    """How a row names a notebook: a chapter by its number, a page by its file's name."""
+    return int(name[:2]) if name[:2].isdigit() else name
+
+
 def notebooks() -> dict[int | str, Path]:
-    """Number of a chapter, or name of a page such as "page_two_tower", to its notebook; those that exist."""
-    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    return {int(p.stem[:2]) if p.stem[:2].isdigit() else p.stem: p for p in paths}
+    """Every notebook by the name that rows give it."""
+    return {chapter_key(p.stem): p for p in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+
+
+@functools.cache
+def tags(notebook: Path) -> dict[str, set[str]]:
+    """Cell to its tags."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return {cell["id"]: set(cell["metadata"].get("tags", ())) for cell in cells}
 
 
 def plain(text: str) -> str:
@@ -55,12 +81,25 @@ def plain(text: str) -> str:
 
 
 def agreement(row: dict[str, Any]) -> str:
-    """The kind of agreement, with tolerance or reason."""
-    if row["kind"] == "differs":
-        return f"**differs**: {plain(row['reason'])}"
+    """The kind of agreement, with tolerance, reason, and whether what stands here instead is looked for."""
+    kind = f"**{row['kind']}**" if row["kind"] == "differs" else str(row["kind"])
     if row["kind"] == "value":
-        return f"value, within {row['tolerance']}"
-    return str(row["kind"])
+        kind += f", within {row['tolerance']}"
+    if row.get("here"):
+        kind += ", checked"
+    return f"{kind}: {plain(row['reason'])}" if row.get("reason") else kind
+
+
+def place(row: dict[str, Any], chapters: dict[int | str, Path]) -> str:
+    """The chapter or page that shows a row."""
+    key = row["chapter"]
+    if key is None:
+        return "none"
+    label = f"{key:02d}" if isinstance(key, int) else key.removeprefix("page_").replace("_", " ")
+    if key not in chapters:
+        return f"{label}, coming"
+    folded = ", folded" if FOLDED & tags(chapters[key]).get(row["cell"], set()) else ""
+    return f"[{label}](../notebooks/{chapters[key].name}){folded}"
 
 
 def page() -> str:
@@ -77,13 +116,7 @@ def page() -> str:
             "|---|---|---|---|",
         ]
         for row in (row for row in every if row["document"] == document):
-            chapter = row["chapter"]
-            is_number = isinstance(chapter, int)
-            label = f"{chapter:02d}" if is_number else str(chapter).removeprefix("page_").replace("_", " ")
-            where = f"{label}, coming" if chapter is not None else "none"
-            if chapter in chapters:
-                where = f"[{label}](../notebooks/{chapters[chapter].name})"
-            lines.append(f"| {row['id']} | {plain(row['what'])} | {where} | {agreement(row)} |")
+            lines.append(f"| {row['id']} | {plain(row['what'])} | {place(row, chapters)} | {agreement(row)} |")
     return "\n".join(lines) + "\n"
 
 

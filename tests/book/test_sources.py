@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "book/_ext"))
 import sources_page
 
 FIELDS = {"id", "document", "what", "expected", "kind", "chapter", "cell"}
-OPTIONAL = {"reason", "tolerance"}
+OPTIONAL = {"reason", "here", "tolerance"}
 
 
 def row_violations(rows: list[dict[str, Any]]) -> list[str]:
@@ -32,15 +32,17 @@ def row_violations(rows: list[dict[str, Any]]) -> list[str]:
             found.append(f"{row['id']}: differs without a reason")
         if row["kind"] == "value" and row.get("tolerance") is None:
             found.append(f"{row['id']}: a value without a tolerance")
-        if row["kind"] in {"exact", "form", "value"} and not row["expected"]:
+        compared = row["kind"] in sources_page.COMPARED
+        if compared and not row["expected"]:
             found.append(f"{row['id']}: nothing to compare with")
+        if compared and row.get("here"):
+            found.append(f"{row['id']}: its whole text is compared; `here` is for rows that differ, and for prose")
     return found
 
 
 def cell_violations(rows: list[dict[str, Any]], books: list[Chapter]) -> list[str]:
     found = []
-    # Rows name a chapter by its number, and a page by its name.
-    by_key = {int(chapter.number) if chapter.number.isdigit() else chapter.name: chapter for chapter in books}
+    by_key = {sources_page.chapter_key(chapter.name): chapter for chapter in books}
     for row in rows:
         chapter = by_key.get(row["chapter"])
         tag = f"source:{row['id']}"
@@ -48,11 +50,13 @@ def cell_violations(rows: list[dict[str, Any]], books: list[Chapter]) -> list[st
             if row["cell"] is not None:
                 found.append(f"{row['id']}: names cell {row['cell']!r}, and there is no chapter {row['chapter']}")
             continue
-        tagged = [cell.raw.get("id") for cell in chapter.cells if tag in cell.tags]
-        if not tagged:
-            found.append(f"{row['id']} ({row['what']}): {chapter.name} has no cell with the tag {tag}")
-        elif row["cell"] is not None and row["cell"] not in tagged:
-            found.append(f"{row['id']}: cell {row['cell']!r} of {chapter.name} does not have the tag {tag}")
+        cell = next((cell for cell in chapter.cells if cell.raw.get("id") == row["cell"]), None)
+        if [tag in each.tags for each in chapter.cells].count(True) != 1 or cell is None or tag not in cell.tags:
+            found.append(f"{row['id']}: of {chapter.name} the cell {row['cell']!r}, and it alone, needs the tag {tag}")
+        elif cell.tags & sources_page.REMOVED:
+            found.append(f"{row['id']}: the page leaves out what cell {row['cell']!r} of {chapter.name} shows")
+        elif row["kind"] in sources_page.COMPARED and not cell.is_code:
+            found.append(f"{row['id']}: cell {row['cell']!r} of {chapter.name} has no output to compare with")
     known = {f"source:{row['id']}" for row in rows}
     for chapter in books:
         tags = {tag for cell in chapter.cells for tag in cell.tags if tag.startswith("source:")}
@@ -82,6 +86,7 @@ ROW = {"id": "a-1", "document": "d", "what": "w", "expected": "3", "kind": "exac
         ({"kind": "differs"}, "without a reason"),
         ({"kind": "value"}, "without a tolerance"),
         ({"expected": None}, "nothing to compare"),
+        ({"here": "x"}, "its whole text is compared"),
         ({"colour": "red"}, "unknown ['colour']"),
     ],
 )
@@ -97,5 +102,25 @@ def test_row_rules_reject_an_id_used_twice():
 
 def test_cell_rules_reject_a_row_without_cell_and_a_tag_without_row():
     violations = cell_violations([ROW], [chapter_of(("code", "3", ["source:b-2"]))])
-    assert [("no cell with the tag" in v, "names no row" in v) for v in violations] == [(True, False), (False, True)]
-    assert cell_violations([ROW], [chapter_of(("code", "3", ["source:a-1"]))]) == []
+    assert [("it alone, needs the tag" in v, "names no row" in v) for v in violations] == [(True, False), (False, True)]
+    assert cell_violations([ROW | {"cell": "c0"}], [chapter_of(("code", "3", ["source:a-1"]))]) == []
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ([("code", "3", ["source:a-1"]), ("code", "3", ["source:a-1"])], "it alone"),
+        ([("code", "3", ["source:a-1", "remove-cell"])], "leaves out"),
+        ([("code", "3", ["source:a-1", "remove-output"])], "leaves out"),
+        ([("markdown", "3", ["source:a-1"])], "no output"),
+    ],
+)
+def test_cell_rules_reject_a_cell_that_shows_nothing(cells, words):
+    (violation,) = cell_violations([ROW | {"cell": "c0"}], [chapter_of(*cells)])
+    assert words in violation
+
+
+def test_rows_of_a_page_name_it():
+    row = ROW | {"chapter": "page_fixture", "cell": "c0"}
+    assert cell_violations([row], [chapter_of(("code", "3", ["source:a-1"]), name="page_fixture")]) == []
+    assert sources_page.place(row, {}) == "fixture, coming"

@@ -1,0 +1,129 @@
+"""Compare what executed notebooks show with what the documents print, as tests/book/sources.yml lists it.
+
+The build of the book and the run of the notebooks (`notebooks/conftest.py`) call `violations`. A row is compared with
+the output that the page shows of its cell, folded or not, and never with a text made for the comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+from sources_page import COMPARED, REMOVED, ROOT, chapter_key, notebooks, rows
+
+EXECUTED = ROOT / "_build/jupyter_execute/notebooks"
+ADDRESS = re.compile(r"0x[0-9a-f]+")
+NUMBER = re.compile(r"0x[0-9a-f]+|-?\d+\.?\d*(?:e-?\d+)?")
+LOOKUP_KERNEL = re.compile(r"\b(?:Split|Dense)TableBatchedEmbeddingBagsCodegen\b|\bTorchTableBatchedEmbeddingBags\b")
+
+
+def output(cell: dict[str, Any]) -> str:
+    """The text that a cell's output shows on the page; empty where the page leaves the output out."""
+    if REMOVED & set(cell["metadata"].get("tags", ())):
+        return ""
+    text = ""
+    for piece in cell.get("outputs", ()):
+        if piece["output_type"] == "stream" and piece["name"] == "stdout":
+            text += "".join(piece["text"])
+        elif piece["output_type"] == "execute_result":
+            text += "\n" + "".join(piece["data"].get("text/plain", "")) + "\n"
+    return text
+
+
+def disagreement(row: dict[str, Any], cell: dict[str, Any]) -> str:
+    """Why a row and its executed cell do not agree, or an empty text when they do."""
+    shown = output(cell)
+    expected = (row["expected"] or "").replace("torchrec", "tutorec")
+    if row["kind"] in COMPARED:
+        problem = missing_lines(row["kind"], expected, shown, row.get("tolerance") or 0.0)
+        if problem:
+            return problem
+    if row["kind"] == "prose" or cell["cell_type"] == "markdown":
+        shown = "".join(cell["source"]) + "\n" + shown
+    return missing_piece(row.get("here") or "", shown)
+
+
+def missing_lines(kind: str, expected: str, shown: str, tolerance: float = 0.0) -> str:
+    """Why the expected lines do not stand in the shown text, one after the other; empty when they do.
+
+    Args:
+        kind: "exact": the lines as they are, but for blanks at their ends; "form": every number and address is free;
+            "value": the numbers may differ by `tolerance`, and a run of blanks counts as one.
+        expected: The document's text.
+        shown: The text of the cell.
+        tolerance: For "value".
+    """
+    if kind == "value":
+        expected, shown = re.sub(r"(?<=\S) +", " ", expected), re.sub(r"(?<=\S) +", " ", shown)
+    wanted = [line.rstrip() for line in expected.splitlines()]
+    lines = [line.rstrip() for line in shown.splitlines()]
+    wanted_mask, mask = (text if kind == "exact" else [formless(line) for line in text] for text in (wanted, lines))
+    starts = range(len(mask) - len(wanted_mask) + 1)
+    places = [start for start in starts if mask[start : start + len(wanted_mask)] == wanted_mask]
+    if not places:
+        absent = next((line for line in wanted_mask if line not in mask), None)
+        return "the lines are not in this order" if absent is None else f"the line {absent!r} is missing"
+    if kind == "value":
+        problems = [different_number(wanted, lines[place : place + len(wanted)], tolerance) for place in places]
+        return "" if "" in problems else problems[0]
+    return ""
+
+
+def missing_piece(pieces: str, shown: str) -> str:
+    """Which of the pieces, one a line, is not in the text after the one before it; addresses and blanks are free."""
+    text, place = loose(shown), 0
+    for piece in pieces.splitlines():
+        if text.find(loose(piece), place) < 0:
+            return f"{piece!r} is missing" + (", or stands before its turn" if loose(piece) in text else "")
+        place = text.find(loose(piece), place) + len(loose(piece))
+    return ""
+
+
+def loose(text: str) -> str:
+    """The text in one line, with single blanks, without addresses and with one name for every lookup kernel."""
+    return " ".join(LOOKUP_KERNEL.sub("LookupKernel", ADDRESS.sub("0x", text)).split())
+
+
+def formless(text: str) -> str:
+    """The text without its numbers and addresses, and with one name for every lookup kernel."""
+    return LOOKUP_KERNEL.sub("LookupKernel", NUMBER.sub("#", text))
+
+
+def different_number(wanted: list[str], lines: list[str], tolerance: float) -> str:
+    """The first number that is off by more than the tolerance; the lines have equal forms."""
+    pairs = zip(NUMBER.findall("\n".join(wanted)), NUMBER.findall("\n".join(lines)), strict=True)
+    for place, (want, have) in enumerate(pairs):
+        if abs(float(want) - float(have)) > tolerance:
+            return f"number {place} is {have}, and {want} in the document (tolerance {tolerance})"
+    return ""
+
+
+def violations(name: str, executed: dict[str, Any]) -> list[str]:
+    """What an executed notebook, by its file name without ending, shows otherwise than sources.yml promises."""
+    cells = {cell["id"]: cell for cell in executed["cells"]}
+    key = chapter_key(name)
+    problems = []
+    for row in rows():
+        problem = disagreement(row, cells[row["cell"]]) if row["chapter"] == key else ""
+        if problem:
+            problems.append(f"{row['id']} ({row['kind']}), cell {row['cell']} of {name}: {problem}")
+    return problems
+
+
+def main() -> int:
+    """Compare the notebooks that the last build has executed: 1 where one disagrees or was not executed."""
+    problems = []
+    for notebook in notebooks().values():
+        executed = EXECUTED / notebook.name
+        if executed.exists():
+            problems += violations(notebook.stem, json.loads(executed.read_text(encoding="utf-8")))
+        else:
+            problems.append(f"{notebook.name} was not executed: there is no {executed}")
+    print(*problems, sep="\n", file=sys.stderr, end="\n" if problems else "")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
