@@ -152,7 +152,7 @@ def samples_of(rank: int, step: int) -> int:
 
 def coefficients(like: Tensor, seed: int) -> Tensor:
     """What the outputs are multiplied by to make a loss whose gradient differs everywhere."""
-    return torch.rand(like.shape, generator=torch.Generator().manual_seed(1000 + seed))
+    return torch.rand(like.shape, generator=torch.Generator().manual_seed(1000 + seed)).to(like.device)
 
 
 def seed_of(rank: int, step: int) -> int:

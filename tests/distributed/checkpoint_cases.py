@@ -30,6 +30,7 @@ from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 
 RATE = 0.05
 # The one that has no torch optimizer comes from fused_params.
@@ -145,7 +146,7 @@ def train(model: nn.Module, optimizer: CombinedOptimizer, rank: int, steps: Sequ
     loss = torch.zeros(())
     for step in steps:
         optimizer.zero_grad()
-        loss = model(batch(100 * step + rank), 100 * step + rank)
+        loss = model(batch(100 * step + rank).to(device()), 100 * step + rank)
         loss.backward()
         optimizer.step()
     return loss.item()

@@ -27,6 +27,7 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 
 RATE = 0.1
 WIDTH = sum(config.embedding_dim * len(config.feature_names) for config in tables())
@@ -85,7 +86,7 @@ def train(rank: int, world_size: int, steps: int = 4) -> tuple[list[float], dict
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
-        loss = model(*data(rank, step))
+        loss = model(*(part.to(device()) for part in data(rank, step)))
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))

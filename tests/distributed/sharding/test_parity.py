@@ -34,7 +34,7 @@ from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
 from tutorec.modules.embedding_configs import PoolingType
-from tutorec.spmd import Ranks
+from tutorec.spmd import Ranks, device
 
 STEPS = 3
 POOLINGS = {
@@ -67,7 +67,7 @@ def train(
         sharded = shard(collection(pooled, weighted), optimizer, kind=kind)
         outputs = []
         for step in range(STEPS):
-            features = batch(seed_of(rank, step), samples_of(rank, step), weighted, dtype)
+            features = batch(seed_of(rank, step), samples_of(rank, step), weighted, dtype).to(device())
             out = sharded(features).wait()
             outputs.append(out.values().detach())
             (out.values() * coefficients(out.values(), seed_of(rank, step))).sum().backward()
@@ -97,7 +97,13 @@ def test_outputs_weights_and_state_equal_unsharded(
     ranks: Callable[..., Ranks], kind: str, pooling: str, optimizer: str, world_size: int, backend: str
 ) -> None:
     skip_without(backend)
-    pool = ranks(world_size, hosts=2) if world_size == 4 else ranks(world_size)
+    assert_equal_to_unsharded(
+        ranks(world_size, hosts=2) if world_size == 4 else ranks(world_size), kind, pooling, optimizer, backend
+    )
+
+
+def assert_equal_to_unsharded(pool: Ranks, kind: str, pooling: str, optimizer: str, backend: str) -> None:
+    world_size = pool.world_size
     of_ranks = pool.run(train, kind=kind, pooling=pooling, optimizer=optimizer, backend=backend)
     outputs, reference = expected(kind, world_size, pooling, optimizer)
     for rank, result in enumerate(of_ranks):
@@ -116,10 +122,13 @@ def test_outputs_weights_and_state_equal_unsharded(
 def touched_rows_only(rank: int, world_size: int) -> dict[str, tuple[bool, bool]]:
     before = {name: bag.get_parameter("weight").detach() for name, bag in collection().embedding_bags.items()}
     sharded = shard(collection(), "exact_row_wise_adagrad")
-    sharded(batch(rank, 4)).values().sum().backward()
+    sharded(batch(rank, 4).to(device())).values().sum().backward()
     state = local_state(sharded)
     return {
-        name: (torch.equal(rows[ROWS:], before[name][ROWS:]), bool((state[f"{name}.momentum1"][ROWS:] == 0).all()))
+        name: (
+            torch.equal(rows[ROWS:].cpu(), before[name][ROWS:]),
+            bool((state[f"{name}.momentum1"][ROWS:] == 0).all()),
+        )
         for name, rows in local_weights(sharded).items()
     }
 

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.spmd import Ranks
+from tutorec.spmd import Ranks, device
 
 STEPS = 3
 BATCHES = ("samples", "lists")
@@ -46,7 +46,7 @@ def train(rank: int, world_size: int, kind: str, batches: str, optimizer: str, b
         sharded = shard(collection(need_indices=True), optimizer, kind=kind)
         results = []
         for step in range(STEPS):
-            rows = sharded(batch_of(batches, rank, step)).wait()
+            rows = sharded(batch_of(batches, rank, step).to(device())).wait()
             results.append(plain(rows))
             loss(rows, seed_of(rank, step)).backward()
     return {"results": results, "held": held(sharded)}
@@ -59,7 +59,13 @@ def test_rows_weights_and_state_equal_unsharded(
     with use_backend("auto") as chosen:
         if backend == "fbgemm" and chosen.name != "fbgemm":
             pytest.skip(f"no fbgemm here: {chosen.reason}")
-    pool = ranks(world_size, hosts=2) if world_size == 4 else ranks(world_size)
+    assert_equal_to_unsharded(
+        ranks(world_size, hosts=2) if world_size == 4 else ranks(world_size), kind, batches, optimizer, backend
+    )
+
+
+def assert_equal_to_unsharded(pool: Ranks, kind: str, batches: str, optimizer: str, backend: str) -> None:
+    world_size = pool.world_size
     of_ranks = pool.run(train, kind=kind, batches=batches, optimizer=optimizer, backend=backend)
     reference = RowsReference(collection(need_indices=True), optimizer, world_size, kind)
     for step in range(STEPS):
