@@ -1,7 +1,8 @@
-"""The same code on a GPU: torch kernels on CUDA tensors, one rank on NCCL, two ranks that share one GPU over gloo."""
+"""The same code on a GPU: torch's and fbgemm's kernels, one rank on NCCL, two ranks that share one GPU over gloo."""
 
 from __future__ import annotations
 
+import copy
 from typing import get_args
 
 import pytest
@@ -9,12 +10,15 @@ import torch
 
 from tutorec._kernels.backend import use_backend
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
+from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
+from tutorec._kernels.packed_layout import PACKED_TYPES
 from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.quant.packing import pack_rows
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import Ranks
@@ -42,6 +46,101 @@ def test_torch_kernels_give_the_same_rows_on_cuda(kind):
             op(VALUES.to(device), OFFSETS.to(device)).square().sum().backward()
         rows[device] = torch.cat([table.detach().cpu() for table in op.table_weights()])
     torch.testing.assert_close(rows["cuda"], rows["cpu"])
+
+
+POOLINGS = [(pooling, weighted) for pooling in ("sum", "mean", "sqrtn", "none") for weighted in (False, True)]
+RULES = [None, *(OptimizerSpec(kind, 0.1, max_gradient=2.0) for kind in get_args(OptimizerKind))]
+# A table that two features apart read, one of no rows, one that none reads, and widths that are padded.
+TABLES = (TableSpec("user", 50, 8), TableSpec("none", 0, 4), TableSpec("item", 30, 6), TableSpec("unread", 5, 3))
+LENGTHS = ((2, 0, 1), (3, 1, 0), (0, 0, 0), (1, 1, 2))  # of features 0 to 3, three bags each
+
+
+@pytest.fixture
+def fbgemm_on_cuda():
+    with use_backend("auto") as choice:
+        if not choice.serves("cuda"):
+            pytest.skip(f"no CUDA wheel of fbgemm that fits: {choice.reason}")
+        yield
+
+
+def group_of(pooling: str, weighted: bool) -> GroupSpec:
+    tables = TABLES
+    if pooling == "none":
+        tables = tuple(TableSpec(table.name, table.rows, 6) for table in TABLES)
+    return GroupSpec(tables, (0, 2, 1, 0), pooling, weighted)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("fbgemm_on_cuda")
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind if rule else "dense")
+@pytest.mark.parametrize(("pooling", "weighted"), [case for case in POOLINGS if case != ("none", True)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_fbgemm_gives_the_same_rows_and_states_on_cuda(rule, pooling, weighted, dtype):
+    group = group_of(pooling, weighted)
+    start = [torch.rand(table.rows, table.columns) for table in group.tables]
+    lengths = torch.tensor(LENGTHS).view(-1)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(dtype)
+    ids = torch.randint(0, 5, (int(lengths.sum()),), dtype=dtype)
+    factors = torch.rand(ids.numel()) + 0.5
+    seen = {}
+    for device in ("cpu", "cuda"):
+        op = build_table_batch(group, optimizer=rule, device=torch.device(device), weights=start)
+        weights = factors.to(device).requires_grad_() if weighted else None
+        outputs = []
+        for _ in range(3):
+            outputs.append(op(ids.to(device), offsets.to(device), weights))
+            outputs[-1].square().sum().backward()
+        seen[device] = (
+            [output.detach().cpu() for output in outputs],
+            [table.detach().cpu() for table in op.table_weights()],
+            [table.grad.cpu() if table.grad is not None else None for table in op.table_weights()],
+            [{name: state.cpu() for name, state in of_table.items()} for of_table in op.optimizer_state()],
+            None if weights is None or weights.grad is None else weights.grad.cpu(),
+        )
+    averages = rule is not None and rule.averages_squares
+    assert op.kernel.startswith("torch" if averages else "fbgemm")
+    torch.testing.assert_close(seen["cuda"], seen["cpu"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("fbgemm_on_cuda")
+@pytest.mark.parametrize("kind", get_args(OptimizerKind))
+def test_fbgemm_gives_the_same_rows_on_cuda_where_no_width_is_padded(kind):
+    start = [torch.rand(table.rows, table.columns) for table in GROUP.tables]
+    ops = [
+        build_table_batch(GROUP, optimizer=OptimizerSpec(kind, 0.1), device=torch.device(device), weights=start)
+        for device in ("cpu", "cuda")
+    ]
+    assert ops[1].kernel == f"fbgemm.{kind}"
+    for op, device in zip(ops, ("cpu", "cuda"), strict=True):
+        op(VALUES.to(device), OFFSETS.to(device)).square().sum().backward()  # rate of the first step
+        op.learning_rate = 0.01
+        other = copy.deepcopy(op)
+        for one in (op, other):
+            one(VALUES.to(device), OFFSETS.to(device)).square().sum().backward()
+        torch.testing.assert_close(other.table_weights(), op.table_weights())
+    rows, states = ([op.table_weights() for op in ops], [op.optimizer_state() for op in ops])
+    torch.testing.assert_close([table.cpu() for table in rows[1]], rows[0])
+    for own, wanted in zip(states[1], states[0], strict=True):
+        torch.testing.assert_close({name: state.cpu() for name, state in own.items()}, wanted)
+
+
+@pytest.mark.usefixtures("fbgemm_on_cuda")
+@pytest.mark.parametrize("pooling", ["sum", "mean", "sqrtn", "none"])
+@pytest.mark.parametrize("data_type", PACKED_TYPES, ids=str)
+def test_fbgemm_reads_the_same_packed_rows_on_cuda(pooling, data_type):
+    widths = [6, 6, 6] if pooling == "none" else [6, 8, 37]
+    tables = [PackedTable(f"t{width}", 9, width, data_type) for width in widths]
+    op = IntNBitTableBatchedEmbeddingBagsCodegen(tables, [0, 1, 2, 0], pooling)
+    for index, table in enumerate(tables):
+        pack_rows(torch.randn(table.rows, table.columns), data_type, out=op.table_rows(index))
+    lengths = torch.tensor(LENGTHS).view(-1)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = torch.randint(0, 9, (int(lengths.sum()),))
+    for weights in (None, torch.rand(ids.numel())) if pooling != "none" else (None,):
+        expected = op(ids, offsets, weights)
+        moved = copy.deepcopy(op).to("cuda")
+        assert moved._on_fbgemm
+        actual = moved(ids.cuda(), offsets.cuda(), None if weights is None else weights.cuda())
+        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
 def one_step(rank: int, world_size: int, device_type: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

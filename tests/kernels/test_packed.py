@@ -4,18 +4,21 @@ import copy
 import io
 import pickle
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels.implementations import needs_fbgemm
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from tutorec._kernels import reference
-from tutorec._kernels.backend import BackendError, operator_libraries, use_backend
+from tutorec._kernels import packed, reference
+from tutorec._kernels.backend import operator_libraries, use_backend
 from tutorec._kernels.large_pages import ask_for_large_pages
 from tutorec._kernels.operator_shapes import register_shapes
 from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
@@ -27,16 +30,24 @@ from tutorec.types import DataType
 ALL = (DataType.FP32, DataType.FP16, DataType.INT8, DataType.INT4, DataType.INT2)
 
 
-def has_fbgemm() -> bool:
-    try:
-        with use_backend("fbgemm"):
-            return True
-    except BackendError:
-        return False
+# The operator with the numbers that it is given on CUDA, in CPU memory.
+CUDA_FORM = "fbgemm as on CUDA"
+every = pytest.mark.parametrize(
+    "name", ["torch", *(pytest.param(n, marks=needs_fbgemm) for n in ("fbgemm", CUDA_FORM))]
+)
 
 
-needs_fbgemm = pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that fits this torch")
-both = pytest.mark.parametrize("name", ["torch", pytest.param("fbgemm", marks=needs_fbgemm)])
+@contextmanager
+def implementation(name: str) -> Iterator[None]:
+    """Build operators by a backend, or in the form that they have on CUDA but for the place of their rows."""
+    with ExitStack() as stack:
+        stack.enter_context(use_backend("fbgemm" if name == CUDA_FORM else name))
+        if name == CUDA_FORM:
+            stack.enter_context(patch.object(packed, "_is_on_cuda", lambda rows: True))
+            stack.enter_context(patch.object(packed, "_ON_DEVICE", packed._ON_HOST))
+        yield
+
+
 Batch = tuple[Tensor, Tensor, Tensor | None]  # ids, offsets, weights
 
 
@@ -106,11 +117,11 @@ def lookups(draw: st.DrawFn) -> Drawn:
     return Drawn(tables, features, pooling, (ids, offsets, weights), draw(st.integers(0, 99)))
 
 
-@both
+@every
 @given(lookups())
 def test_lookups_are_what_the_rows_say(name, drawn):
     torch.manual_seed(drawn.seed)
-    with use_backend(name):
+    with implementation(name):
         op = make(drawn.tables, drawn.features, drawn.pooling)
     found, want = op(*drawn.batch), expected(op, drawn.batch)
     assert found.dtype == torch.float32
@@ -172,10 +183,10 @@ def scripted(module: nn.Module) -> torch.jit.ScriptModule:
         return torch.jit.load(file)
 
 
-@both
+@every
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_traced_and_scripted_equal_eager(name, pooling):
-    with use_backend(name):
+    with implementation(name):
         model = Model(small(pooling))
         graph = torch.fx.GraphModule(model, Tracer().trace(model))
         loaded, operator = scripted(graph), scripted(model.op)
@@ -188,11 +199,11 @@ def test_traced_and_scripted_equal_eager(name, pooling):
                 assert torch.equal(operator(ids, offsets_of(lengths)), want)
 
 
-@both
+@every
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_exported_equals_eager_for_any_numbers_of_ids_and_samples(name, pooling):
     dynamic = ({0: torch.export.Dim("N")}, {1: torch.export.Dim("B")})
-    with use_backend(name):
+    with implementation(name):
         model = Model(small(pooling))
         program = torch.export.export(model, some_batch(model.op, 3), dynamic_shapes=dynamic)
         module = program.module()
@@ -206,9 +217,9 @@ def test_exported_equals_eager_for_any_numbers_of_ids_and_samples(name, pooling)
                 module(ids, lengths)
 
 
-@both
+@every
 def test_compiled_equals_eager_in_one_graph(name):
-    with use_backend(name):
+    with implementation(name):
         model = Model(small("sum"))
         torch.compiler.reset()  # so many models of one class are no recompilations of one
         compiled = torch.compile(model, backend="eager", fullgraph=True)
@@ -217,10 +228,10 @@ def test_compiled_equals_eager_in_one_graph(name):
             assert_close(compiled(*batch), model(*batch), rtol=1e-6, atol=1e-6)
 
 
-@both
+@every
 def test_a_graph_refuses_ids_that_are_no_rows(name):
     """Also -1, which fbgemm's own check lets pass for an id that was pruned."""
-    with use_backend(name):
+    with implementation(name):
         model = Model(small("sum"))
         graph = torch.fx.GraphModule(model, Tracer().trace(model))
         loaded = scripted(graph)
@@ -251,10 +262,10 @@ def test_the_graph_holds_the_check_and_the_raw_operator():
     assert fbgemm == ["fbgemm.bounds_check_indices", "fbgemm.int_nbit_split_embedding_codegen_lookup_function"]
 
 
-@both
+@every
 @pytest.mark.parametrize("output", [torch.float16, torch.bfloat16])
 def test_output_of_another_type_is_the_rounded_one(name, output):
-    with use_backend(name):
+    with implementation(name):
         op = small("mean", output_dtype=output)
         batch = some_batch(op, 4)
         found = op(batch[0], offsets_of(batch[1]))
@@ -262,9 +273,9 @@ def test_output_of_another_type_is_the_rounded_one(name, output):
     assert_close(found.float(), expected(op, (batch[0], offsets_of(batch[1]), None)), rtol=1e-2, atol=1e-2)
 
 
-@both
+@every
 def test_weights_of_any_type_are_taken_and_have_no_gradient(name):
-    with use_backend(name):
+    with implementation(name):
         op = small("sum")
         ids, lengths = some_batch(op, 4)
         weights = torch.rand(ids.numel(), dtype=torch.float64, requires_grad=True)
@@ -273,9 +284,9 @@ def test_weights_of_any_type_are_taken_and_have_no_gradient(name):
         assert_close(found, expected(op, (ids, offsets_of(lengths), weights.detach().float())), rtol=1e-5, atol=1e-5)
 
 
-@both
+@every
 def test_ids_and_offsets_of_different_types_and_strides_are_taken(name):
-    with use_backend(name):
+    with implementation(name):
         op = small("sum")
         ids, lengths = some_batch(op, 3)
         want = op(ids, offsets_of(lengths))
@@ -286,18 +297,18 @@ def test_ids_and_offsets_of_different_types_and_strides_are_taken(name):
         assert torch.equal(op(strided, offsets), want)
 
 
-@both
+@every
 def test_rows_written_later_are_read(name):
-    with use_backend(name):
+    with implementation(name):
         op = make([PackedTable("item", 3, 4, DataType.INT8)], [0], "sum")
         rows = torch.randn(3, 4)
         pack_rows(rows, DataType.INT8, out=op.table_rows(0))
         assert_close(op(torch.tensor([2]), torch.tensor([0, 1]))[0], rows[2], atol=0.02, rtol=0)
 
 
-@both
+@every
 def test_an_operator_over_rows_of_another_copies_nothing(name):
-    with use_backend(name):
+    with implementation(name):
         whole = small("sum")
         start = whole.table_offsets[1] + 2 * TABLES[1].layout.row_bytes
         part = IntNBitTableBatchedEmbeddingBagsCodegen(
@@ -313,9 +324,9 @@ def test_an_operator_over_rows_of_another_copies_nothing(name):
     assert_close(found[0], torch.cat([numbers(whole)[1][2], numbers(whole)[3][2]]))
 
 
-@both
+@every
 def test_copies_and_pickles_have_rows_of_their_own(name):
-    with use_backend(name):
+    with implementation(name):
         op = small("sum")
         ids, lengths = some_batch(op, 3)
         want = op(ids, offsets_of(lengths)).clone()
@@ -326,18 +337,18 @@ def test_copies_and_pickles_have_rows_of_their_own(name):
             assert one.table_rows(0).data_ptr() == one.weights.data_ptr() + one.table_offsets[0]
 
 
-@both
+@every
 def test_rows_have_no_place_in_the_state_of_a_module(name):
-    with use_backend(name):
+    with implementation(name):
         op = small("sum")
     assert dict(op.state_dict()) == {} and not list(op.parameters())
     assert op.total_columns == 8 + 6 + 3 + 5 + 8 and small("none").total_columns == 6
 
 
-@both
+@every
 def test_tables_begin_at_cache_lines_and_padding_is_asked_for(name):
     tables = [PackedTable("a", 3, 64, DataType.INT4, 64), PackedTable("b", 2, 64, DataType.INT8, 64)]
-    with use_backend(name):
+    with implementation(name):
         op = make(tables, [0, 1], "sum")
         assert [op.table_rows(index).shape for index in range(2)] == [(3, 64), (2, 128)]
         assert all(offset % 128 == 0 for offset in op.table_offsets)
@@ -345,9 +356,9 @@ def test_tables_begin_at_cache_lines_and_padding_is_asked_for(name):
         assert_close(op(*batch), expected(op, batch), rtol=1e-5, atol=1e-5)
 
 
-@both
+@every
 def test_no_samples_give_no_rows(name):
-    with use_backend(name):
+    with implementation(name):
         for pooling in POOLINGS:
             op = small(pooling)
             found = op(torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
@@ -392,9 +403,9 @@ def test_operators_that_cannot_be_are_refused(arguments, options, words):
         IntNBitTableBatchedEmbeddingBagsCodegen(*arguments, **options)
 
 
-@both
+@every
 def test_a_batch_that_would_be_read_beyond_its_end_is_refused(name):
-    with use_backend(name):
+    with implementation(name):
         op = make([ITEM, ITEM], [0, 1], "sum")
     ids, offsets = torch.tensor([0, 1, 2]), torch.tensor([0, 1, 3])
     for wrong in (

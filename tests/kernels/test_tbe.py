@@ -2,40 +2,35 @@
 
 import copy
 import pickle
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels.implementations import CUDA_ADAPTER, CUDA_FORM, IMPLEMENTATIONS, has_fbgemm, implementation, needs_fbgemm
+from kernels.pretended_fbgemm import pretended_kernels
 from torch import Tensor
 from torch.testing import assert_close
 
 from tutorec._kernels import reference, tbe_fbgemm
-from tutorec._kernels.backend import BackendError, use_backend
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec, build_table_batch
+from tutorec._kernels.tbe import GroupSpec, PoolingKind, TableBatch, TableSpec, build_table_batch
 
 CPU = torch.device("cpu")
 RATE = 0.25
 
 
-def has_fbgemm() -> bool:
-    try:
-        with use_backend("fbgemm"):
-            return True
-    except BackendError:
-        return False
-
-
-BACKENDS = [
-    "torch",
-    pytest.param("fbgemm", marks=pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that fits this torch")),
-]
-both = pytest.mark.parametrize("name", BACKENDS)
+every = pytest.mark.parametrize("name", IMPLEMENTATIONS)
 # fbgemm's row-wise Adagrad takes another way from so many ids on; "large batches" takes it from the first one.
-ways = pytest.mark.parametrize("few_ids", [600, -1], ids=["small batches", "large batches"])
+large_batches = pytest.param("fbgemm", -1, marks=needs_fbgemm, id="fbgemm-large batches")
+ways = pytest.mark.parametrize(
+    ("name", "few_ids"),
+    [*(pytest.param(*one.values, 600, marks=one.marks, id=one.values[0]) for one in IMPLEMENTATIONS), large_batches],
+)
 RULES = [
     None,
     OptimizerSpec("sgd", RATE),
@@ -45,6 +40,12 @@ RULES = [
     OptimizerSpec("adam", RATE, eps=0.1, weight_decay=0.5, beta1=0.8),
     OptimizerSpec("partial_rowwise_adam", RATE, eps=0.1, weight_decay=0.5, beta2=0.9),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels_of_the_cuda_form() -> Iterator[None]:
+    with pretended_kernels() if has_fbgemm() else nullcontext():
+        yield
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def plain_forward(
 
 
 def build(spec: GroupSpec, rule: OptimizerSpec | None, name: str, weights: list[Tensor] | None = None) -> TableBatch:
-    with use_backend(name):
+    with implementation(name):
         return build_table_batch(spec, optimizer=rule, device=CPU, weights=weights)
 
 
@@ -120,7 +121,6 @@ def one_table(rows: int = 5, columns: int = 4, **more: object) -> GroupSpec:
     return GroupSpec((TableSpec("item", rows, columns),), (0,), **more)  # type: ignore[arg-type]
 
 
-@both
 @ways
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind if rule else "dense")
 @given(drawn=groups())
@@ -173,7 +173,7 @@ def ids_of_table(spec: GroupSpec, table: int, ids: Tensor, offsets: Tensor) -> l
     return [row for feature in read for row in ids[bounds[feature] : bounds[feature + 1]].tolist()]
 
 
-@both
+@every
 @pytest.mark.parametrize("rule", RULES[1:], ids=lambda rule: rule.kind)
 def test_rows_absent_from_the_batch_do_not_move(name: str, rule: OptimizerSpec):
     op = build(one_table(rows=6), rule, name)
@@ -185,7 +185,7 @@ def test_rows_absent_from_the_batch_do_not_move(name: str, rule: OptimizerSpec):
     assert not any(state[[0, 2, 4, 5]].any() for state in op.table_states()[0])
 
 
-@both
+@every
 def test_repeated_ids_are_summed_before_one_update(name: str):
     op = build(one_table(rows=2), OptimizerSpec("rowwise_adagrad", 1.0, eps=0.0), name, [torch.zeros(2, 4)])
     op(torch.tensor([0, 0, 0]), torch.tensor([0, 2, 3])).sum().backward()
@@ -194,7 +194,7 @@ def test_repeated_ids_are_summed_before_one_update(name: str):
     assert_close(op.table_weights()[0], torch.tensor([[-1.0] * 4, [0.0] * 4]))
 
 
-@both
+@every
 def test_shared_table_features_apart_make_one_update(name: str):
     # The table of the first and the third feature is not read by the second one.
     spec = GroupSpec((TableSpec("a", 3, 4), TableSpec("b", 3, 4)), (0, 1, 0))
@@ -203,7 +203,7 @@ def test_shared_table_features_apart_make_one_update(name: str):
     assert [state["momentum1"].tolist() for state in op.optimizer_state()] == [[0, 0, 4], [0, 1, 0]]
 
 
-@both
+@every
 def test_learning_rate_change_is_exact_and_taken_at_the_forward(name: str):
     op = build(one_table(rows=1), OptimizerSpec("sgd", 0.5), name, [torch.zeros(1, 4)])
     ids, offsets = torch.tensor([0]), torch.tensor([0, 1])
@@ -218,7 +218,6 @@ def test_learning_rate_change_is_exact_and_taken_at_the_forward(name: str):
         op.learning_rate = -1
 
 
-@both
 @ways
 @pytest.mark.parametrize("rule", RULES[1:], ids=lambda rule: rule.kind)
 def test_two_batches_in_flight_update_one_after_the_other(
@@ -241,7 +240,43 @@ def test_two_batches_in_flight_update_one_after_the_other(
     assert_close(flying.optimizer_state(), plain.optimizer_state())
 
 
-@both
+@every
+@pytest.mark.parametrize("pooling", ["sum", "none"])
+def test_tables_with_different_numbers_of_steps_move_as_each_alone(name: str, pooling: PoolingKind):
+    rule, start = OptimizerSpec("adam", RATE, eps=0.1), torch.randn(3, 4)
+    tables = TableSpec("a", 3, 4), TableSpec("b", 3, 4)
+    both = build(GroupSpec(tables, (1, 0, 1), pooling), rule, name, [start, start])
+    # Features 0 and 2 read table b, feature 1 reads table a; one bag each.
+    ids, offsets, grad = torch.tensor([2, 1, 0, 2]), torch.tensor([0, 1, 3, 4]), torch.randn(4, 4)
+    one, two = (build(GroupSpec((table,), (0,), "none"), rule, name, [start]) for table in tables)
+    state = {"momentum1": torch.rand(3, 4), "exp_avg_sq": torch.rand(3, 4)}
+    for op, steps in ((both, [2, 7]), (one, [2]), (two, [7])):
+        op.load_optimizer_state([{**state, "step": torch.tensor(float(step))} for step in steps])
+    found = both(ids, offsets)
+    rows = grad[[0, 1, 1, 3]]
+    found.backward(rows if pooling == "none" else rows[[0, 1, 3]].view(1, -1))
+    alone_a, alone_b = (op(own, torch.tensor([0, 2])) for op, own in ((one, ids[1:3]), (two, ids[[0, 3]])))
+    alone_a.backward(rows[1:3])
+    alone_b.backward(rows[[0, 3]])
+    assert_close(both.table_weights(), [*one.table_weights(), *two.table_weights()])
+    assert_close(both.optimizer_state(), [*one.optimizer_state(), *two.optimizer_state()])
+    assert [float(state["step"]) for state in both.optimizer_state()] == [3.0, 8.0]
+    of_a, of_b = start[ids[1:3]], start[ids[[0, 3]]]
+    pooled = torch.cat([of_b[:1], of_a, of_b[1:]])
+    assert_close(found, pooled if pooling == "none" else torch.cat([of_b[0], of_a.sum(0), of_b[1]])[None])
+
+
+@every
+@pytest.mark.parametrize("rule", RULES[1:], ids=lambda rule: rule.kind)
+def test_gradients_are_cut_before_they_are_summed(name: str, rule: OptimizerSpec):
+    cut, whole = (build(one_table(), one, name, [torch.ones(5, 4)]) for one in (replace(rule, max_gradient=0.5), rule))
+    ids, offsets = torch.tensor([1, 1, 2]), torch.tensor([0, 1, 2, 3])
+    cut(ids, offsets).backward(torch.tensor([[3.0], [-0.25], [-7.0]]).expand(3, 4))
+    whole(ids, offsets).backward(torch.tensor([[0.5], [-0.25], [-0.5]]).expand(3, 4))
+    assert_close(cut.table_weights(), whole.table_weights())
+
+
+@every
 def test_weights_gradient_is_that_of_the_rows_before_the_update(name: str):
     start = torch.randn(3, 4)
     op = build(one_table(rows=3, weighted=True), OptimizerSpec("sgd", 10.0), name, [start])
@@ -250,7 +285,7 @@ def test_weights_gradient_is_that_of_the_rows_before_the_update(name: str):
     assert_close(weights.grad, start[[0, 2]].sum(1))
 
 
-@both
+@every
 @pytest.mark.parametrize("columns", [3, 4])
 def test_table_weights_and_state_are_live(name: str, columns: int):
     op = build(one_table(rows=2, columns=columns), OptimizerSpec("rowwise_adagrad"), name)
@@ -261,7 +296,7 @@ def test_table_weights_and_state_are_live(name: str, columns: int):
     assert op.optimizer_state()[0]["momentum1"].tolist() == [3.0, 3.0]
 
 
-@both
+@every
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind if rule else "dense")
 def test_weights_and_state_round_trip_between_operators(name: str, rule: OptimizerSpec | None):
     spec = GroupSpec((TableSpec("a", 4, 3), TableSpec("b", 2, 8)), (1, 0))
@@ -276,7 +311,7 @@ def test_weights_and_state_round_trip_between_operators(name: str, rule: Optimiz
     assert_close(target.optimizer_state(), source.optimizer_state())
 
 
-@both
+@every
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind if rule else "dense")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copy_is_independent_and_whole(name: str, rule: OptimizerSpec | None, how: str):
@@ -293,7 +328,7 @@ def test_copy_is_independent_and_whole(name: str, rule: OptimizerSpec | None, ho
     assert rule is None or not torch.equal(other.table_weights()[0], before + 1)
 
 
-@both
+@every
 def test_fused_operator_has_no_parameters_and_dense_one_per_table(name: str):
     spec = GroupSpec((TableSpec("a", 4, 3), TableSpec("b", 2, 8)), (0, 1))
     fused, dense = build(spec, RULES[1], name), build(spec, None, name)
@@ -315,7 +350,7 @@ def test_printed_form_is_that_of_the_documents():
     assert build(spec, rule, "torch").kernel == "torch.sgd"
 
 
-@pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that fits this torch")
+@needs_fbgemm
 def test_printed_form_under_fbgemm_is_that_of_the_documents():
     spec = one_table()
     assert repr(build(spec, OptimizerSpec("sgd"), "fbgemm")) == "SplitTableBatchedEmbeddingBagsCodegen()"
@@ -330,10 +365,19 @@ def test_printed_form_under_fbgemm_is_that_of_the_documents():
     assert build(spec, OptimizerSpec("partial_rowwise_adam"), "fbgemm").kernel == "torch.partial_rowwise_adam"
 
 
-@pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that fits this torch")
-def test_fbgemm_operator_stays_on_the_cpu():
+@needs_fbgemm
+def test_kernels_of_cuda_tables_are_fbgemms_but_for_padded_rows_whose_squares_are_averaged():
+    for rule in RULES:
+        assert build(one_table(), rule, CUDA_FORM).kernel == f"fbgemm.{rule.kind if rule else 'dense'}"
+        averages = rule is not None and "rowwise" in rule.kind
+        assert build(one_table(columns=6), rule, CUDA_FORM).kernel.startswith("torch" if averages else "fbgemm")
+
+
+@needs_fbgemm
+@pytest.mark.parametrize("name", ["fbgemm", CUDA_ADAPTER, CUDA_FORM])
+def test_fbgemm_operator_stays_on_its_kind_of_device(name: str):
     with pytest.raises(ValueError, match=r"fbgemm\.sgd and cannot move to meta"):
-        build(one_table(), OptimizerSpec("sgd"), "fbgemm").to("meta")
+        build(one_table(), OptimizerSpec("sgd"), name).to("meta")
 
 
 def test_meta_operator_becomes_real_where_it_is_filled():
@@ -346,7 +390,7 @@ def test_meta_operator_becomes_real_where_it_is_filled():
         assert not any(state.any() for state in op.table_states()[0])
 
 
-@both
+@every
 def test_default_weights_lie_within_one_over_the_root_of_rows(name: str):
     given_meta = [torch.empty(100, 4, device="meta")]
     for weights in (None, given_meta):
@@ -354,7 +398,7 @@ def test_default_weights_lie_within_one_over_the_root_of_rows(name: str):
         assert 0.05 < float(table.abs().max()) <= 0.1
 
 
-@both
+@every
 def test_bad_batches_are_refused_with_names_and_numbers(name: str):
     op = build(GroupSpec((TableSpec("item", 5, 4),), (0, 0)), RULES[1], name)
     with pytest.raises(ValueError, match=r"4 offsets do not fit 2 features of tables \['item'\]"):
@@ -370,7 +414,7 @@ def test_bad_batches_are_refused_with_names_and_numbers(name: str):
         build(one_table(), None, name)(torch.tensor([9]), torch.tensor([0, 1]))
 
 
-@both
+@every
 def test_bad_weights_and_states_are_refused_with_names_and_numbers(name: str):
     op = build(one_table(), OptimizerSpec("rowwise_adagrad"), name)
     with pytest.raises(ValueError, match=r"'item' is \[5, 4\], and the weights are \[5, 3\]"):

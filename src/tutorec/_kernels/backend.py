@@ -14,10 +14,12 @@ import os
 import platform
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, cast
+from importlib import import_module
+from typing import Any, Literal, cast
 
 from tutorec.errors import BackendError
 
@@ -27,9 +29,11 @@ __all__ = [
     "BackendName",
     "backend",
     "choose",
+    "fbgemm_module",
     "installed",
     "operator_libraries",
     "use_backend",
+    "without_fbgemm_warnings",
 ]
 
 BackendName = Literal["fbgemm", "torch"]
@@ -83,6 +87,11 @@ class BackendChoice:
     pair: str
     versions: Mapping[str, str | None] = field(default_factory=dict)
     broken: bool = False
+
+    def serves(self, device_type: str) -> bool:
+        """Whether fbgemm's kernels run tables on a type of device: ``"cuda"`` takes the CUDA wheel."""
+        needs = {"cpu": True, "cuda": self.versions.get(_CUDA_WHEEL) is not None}
+        return self.name == "fbgemm" and needs.get(device_type, False)
 
 
 def installed() -> dict[str, str | None]:
@@ -182,6 +191,29 @@ def use_backend(name: str) -> Iterator[BackendChoice]:
         yield _state.current
     finally:
         _state.current = before
+
+
+@contextmanager
+def without_fbgemm_warnings() -> Iterator[None]:
+    """Silence what fbgemm warns of: kernels that its wheel lacks, at import, and its plain Adam, at each call."""
+    messages = r"[^F]*(Failed to import: fbgemm_gpu|\[FBGEMM_GPU\] NOTE: The training optimizer)"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=messages)
+        yield
+
+
+def fbgemm_module(name: str) -> Any:
+    """A module of fbgemm's Python package, which loads all of its operators; half a second the first time.
+
+    Args:
+        name: With the package's.
+
+    Raises:
+        ImportError: There is no fbgemm.
+    """
+    backend()  # the shapes that are registered there come before fbgemm's
+    with without_fbgemm_warnings():
+        return import_module(name)
 
 
 def operator_libraries() -> list[str]:

@@ -25,7 +25,7 @@ from torch import Tensor
 __all__ = ["FBGEMM_KINDS", "OptimizerKind", "OptimizerSpec", "StateSpec", "UpdateStep", "check_rate"]
 
 OptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"]
-# Those that fbgemm has a CPU kernel for; the others run in torch under both backends.
+# Those that fbgemm has a CPU kernel for; the others run in torch on the CPU, under both backends.
 FBGEMM_KINDS: tuple[OptimizerKind, ...] = ("sgd", "adagrad", "rowwise_adagrad")
 _ADAMS: tuple[OptimizerKind, ...] = ("adam", "partial_rowwise_adam")
 
@@ -109,6 +109,11 @@ class OptimizerSpec:
     def counts_steps(self) -> bool:
         """Whether a step depends on how many there were before."""
         return self.kind in _ADAMS
+
+    @property
+    def averages_squares(self) -> bool:
+        """Whether a step needs the mean of a row's squared gradients, for which columns of padding would count."""
+        return any(state.rowwise for state in self.states)
 
     @property
     def moves_without_gradient(self) -> bool:

@@ -2,7 +2,8 @@
 
 The buffer holds the rows of each table as ``packed_layout`` describes them, whatever their number formats; a few small
 tensors say where each feature's table begins, and what it is. fbgemm's inference operator takes exactly these, so the
-call is made to the operator itself: its Python module would cost more than the lookup of a small batch.
+call is made to the operator itself: its Python module would cost more than the lookup of a small batch. On CUDA it is
+the same operator, where fbgemm's CUDA wheel fits, which reads words of 4 bytes; that was run with CPU tensors only.
 
 In eager mode ids are not checked here: the module that owns the tables has done it, with names. A traced, scripted or
 exported graph has no such module around it, so there a check stands in front of the lookup.
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec._kernels.backend import backend
+from tutorec._kernels.backend import backend, fbgemm_module
 from tutorec._kernels.large_pages import ask_for_large_pages
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowLayout, row_layout
 from tutorec._kernels.packed_torch import assert_rows, check_rows, packed_lookup, sqrtn_weights
@@ -30,7 +31,11 @@ __all__ = ["IntNBitTableBatchedEmbeddingBagsCodegen", "PackedTable"]
 
 # Tables begin at multiples of a cache line, as fbgemm's do.
 _TABLE_ALIGNMENT = 128
-_HOST = 3  # fbgemm's code of the place where the rows of a CPU table are
+_ON_DEVICE, _ON_HOST = 0, 3  # fbgemm's codes of the places where the rows of a CUDA and of a CPU table are
+_CUDA_ALIGNMENT, _CUDA_COLUMNS = (
+    16,
+    4080,
+)  # what the CUDA kernels read at once, in bytes; the widest rows that they take
 _TYPE_CODES = {DataType.FP32: 0, DataType.FP16: 1, DataType.INT8: 2, DataType.INT4: 3, DataType.INT2: 4}
 _POOLING_CODES = {"sum": 0, "mean": 1, "none": 2}
 _OUTPUT_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 5}
@@ -270,17 +275,23 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         """Write down for the kernels where each feature's rows are, and how they are read."""
         weights, features = self.weights, [self.tables[table] for table in self.feature_tables]
         layouts = [table.layout for table in features]
-        stored = [layout.stored_columns for layout in layouts]
+        on_cuda = _is_on_cuda(weights)
+        stored = [layout.word_columns if on_cuda else layout.stored_columns for layout in layouts]
         one_width = self._pooling != "none" or len(set(stored)) < 2
-        self._is_meta = weights.is_meta
-        self._on_fbgemm = weights.device.type in ("cpu", "meta") and one_width and backend().name == "fbgemm"
+        served = backend().serves("cpu" if weights.is_meta else weights.device.type)
+        if on_cuda:
+            aligned = all(table.alignment % _CUDA_ALIGNMENT == 0 for table in features)
+            served = served and aligned and max(stored) <= _CUDA_COLUMNS
+        self._is_meta, self._on_fbgemm = weights.is_meta, one_width and served
+        if on_cuda and self._on_fbgemm:
+            fbgemm_module("fbgemm_gpu")  # loads the operators' CUDA libraries
 
         def put(name: str, numbers: Sequence[int], dtype: torch.dtype) -> None:
             self.register_buffer(name, torch.tensor(numbers, dtype=dtype, device=weights.device), persistent=False)
 
         put("_starts", [self.table_offsets[table] for table in self.feature_tables], torch.int64)
         put("_last_rows", [table.rows - 1 for table in features], torch.int64)
-        put("_placements", [_HOST] * len(features), torch.int32)
+        put("_placements", [_ON_DEVICE if on_cuda else _ON_HOST] * len(features), torch.int32)
         put("_types", [_TYPE_CODES[table.data_type] for table in features], torch.uint8)
         put("_column_offsets", [*accumulate(stored, initial=0)], torch.int32)
         put("_no_rows", [], torch.uint8)
@@ -296,7 +307,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         facts = [(layout.bits, layout.columns, layout.row_bytes) for layout in layouts]
         self._blocks = [[len([*run]), *kind] for kind, run in groupby(facts)]
         self._rows, self._names = [table.rows for table in features], [table.name for table in features]
-        self._slices = self._cuts(layouts)
+        self._slices = self._cuts([table.columns for table in features], stored)
         self._head = (
             *(weights, self._no_rows, self._placements, self._starts, self._types, self._column_offsets),
             *(self._total, *self._widths),
@@ -307,15 +318,13 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         self._tail = (self._output_code, None, None, self._alignment)
 
     @torch.jit.unused
-    def _cuts(self, layouts: Sequence[Any]) -> list[tuple[int, int]]:
+    def _cuts(self, shown: Sequence[int], stored: Sequence[int]) -> list[tuple[int, int]]:
         """Which columns of the operator's output are shown; none where all are."""
-        if all(layout.columns == layout.stored_columns for layout in layouts):
+        if list(shown) == list(stored):
             return []
         if self._pooling == "none":
-            return [(0, layouts[0].columns)]
-        every = range(len(layouts))
-        shown, stored = [one.columns for one in layouts], [one.stored_columns for one in layouts]
-        return [*column_slices(every, shown, stored)]
+            return [(0, shown[0])]
+        return [*column_slices(range(len(shown)), shown, stored)]
 
     def _check(self) -> None:
         names = [table.name for table in self.tables]
@@ -367,6 +376,10 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._describe()
+
+
+def _is_on_cuda(rows: Tensor) -> bool:
+    return rows.is_cuda
 
 
 @cache

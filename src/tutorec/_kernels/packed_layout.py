@@ -46,6 +46,11 @@ class RowLayout:
     row_bytes: int
 
     @property
+    def word_columns(self) -> int:
+        """Columns of the payload counted in whole words of 4 bytes, which the row has room for."""
+        return -(-self.stored_columns * self.bits // 32) * 32 // self.bits
+
+    @property
     def levels(self) -> int:
         """The largest code of a column."""
         return (1 << self.bits) - 1

@@ -54,6 +54,7 @@ __all__ = [
 
 # Rows [R, D] of each table; or what writes the rows of table number i where they lie, so that they exist once.
 FirstRows = Sequence[Tensor] | Callable[[int, Tensor], None]
+_CUDA_COLUMNS = 2048  # the widest rows that fbgemm's CUDA kernels train
 Cut = tuple[int, int, int, int]  # of a table in a buffer: first element, rows, elements from row to row, columns
 
 
@@ -156,9 +157,9 @@ class TableBatch(nn.Module, ABC):
         self._learning_rate = 0.0 if optimizer is None else float(optimizer.learning_rate)
         elements, rows = self._place()
         # A fused op's buffer requires grad only so that autograd records the lookup; it never gets a .grad.
-        self._flat: Tensor = torch.zeros(elements, device=device)
-        kept = () if optimizer is None else optimizer.states
-        self._kept: list[Tensor] = [torch.zeros(rows if state.rowwise else elements, device=device) for state in kept]
+        self._flat: Tensor
+        self._kept: list[Tensor]
+        self._flat, self._kept = self._allocate(elements, rows, device)
         # Steps of each table, always on the CPU: the factors that depend on them are computed there.
         self._counts = torch.zeros(len(spec.tables) if optimizer is not None and optimizer.counts_steps else 0)
         self._bind()
@@ -168,6 +169,12 @@ class TableBatch(nn.Module, ABC):
     @abstractmethod
     def _place(self) -> tuple[int, int]:
         """Lay out the buffer: sets ``_table_places``; returns its number of elements and of rows."""
+
+    def _allocate(self, elements: int, rows: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+        """Zeros for all tables and for each state: so many elements, or rows where a state has one number a row."""
+        states = () if self.optimizer is None else self.optimizer.states
+        kept = [torch.zeros(rows if state.rowwise else elements, device=device) for state in states]
+        return torch.zeros(elements, device=device), kept
 
     def _bind_kernel(self) -> None:
         """Prepare what ``_lookup`` needs from the buffers; called again when they move."""
@@ -339,9 +346,9 @@ def build_table_batch(
 ) -> TableBatch:
     """Build the operator for a group of tables on the backend of this process.
 
-    fbgemm's operators run on the CPU; on every other device, and where fbgemm has no kernel for what is asked, the
-    plain-torch operator stands behind the same signature and ``kernel`` says so. (The torch operator on CUDA has not
-    been run yet.)
+    fbgemm's operators run on the CPU, and on CUDA where its CUDA wheel fits. Where fbgemm has no kernel for what is
+    asked, the plain-torch operator stands behind the same signature and ``kernel`` says so. (Neither has been run on a
+    GPU yet.)
 
     Args:
         spec: Tables, features and pooling.
@@ -389,32 +396,36 @@ def runs_in_fbgemm(optimizer: OptimizerSpec | None, columns: Iterable[int], devi
     Args:
         optimizer: Applied in the backward; None for dense gradients.
         columns: D of each table.
-        device_type: Where they live, ``"cpu"`` or another.
+        device_type: Where they live, ``"cpu"``, ``"cuda"`` or another.
 
     Example:
-        >>> runs_in_fbgemm(OptimizerSpec("adam"), [64], "cpu")
+        >>> runs_in_fbgemm(OptimizerSpec("adam"), [64], "cpu")  # fbgemm has Adam for CUDA only
         False
     """
-    if device_type != "cpu" or (optimizer is not None and optimizer.kind not in FBGEMM_KINDS):
+    if optimizer is not None and device_type == "cpu" and optimizer.kind not in FBGEMM_KINDS:
         return False
-    # Padding is exact for all but row-wise Adagrad, which would average the squares over the padded width.
-    if optimizer is not None and optimizer.kind == "rowwise_adagrad" and any(width % 4 for width in columns):
+    columns = list(columns)
+    if device_type == "cuda" and max(columns) > _CUDA_COLUMNS:
         return False
-    return backend().name == "fbgemm"
+    # Padding is exact but for rules that would average the squares of a row over its padded width.
+    averages = optimizer is not None and optimizer.averages_squares
+    return not (averages and any(width % 4 for width in columns)) and backend().serves(device_type)
 
 
 def _implementation(spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> type[TableBatch]:
-    """The class that runs a group: fbgemm's on the CPU where fbgemm was chosen and has the kernel, else torch's."""
-    # Imported here: both modules subclass TableBatch, and a process needs one of them.
-    if runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):
-        from tutorec._kernels import tbe_fbgemm
+    """The class that runs a group: fbgemm's where fbgemm was chosen and has the kernel, else torch's."""
+    # Imported here: all three modules subclass TableBatch, and a process needs one or two of them.
+    if not runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):
+        from tutorec._kernels import tbe_torch
 
-        if optimizer is None:
-            return tbe_fbgemm.DenseTableBatchedEmbeddingBagsCodegen
-        return tbe_fbgemm.SplitTableBatchedEmbeddingBagsCodegen
-    from tutorec._kernels import tbe_torch
-
-    return tbe_torch.TorchTableBatchedEmbeddingBags
+        return tbe_torch.TorchTableBatchedEmbeddingBags
+    if device.type == "cpu":
+        from tutorec._kernels import tbe_fbgemm as kernels
+    else:
+        from tutorec._kernels import tbe_cuda as kernels
+    if optimizer is None:
+        return kernels.DenseTableBatchedEmbeddingBagsCodegen
+    return kernels.SplitTableBatchedEmbeddingBagsCodegen
 
 
 def as_one_buffer(flat: Tensor, cuts: Sequence[Cut], tables: Sequence[Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
@@ -22,7 +23,11 @@ from tutorec._kernels.tbe import GroupSpec, TableBatch, as_one_buffer
 from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
 from tutorec._kernels.weighted_step import FEW_IDS, PooledBatch, step_rowwise_adagrad
 
-__all__ = ["DenseTableBatchedEmbeddingBagsCodegen", "SplitTableBatchedEmbeddingBagsCodegen"]
+__all__ = [
+    "DenseTableBatchedEmbeddingBagsCodegen",
+    "FbgemmTableBatch",
+    "SplitTableBatchedEmbeddingBagsCodegen",
+]
 
 _SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
 _FP32_OUTPUT = 0
@@ -40,8 +45,14 @@ def _feature_order(spec: GroupSpec) -> list[int]:
     return sorted(range(len(spec.feature_tables)), key=lambda feature: first[spec.feature_tables[feature]])
 
 
-class _FbgemmTableBatch(TableBatch):
-    """What both operators share: the buffer's layout and the integers that describe it."""
+class FbgemmTableBatch(TableBatch):
+    """What fbgemm's operators share: the buffer's layout, and how a batch is made to fit it.
+
+    Features of one table become neighbours, rows are padded to multiples of 4 columns, and rows that are not pooled are
+    looked up as bags of one id in one table of all rows.
+    """
+
+    _device_type: str | None = None
 
     def _place(self) -> tuple[int, int]:
         spec = self.spec
@@ -60,23 +71,58 @@ class _FbgemmTableBatch(TableBatch):
         self._table_places = places
         strides = [places[table][2] for table in spec.feature_tables]
         self._slices = column_slices(self._order, spec.feature_columns, strides)
-        self._rows = row
+        self._elements, self._rows = start, row
         return start, row
 
-    def _bind_kernel(self) -> None:
+    def _check_device_type(self) -> None:
+        """Refuse another type of device than the first one."""
         device = self._flat.device
-        if device.type != "cpu":
+        self._device_type = self._device_type or device.type
+        if device.type != self._device_type:
             raise ValueError(
                 f"tables {[table.name for table in self.spec.tables]} were built with {self.kernel} and cannot move to "
                 f"{device}: build them there with build_table_batch(..., device={str(device)!r})"
             )
+
+    def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        if self.spec.pooling == "none":
+            return self._lookup_rows(values, offsets)
+        if weights is not None and weights.dtype != torch.float32:
+            weights = weights.float()
+        if not self._in_order:
+            values, offsets, weights = select_features(values, offsets, weights, self._order, len(self._order))
+        return pick_columns(self._call(values, offsets, weights), self._slices)
+
+    def _lookup_rows(self, values: Tensor, offsets: Tensor) -> Tensor:
+        """One row for each id: the CPU operators can only pool, so every id is a bag and all tables are one."""
+        batch = (offsets.numel() - 1) // len(self.spec.feature_tables)
+        if self._row_base is not None and batch:
+            values = values + self._row_base.repeat_interleave(offsets[::batch].diff(), output_size=values.numel())
+        offsets = torch.arange(values.numel() + 1, dtype=values.dtype, device=values.device)
+        rows = self._call(values, offsets, None)
+        return rows[:, : self.spec.feature_columns[0]]
+
+    def _bind_kernel(self) -> None:
+        self._check_device_type()
+        rows = [self._table_places[table][1] for table in self.spec.feature_tables]
+        self._row_base = torch.tensor(rows, device=self._flat.device) if any(rows) else None
+
+    @abstractmethod
+    def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """Features in the buffer's order -> pooled, padded columns included."""
+
+
+class _RawOperators(FbgemmTableBatch):
+    """What the operators that are called directly share: the integers that describe the buffer."""
+
+    def _bind_kernel(self) -> None:
+        super()._bind_kernel()
+        device = self._flat.device
         places = [self._table_places[self.spec.feature_tables[feature]] for feature in self._order]
         # Unused tables lie behind the used ones, so the last used table ends where they begin.
         last = max(row for _, row, _ in places)
         end = min((row for _, row, _ in self._table_places if row > last), default=self._rows)
         if self.spec.pooling == "none":
-            rows = [self._table_places[table][1] for table in self.spec.feature_tables]
-            self._row_base = torch.tensor(rows, device=device) if any(rows) else None
             places = [(0, 0, places[0][2])]
         self._cuts = [
             (start, table.rows, stride, table.columns)
@@ -95,30 +141,8 @@ class _FbgemmTableBatch(TableBatch):
         )
         self._pooling_code = _MEAN if self._pooling == "mean" else _SUM
 
-    def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        if self.spec.pooling == "none":
-            return self._lookup_rows(values, offsets)
-        if weights is not None and weights.dtype != torch.float32:
-            weights = weights.float()
-        if not self._in_order:
-            values, offsets, weights = select_features(values, offsets, weights, self._order, len(self._order))
-        return pick_columns(self._call(values, offsets, weights), self._slices)
 
-    def _lookup_rows(self, values: Tensor, offsets: Tensor) -> Tensor:
-        """One row for each id: the CPU operators only pool, so every id is a bag and all tables are one."""
-        batch = (offsets.numel() - 1) // len(self.spec.feature_tables)
-        if self._row_base is not None and batch:
-            values = values + self._row_base.repeat_interleave(offsets[::batch].diff(), output_size=values.numel())
-        offsets = torch.arange(values.numel() + 1, dtype=values.dtype, device=values.device)
-        rows = self._call(values, offsets, None)
-        return rows[:, : self.spec.feature_columns[0]]
-
-    @abstractmethod
-    def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        """Features in the buffer's order -> pooled, padded columns included."""
-
-
-class SplitTableBatchedEmbeddingBagsCodegen(_FbgemmTableBatch):
+class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
     """Fused: the backward sums the gradients of equal ids and updates their rows; weights have no gradient.
 
     Named after the fbgemm class whose operators it calls, so that printed modules read the same.
@@ -225,7 +249,7 @@ class _LargeBatch(torch.autograd.Function):
         return None, None, None, None, None
 
 
-class DenseTableBatchedEmbeddingBagsCodegen(_FbgemmTableBatch):
+class DenseTableBatchedEmbeddingBagsCodegen(_RawOperators):
     """Dense: the backward fills the gradient of each table's Parameter, for an optimizer outside.
 
     Named after the fbgemm class whose operator it calls, so that printed modules read the same.
@@ -238,9 +262,9 @@ class DenseTableBatchedEmbeddingBagsCodegen(_FbgemmTableBatch):
 
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         flat = as_one_buffer(self._flat, self._cuts, self._tables)
-        # The operator records its own gradient and registers no autograd kernel, which makes the dispatcher warn at
-        # each backward; below the autograd keys it is called directly.
-        with torch._C._AutoDispatchBelowAutograd():
+        # On the CPU the operator records its own gradient and registers no autograd kernel, which makes the dispatcher
+        # warn at each backward; below the autograd keys it is called directly.
+        with torch._C._AutoDispatchBelowAutograd() if flat.is_cpu else nullcontext():
             return torch.ops.fbgemm.dense_embedding_codegen_lookup_function(
                 flat, self._weights_offsets, *self._geometry, values, offsets, self._pooling_code, weights, None
             )

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-__all__ = ["column_slices", "pick_columns", "select_features"]
+__all__ = ["column_slices", "empty_bags", "pick_columns", "select_features"]
 
 Slices = tuple[tuple[int, int], ...]
 
@@ -45,6 +45,35 @@ def select_features(
         return torch.cat([ids[bounds[feature] : bounds[feature + 1]] for feature in features])
 
     return take(values), chosen, None if weights is None else take(weights)
+
+
+def empty_bags(
+    values: Tensor, offsets: Tensor, weights: Tensor | None, kept: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The same bags, without the ids of those that are not kept.
+
+    Args:
+        values: Ids [N].
+        offsets: Bag bounds [L+1].
+        weights: One weight for each id [N], or None.
+        kept: Whether a bag keeps its ids [L].
+
+    Returns:
+        (values, offsets, weights), of L bags.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.tbe_layout import empty_bags
+        >>> kept = torch.tensor([False, True])
+        >>> ids, bounds, _ = empty_bags(torch.tensor([7, 8, 9]), torch.tensor([0, 1, 3]), None, kept)
+        >>> ids.tolist(), bounds.tolist()
+        ([8, 9], [0, 0, 2])
+    """
+    lengths = offsets.diff()
+    of_ids = kept.repeat_interleave(lengths, output_size=values.numel())
+    bounds = torch.zeros_like(offsets)
+    torch.cumsum(lengths * kept, 0, out=bounds[1:])
+    return values[of_ids], bounds, None if weights is None else weights[of_ids]
 
 
 def column_slices(features: Sequence[int], columns: Sequence[int], strides: Sequence[int]) -> Slices:

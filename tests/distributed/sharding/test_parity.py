@@ -30,6 +30,7 @@ from distributed.cases import (
     shard,
 )
 from distributed.pairwise import pairwise_cover
+from kernels.implementations import CUDA_ADAPTER, implementation
 from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
@@ -44,7 +45,7 @@ POOLINGS = {
     "weighted": (PoolingType.SUM, True),
     "weighted sqrtn": (PoolingType.SQRTN, True),
 }
-BACKENDS = ("fbgemm", "torch")
+BACKENDS = ("fbgemm", "torch", CUDA_ADAPTER)
 MATRIX = ((*KINDS, *MIXES), tuple(POOLINGS), OPTIMIZERS, (1, 2, 4), BACKENDS)
 PAIRWISE = pairwise_cover(MATRIX)
 
@@ -63,7 +64,7 @@ def train(
 ) -> dict[str, Any]:
     """Three steps on one rank; what it computed, holds, and remembers."""
     pooled, weighted = POOLINGS[pooling]
-    with use_backend(backend):
+    with implementation(backend):
         sharded = shard(collection(pooled, weighted), optimizer, kind=kind)
         outputs = []
         for step in range(STEPS):
@@ -88,7 +89,7 @@ def expected(kind: str, world_size: int, pooling: str, optimizer: str) -> tuple[
 
 def skip_without(backend: str) -> None:
     with use_backend("auto") as found:
-        if backend == "fbgemm" and found.name != "fbgemm":
+        if backend != "torch" and found.name != "fbgemm":
             pytest.skip(f"no fbgemm here: {found.reason}")
 
 

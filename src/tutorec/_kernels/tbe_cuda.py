@@ -1,0 +1,179 @@
+"""Table-batched lookups on CUDA, through fbgemm's own Python module and its CUDA kernels.
+
+fbgemm's module knows what its CUDA kernels want, and is what TorchRec runs there. It is imported when the first table
+goes to CUDA. It brings the memory: tables and states are views of its buffers, in which rows are padded to multiples
+of 4 columns.
+
+On CPU tensors the same adapter runs fbgemm's CPU mode, and the tests hold it equal to the other operators there. That
+mode has SGD, Adagrad and row-wise Adagrad. The form that the module has on CUDA, both Adams included, was run in CPU
+memory with formulas of the tests in place of fbgemm's kernels. Nothing here was run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tutorec._kernels import tbe_fbgemm
+from tutorec._kernels.backend import fbgemm_module, without_fbgemm_warnings
+from tutorec._kernels.optimizer_spec import OptimizerKind
+from tutorec._kernels.tbe_layout import empty_bags
+
+__all__ = ["DenseTableBatchedEmbeddingBagsCodegen", "Place", "SplitTableBatchedEmbeddingBagsCodegen"]
+
+_TRAINING = "fbgemm_gpu.split_table_batched_embeddings_ops_training"
+# Of a call that is not counted. Step 1 would make fbgemm ask the device for its own count.
+_UNCOUNTED = 2.0
+_INT32_ROWS = 2**31
+_OPTIMIZERS: dict[OptimizerKind, str] = {
+    "sgd": "EXACT_SGD",
+    "adagrad": "EXACT_ADAGRAD",
+    "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD",
+    "adam": "ADAM",
+    "partial_rowwise_adam": "PARTIAL_ROWWISE_ADAM",
+}
+
+
+class Place(NamedTuple):
+    """What fbgemm calls a place of rows, in its enumerations and at the end of a buffer's name."""
+
+    location: str
+    computes: str
+    suffix: str
+
+
+class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
+    """Fused: the backward sums the gradients of equal ids and updates their rows; weights have no gradient.
+
+    Named after the fbgemm class that it calls. fbgemm's counts one number of steps for all tables; where those of ours
+    differ, each number has a call of its own. A copy, and a move to another GPU, holds the tables twice for a moment.
+    """
+
+    _fbgemm: Any
+
+    @staticmethod
+    def _place_on(device: torch.device) -> Place:
+        return Place("HOST", "CPU", "host") if device.type == "cpu" else Place("DEVICE", "CUDA", "dev")
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel really used."""
+        assert self.optimizer is not None, "a fused operator is built with an optimizer"
+        return f"fbgemm.{self.optimizer.kind}"
+
+    def _allocate(self, elements: int, rows: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+        module = self._build(device)
+        flat, *kept = (getattr(module, name).detach() for name in self._buffers_of(module))
+        return flat, kept
+
+    def _build(self, device: torch.device) -> Any:
+        """The module, with memory of its own; zeros."""
+        fbgemm, rule, place = fbgemm_module(_TRAINING), self.optimizer, self._place_on(device)
+        assert rule is not None, "a fused operator is built with an optimizer"
+        shapes, feature_tables = self._shapes()
+        where = fbgemm.EmbeddingLocation[place.location], fbgemm.ComputeDevice[place.computes]
+        module = fbgemm.SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, columns, *where) for rows, columns in shapes],
+            feature_table_map=feature_tables,
+            optimizer=fbgemm.OptimType[_OPTIMIZERS[rule.kind]],
+            stochastic_rounding=False,
+            gradient_clipping=rule.max_gradient is not None,
+            max_gradient=rule.max_gradient or 0.0,
+            learning_rate=rule.learning_rate,
+            eps=rule.eps,
+            weight_decay=rule.weight_decay,
+            beta1=rule.beta1,
+            beta2=rule.beta2,
+            pooling_mode=fbgemm.PoolingMode["MEAN" if self._pooling == "mean" else "SUM"],
+            device=device,
+            # Ids were checked by the module that owns the tables, which knows their names.
+            bounds_check_mode=fbgemm.BoundsCheckMode.NONE,
+            table_names=[table.name for table in self.spec.tables],
+        )
+        self._warns = rule.kind == "adam"
+        # Not as a child: its parameters and buffers are no entries of a state_dict.
+        object.__setattr__(self, "_fbgemm", module)
+        return module
+
+    def _shapes(self) -> tuple[list[tuple[int, int]], list[int]]:
+        """Rows and columns of fbgemm's tables in the order in which they lie, and the table of each feature."""
+        if self.spec.pooling == "none":
+            return [(self._rows, self._table_places[0][2])], [0]
+        read = sorted(set(self.spec.feature_tables), key=lambda table: self._table_places[table])
+        shapes = [(max(self.spec.tables[table].rows, 1), self._table_places[table][2]) for table in read]
+        # fbgemm takes no table that no feature reads. Those lie behind the others, as further rows of the last one.
+        start, row, stride = self._table_places[read[-1]]
+        shapes[-1] = max(-(-(self._elements - start) // stride), self._rows - row), stride
+        return shapes, [read.index(self.spec.feature_tables[feature]) for feature in self._order]
+
+    def _buffers_of(self, module: Any) -> list[str]:
+        """Names of the module's buffers: of the weights, and of each state."""
+        suffix = self._place_on(module.current_device).suffix
+        states = () if self.optimizer is None else self.optimizer.states
+        return [f"weights_{suffix}", *(f"momentum{number}_{suffix}" for number, _ in enumerate(states, start=1))]
+
+    def _bind_kernel(self) -> None:
+        super()._bind_kernel()
+        module = self.__dict__.get("_fbgemm")
+        if module is None or module.placeholder_autograd_tensor.device != self._flat.device:
+            self._build(self._flat.device)
+        for name, tensor in zip(self._buffers_of(self._fbgemm), (self._flat.detach(), *self._kept), strict=True):
+            # Neither parameter nor buffer of fbgemm's module any longer: whatever moves moves here.
+            self._fbgemm._parameters.pop(name, None)
+            self._fbgemm._buffers.pop(name, None)
+            setattr(self._fbgemm, name, tensor)
+
+    def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        assert self.optimizer is not None, "a fused operator is built with an optimizer"
+        # Without gradients there is no backward, and the batch is none to be counted.
+        counted = self.optimizer.counts_steps and torch.is_grad_enabled()
+        numbers = [step.number for step in self.next_steps()] if counted else [_UNCOUNTED]
+        if len(set(numbers)) == 1:
+            return self._run(values, offsets, weights, numbers[0])
+        of_bags = torch.tensor(numbers, device=values.device)[self._tables_of_bags(values, offsets)]
+        parts = [
+            self._run(*empty_bags(values, offsets, weights, of_bags == number), number)
+            for number in sorted(set(numbers))
+        ]
+        return torch.stack(parts).sum(0)
+
+    def _run(self, values: Tensor, offsets: Tensor, weights: Tensor | None, number: float) -> Tensor:
+        """One call, whose update is step ``number``."""
+        module = self._fbgemm
+        if self._rows >= _INT32_ROWS:  # the backward numbers the rows of all tables in the ids' dtype
+            values, offsets = values.long(), offsets.long()
+        # A new tensor: one that waits for its backward keeps the rate of its forward.
+        module.learning_rate_tensor = torch.tensor(self._learning_rate, dtype=torch.float32)
+        # fbgemm adds 1 at each forward, and takes the number from the device where its copy on the CPU is 0.
+        module.iter_cpu.fill_(int(number) - 1)
+        if number == 1:
+            module.iter.zero_()
+        with without_fbgemm_warnings() if self._warns else nullcontext():
+            return module(values, offsets, weights)
+
+    def _tables_of_bags(self, values: Tensor, offsets: Tensor) -> Tensor:
+        """The table of each bag."""
+        device, features = values.device, self.spec.feature_tables
+        if self.spec.pooling == "none":  # a bag is one id, which counts the rows of all tables
+            starts, tables = torch.tensor([row for _, row, _ in self._table_places], device=device).sort()
+            return tables[torch.bucketize(values, starts, right=True) - 1]
+        samples = (offsets.numel() - 1) // len(features)
+        return torch.tensor([features[feature] for feature in self._order], device=device).repeat_interleave(samples)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # fbgemm's module cannot be pickled; it is built anew around the buffers.
+        return {name: value for name, value in super().__getstate__().items() if name != "_fbgemm"}
+
+
+class DenseTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.DenseTableBatchedEmbeddingBagsCodegen):
+    """Dense: the backward fills the gradient of each table's Parameter, for an optimizer outside.
+
+    It needs no module of fbgemm's: the operator is the one that serves the CPU, and takes tensors of either device.
+    """
+
+    def _bind_kernel(self) -> None:
+        super()._bind_kernel()
+        fbgemm_module("fbgemm_gpu")  # loads the operator's CUDA library

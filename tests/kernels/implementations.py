@@ -1,0 +1,57 @@
+"""The implementations of table-batched lookups that the tests hold equal to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+import torch
+from kernels import pretended_fbgemm
+
+from tutorec._kernels import tbe, tbe_cuda, tbe_fbgemm
+from tutorec._kernels.backend import BackendChoice, BackendError, use_backend
+from tutorec._kernels.optimizer_spec import OptimizerSpec
+
+_choose = tbe._implementation
+
+
+def has_fbgemm() -> bool:
+    try:
+        with use_backend("fbgemm"):
+            return True
+    except BackendError:
+        return False
+
+
+needs_fbgemm = pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that fits this torch")
+# The adapter of CUDA tables on CPU tensors: through fbgemm's CPU mode; and in the form that it has on CUDA, with the
+# formulas of the tests as kernels.
+CUDA_ADAPTER, CUDA_FORM = "fbgemm's module", "fbgemm's module for CUDA"
+IMPLEMENTATIONS = [
+    pytest.param("torch"),
+    *(pytest.param(name, marks=needs_fbgemm) for name in ("fbgemm", CUDA_ADAPTER, CUDA_FORM)),
+]
+
+
+def _adapter_on_cpu(spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device) -> type[tbe.TableBatch]:
+    chosen = _choose(spec, rule, device)
+    return getattr(tbe_cuda, chosen.__name__) if chosen.__module__ == tbe_fbgemm.__name__ else chosen
+
+
+def _cuda_form(spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device) -> type[tbe.TableBatch]:
+    with patch.object(BackendChoice, "serves", lambda choice, device_type: True):
+        chosen = _choose(spec, rule, torch.device("cuda"))
+    return getattr(pretended_fbgemm, chosen.__name__, chosen)
+
+
+_ADAPTERS = {CUDA_ADAPTER: _adapter_on_cpu, CUDA_FORM: _cuda_form}
+
+
+@contextmanager
+def implementation(name: str) -> Iterator[None]:
+    """Build operators by the backend of this name, or by one of the two adapters."""
+    choose = patch.object(tbe, "_implementation", _ADAPTERS.get(name, _choose))
+    with use_backend("fbgemm" if name in _ADAPTERS else name), choose:
+        yield

@@ -1,0 +1,135 @@
+"""fbgemm's training module as it stands on CUDA, in CPU memory, with kernels in plain formulas in place of its own.
+
+What reaches the kernels is fbgemm's: the module checks, lays out and hands over. What they do with it stands here, read
+from nothing but their arguments. So all that is not run is the kernel itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from tutorec._kernels import reference, tbe_cuda
+from tutorec._kernels.backend import fbgemm_module
+from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
+
+_INVOKERS = "fbgemm_gpu.split_embedding_codegen_lookup_invokers.lookup_"
+_ON_DEVICE = 0  # fbgemm's code of the place where the rows of a CUDA table are
+
+
+class SplitTableBatchedEmbeddingBagsCodegen(tbe_cuda.SplitTableBatchedEmbeddingBagsCodegen):
+    """The adapter whose module takes the form that it has on CUDA, wherever its memory is."""
+
+    @staticmethod
+    def _place_on(device: torch.device) -> tbe_cuda.Place:
+        return tbe_cuda.Place("DEVICE", "CUDA", "dev")
+
+
+@contextmanager
+def pretended_kernels() -> Iterator[None]:
+    """Lookups of that form run the formulas, others fbgemm."""
+    fbgemm_module(tbe_cuda._TRAINING)
+    with ExitStack() as stack:
+        for kind in tbe_cuda._OPTIMIZERS:
+            invoker = import_module(_INVOKERS + kind)
+            stack.enter_context(patch.object(invoker, "invoke", partial(_invoke, invoker.invoke, kind)))
+        yield
+
+
+def _invoke(
+    fbgemm: Callable[..., Tensor], kind: OptimizerKind, common: Any, options: Any, *momenta_and_number: Any, **more: Any
+) -> Tensor:
+    if common.host_weights.numel():
+        return fbgemm(common, options, *momenta_and_number, **more)
+    if kind == "adam":
+        warnings.warn("\033[93m\n        [FBGEMM_GPU] NOTE: The training optimizer 'adam' is marked as", stacklevel=1)
+    assert not options.stochastic_rounding and common.output_dtype == 0 and common.feature_requires_grad is None
+    assert set(common.weights_placements.tolist()) == {_ON_DEVICE}
+    rule = OptimizerSpec(
+        kind, eps=options.eps, max_gradient=options.max_gradient if options.gradient_clipping else None
+    )
+    if rule.counts_steps:
+        decay = {"beta1": options.beta1, "beta2": options.beta2, "weight_decay": options.weight_decay}
+        rule = OptimizerSpec(kind, eps=rule.eps, max_gradient=rule.max_gradient, **decay)
+    momenta = momenta_and_number[: len(rule.states)]
+    number = momenta_and_number[len(rule.states)] if rule.counts_steps else 0
+    return _Lookup.apply(common.placeholder_autograd_tensor, common, rule, momenta, number)
+
+
+def _features(common: Any) -> list[tuple[int, int, int, int, Tensor, Tensor, Tensor | None]]:
+    """Of each feature: where its table begins, rows, columns, first column; its ids, bag bounds and weights."""
+    columns, count = common.D_offsets.tolist(), common.weights_offsets.numel()
+    rows_before = common.hash_size_cumsum.tolist()
+    samples = (common.offsets.numel() - 1) // count
+    found = []
+    for feature, start in enumerate(common.weights_offsets.tolist()):
+        rows = min(end for end in rows_before if end > rows_before[feature]) - rows_before[feature]
+        bounds = common.offsets[feature * samples : (feature + 1) * samples + 1].long()
+        ids = slice(int(bounds[0]), int(bounds[-1]))
+        weights = None if common.indice_weights is None else common.indice_weights[ids]
+        width = columns[feature + 1] - columns[feature]
+        found.append((start, rows, width, columns[feature], common.indices[ids].long(), bounds - bounds[0], weights))
+    return found
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, placeholder: Tensor, common: Any, rule: OptimizerSpec, momenta: Any, number: int) -> Tensor:
+        ctx.given = common, rule, momenta, number
+        pooling = {0: "sum", 1: "mean"}[int(common.pooling_mode)]
+        return torch.cat(
+            [
+                reference.embedding_bag_forward(
+                    common.dev_weights[start : start + rows * width].view(rows, width), ids, bounds, pooling, weights
+                )
+                for start, rows, width, _, ids, bounds, weights in _features(common)
+            ],
+            dim=1,
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        common, rule, momenta, number = ctx.given
+        grad = rule.limited(grads[0])
+        by_table: dict[int, tuple[int, int, list[Tensor], list[Tensor]]] = {}
+        for feature, (start, rows, width, column, ids, bounds, weights) in enumerate(_features(common)):
+            lengths = bounds.diff()
+            of_bags = grad[:, column : column + width]
+            if common.pooling_mode == 1:
+                of_bags = of_bags / lengths.clamp(min=1).unsqueeze(1)
+            of_ids = of_bags.repeat_interleave(lengths, dim=0)
+            of_ids = of_ids if weights is None else of_ids * weights.unsqueeze(1)
+            _, _, all_ids, all_grads = by_table.setdefault(start, (feature, rows, [], []))
+            all_ids.append(ids)
+            all_grads.append(of_ids)
+        for start, (feature, rows, all_ids, all_grads) in by_table.items():
+            width = all_grads[0].shape[1]
+            matrix = common.dev_weights[start : start + rows * width].view(rows, width)
+            states = []
+            for momentum, kept in zip(momenta, rule.states, strict=True):
+                first = int(momentum.offsets[feature])
+                shape = (rows,) if kept.rowwise else (rows, width)
+                states.append(
+                    momentum.dev[first : first + matrix[:, : 1 if kept.rowwise else None].numel()].view(shape)
+                )
+            new, after = reference.update(
+                rule,
+                matrix,
+                states,
+                torch.cat(all_ids),
+                torch.cat(all_grads),
+                float(common.learning_rate_tensor),
+                number,
+            )
+            touched = torch.cat(all_ids)
+            for kept, value in zip((matrix, *states), (new, *after), strict=True):
+                kept[touched] = value[touched]
+        return (None,) * 5
