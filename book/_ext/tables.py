@@ -57,10 +57,10 @@ def backend_and_reason() -> tuple[str, str]:
     return choice.name, choice.reason
 
 
-def manifest_names(text: str) -> list[tuple[str, bool]]:
-    """Pairs of a TorchRec name and whether tutorec has it now."""
+def manifest_names(text: str) -> list[tuple[str, str]]:
+    """Pairs of a TorchRec name and when tutorec has it: now, later, never."""
     rows = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return [(name, when == "now") for when, name in rows]
+    return [(name, when) for when, name in rows]
 
 
 def gpu_rows(run: dict[str, Any] | None) -> list[tuple[str, str]]:
@@ -132,14 +132,15 @@ class GpuTable(GeneratedTable):
 
 
 class NamesTable(GeneratedTable):
-    header = ("module, after `torchrec.` or `tutorec.`", "names in this edition", "not yet")
+    header = ("module, after `torchrec.` or `tutorec.`", "names in this edition", "not yet", "not planned")
 
     def rows(self) -> list[tuple[str, ...]]:
-        now, later = defaultdict(list), defaultdict(list)
-        for name, present in manifest_names(MANIFEST.read_text(encoding="utf-8")):
+        names = {when: defaultdict(list) for when in ("now", "later", "never")}
+        for name, when in manifest_names(MANIFEST.read_text(encoding="utf-8")):
             module, _, attribute = name.removeprefix("torchrec.").rpartition(".")
-            (now if present else later)[module or "(the root)"].append(f"`{attribute}`")
-        return [(f"`{m}`", ", ".join(now[m]), ", ".join(later[m])) for m in sorted({*now, *later})]
+            names[when][module or "(the root)"].append(f"`{attribute}`")
+        modules = sorted({module for of in names.values() for module in of})
+        return [(f"`{module}`", *(", ".join(of[module]) for of in names.values())) for module in modules]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
