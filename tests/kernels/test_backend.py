@@ -62,10 +62,11 @@ NEWEST_PAIR = 'pip install "torch==2.14.*" "fbgemm-gpu-cpu==1.9.*"'
     ("cpu", "cuda", "torch_cuda", "remedy"),
     [
         (None, None, None, NEWEST_PAIR),
-        (None, None, "13.0", NEWEST_PAIR),
+        (None, None, "13.0", NEWEST_PAIR.replace("gpu-cpu", "gpu")),
+        (None, None, "12.8", NEWEST_PAIR),
         ("1.9.0", None, None, NEWEST_PAIR),
         (None, "1.9.0", "13.0", NEWEST_PAIR.replace("gpu-cpu", "gpu")),
-        (None, "1.9.0", None, NEWEST_PAIR),
+        (None, "1.9.0", None, f"pip uninstall -y fbgemm-gpu && {NEWEST_PAIR}"),
         ("1.9.0", "1.9.0", None, f"pip uninstall -y fbgemm-gpu-cpu fbgemm-gpu && {NEWEST_PAIR}"),
     ],
 )
@@ -86,7 +87,7 @@ def test_a_newer_wheel_that_does_not_load_is_offered_the_newest_pair_that_is_kno
     assert backend().remedy == NEWEST_PAIR
 
 
-def test_both_wheels_are_refused_with_the_line_that_keeps_one():
+def test_both_wheels_are_refused_with_the_line_that_keeps_one(linux: None):
     choice = choose(wheels(cpu="1.8.0", cuda="1.8.0"), torch_cuda=None)
     assert (choice.name, choice.broken) == ("torch", True)
     assert "fbgemm-gpu-cpu 1.8.0 and fbgemm-gpu 1.8.0 are both installed" in choice.reason
@@ -114,28 +115,61 @@ def test_torch_before_the_rule_offers_nothing(linux: None):
 
 
 @pytest.mark.parametrize(
-    ("cuda_wheel", "torch_cuda", "says"),
+    ("cuda_wheel", "torch_cuda", "says", "right"),
     [
-        ("1.8.0", None, "this torch is a CPU build"),
-        ("1.8.0", "12.8", "is built for CUDA 13, and this torch for CUDA 12.8"),
-        ("1.8.0+cu126", "13.0", "is built for CUDA 12, and this torch for CUDA 13.0"),
+        ("1.8.0", None, "this torch is a CPU build", "fbgemm-gpu-cpu"),
+        ("1.8.0", "12.8", "is built for CUDA 13, and this torch for CUDA 12.8", "fbgemm-gpu-cpu"),
+        ("1.8.0+cu126", "13.0", "is built for CUDA 12, and this torch for CUDA 13.0", "fbgemm-gpu"),
     ],
 )
-def test_cuda_wheel_beside_the_wrong_torch_is_refused(cuda_wheel: str, torch_cuda: str | None, says: str):
+def test_cuda_wheel_beside_the_wrong_torch_is_refused(
+    linux: None, cuda_wheel: str, torch_cuda: str | None, says: str, right: str
+):
     choice = choose(wheels(cuda=cuda_wheel), torch_cuda=torch_cuda)
     assert (choice.name, choice.broken) == ("torch", True)
     assert says in choice.reason
-    assert choice.remedy == 'pip uninstall -y fbgemm-gpu && pip install "fbgemm-gpu-cpu==1.8.*"'
+    assert choice.remedy == f'pip uninstall -y fbgemm-gpu && pip install "{right}==1.8.*"'
 
 
-@pytest.mark.parametrize(("cuda_wheel", "torch_cuda"), [("1.8.0", "13.0"), ("1.8.0+cu126", "12.6"), ("1.7.0", "12.8")])
+@pytest.mark.parametrize(("cuda_wheel", "torch_cuda"), [("1.8.0", "13.0"), ("1.8.0+cu126", "12.6"), ("1.5.0", "12.8")])
 def test_cuda_wheel_beside_its_torch_is_chosen(cuda_wheel: str, torch_cuda: str):
     minor = int(cuda_wheel.split(".")[1])
     assert choose(wheels(f"2.{minor + 5}.0", cuda=cuda_wheel), torch_cuda=torch_cuda).name == "fbgemm"
 
 
-def test_cpu_wheel_beside_a_cuda_torch_is_chosen():
-    assert choose(wheels("2.13.0+cu130", cpu="1.8.0"), torch_cuda="13.0").name == "fbgemm"
+def test_cpu_wheel_beside_a_cuda_torch_is_chosen_and_the_cuda_wheel_offered(linux: None):
+    choice = choose(wheels("2.13.0+cu130", cpu="1.8.0"), torch_cuda="13.0")
+    assert (choice.name, choice.broken) == ("fbgemm", False)
+    assert choice.remedy == 'pip uninstall -y fbgemm-gpu-cpu && pip install "fbgemm-gpu==1.8.*"'
+    assert choose(wheels("2.13.0+cu128", cpu="1.8.0"), torch_cuda="12.8").remedy is None
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "torch_cuda", "right"),
+    [
+        ("2.13.0", "13.0", "fbgemm-gpu==1.8.*"),
+        ("2.13.0+cu126", "12.6", "fbgemm-gpu-cpu==1.8.*"),  # published for CUDA 13 alone
+        ("2.10.0+cu128", "12.8", "fbgemm-gpu==1.5.*"),
+        ("2.10.0+cu130", "13.0", "fbgemm-gpu-cpu==1.5.*"),
+    ],
+)
+def test_a_gpu_is_offered_the_wheel_that_is_published_for_its_cuda(linux, torch_version, torch_cuda, right):
+    assert choose(wheels(torch_version), torch_cuda=torch_cuda).remedy == f'pip install "{right}"'
+
+
+@pytest.mark.parametrize("versions", [wheels(), wheels(cpu="1.8.0")])
+def test_a_cuda_torch_without_a_gpu_is_not_offered_the_cuda_wheel(linux, monkeypatch, versions):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "fbgemm-gpu=" not in str(choose(versions).remedy)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "fbgemm-gpu==1.8.*" in str(choose(versions).remedy)
+
+
+def test_no_cuda_wheel_is_offered_where_none_is_published(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
+    assert choose(wheels(), torch_cuda="13.0").remedy == 'pip install "fbgemm-gpu-cpu==1.8.*"'
 
 
 @pytest.mark.parametrize(("torch_version", "fbgemm"), [("2.14.0.dev20260601", "1.8.0"), ("2.13.0", "1.9.0.dev3")])

@@ -56,8 +56,8 @@ _OPERATORS = {
     "bounds_check_indices": 13,
     "int_nbit_split_embedding_codegen_lookup_function": 23,
 }
-# CUDA major that a CUDA wheel was linked against, where the wheel's version does not say it (no "+cu" suffix).
-_CUDA_MAJOR_OF_WHEEL = {(1, 8): 13}
+# The CUDA wheels 1.X are linked against CUDA 12 up to this X and against CUDA 13 after it, unless "+cu" says otherwise.
+_LAST_MINOR_OF_CUDA_12 = 5
 _FIRST_PAIRED_TORCH_MINOR = 5
 # X of the wheels fbgemm-gpu-cpu 1.X and fbgemm-gpu 1.X that are published, as of 2026-11-22: a remedy names no other.
 _PUBLISHED_MINORS = range(10)
@@ -117,7 +117,8 @@ def choose(
     Args:
         metadata: Versions as :func:`installed` returns them; None reads the machine's.
         override: ``"torch"``, ``"fbgemm"``, ``"auto"`` or None, as ``TUTOREC_BACKEND`` would say.
-        torch_cuda: CUDA version that torch was built for, None for a CPU build; by default torch is asked.
+        torch_cuda: CUDA version that torch was built for, None for a CPU build; by default torch is asked. A remedy
+            names the CUDA wheel where there is a GPU, which is taken for granted when the version is given.
 
     Returns:
         The choice. fbgemm chosen here can still fail to load: see :func:`backend`.
@@ -139,11 +140,12 @@ def choose(
             "or unset the variable"
         )
     versions = dict(installed() if metadata is None else metadata)
+    has_gpu = torch_cuda is not None
     if torch_cuda == _ASK_TORCH:
         import torch
 
-        torch_cuda = torch.version.cuda
-    judged = _judge(versions, torch_cuda)
+        torch_cuda, has_gpu = torch.version.cuda, torch.cuda.is_available()
+    judged = _judge(versions, torch_cuda, has_gpu)
     if wanted == "torch":
         return replace(judged, name="torch", reason=f"{ENV_VARIABLE}=torch asks for it", remedy=None, broken=False)
     if wanted == "fbgemm" and judged.name != "fbgemm":
@@ -243,7 +245,7 @@ class _State:
 _state = _State()
 
 
-def _judge(versions: Mapping[str, str | None], torch_cuda: str | None) -> BackendChoice:
+def _judge(versions: Mapping[str, str | None], torch_cuda: str | None, has_gpu: bool) -> BackendChoice:
     """Judge the installed wheels: fbgemm where they fit, else torch with the reason and the remedy."""
     torch_version, cpu, cuda = (versions.get(name) for name in ("torch", _CPU_WHEEL, _CUDA_WHEEL))
 
@@ -251,7 +253,8 @@ def _judge(versions: Mapping[str, str | None], torch_cuda: str | None) -> Backen
         return BackendChoice("torch", reason, remedy, pair, versions, broken)
 
     fitting = _fitting_minor(torch_version)
-    line = _install_line(_CPU_WHEEL, torch_version)
+    right = _wheel_for(torch_version, torch_cuda if has_gpu else None)
+    line = _install_line(right, torch_version)
     if cpu is None and cuda is None:
         remedy = line if _wheel_exists_here() else None
         why = "fbgemm is not installed" if remedy else "fbgemm has no wheel for this platform and torch"
@@ -262,13 +265,13 @@ def _judge(versions: Mapping[str, str | None], torch_cuda: str | None) -> Backen
             )
         return refuse("no fbgemm wheel", why, remedy, broken=False)
     if cpu is not None and cuda is not None:
-        keep = _CPU_WHEEL if torch_cuda is None else _CUDA_WHEEL
-        again = _install_line(keep, torch_version, "--force-reinstall --no-deps ")
+        again = _install_line(right, torch_version, "--force-reinstall --no-deps ")
         remedy = f"pip uninstall -y {_CPU_WHEEL} {_CUDA_WHEEL}" + (f" && {again}" if again else "")
         both = f"{_CPU_WHEEL} {cpu} and {_CUDA_WHEEL} {cuda} are both installed"
         return refuse(both, f"{both} and overwrite each other's files", remedy, broken=True)
 
     wheel, version = (_CPU_WHEEL, cpu) if cpu is not None else (_CUDA_WHEEL, cuda)
+    instead = f"pip uninstall -y {wheel} && {line}"
     minors = _release(version)
     if fitting is None or minors is None:
         text = f"{wheel} {version} beside torch {torch_version}: the pair cannot be judged"
@@ -276,13 +279,11 @@ def _judge(versions: Mapping[str, str | None], torch_cuda: str | None) -> Backen
     if minors != (1, fitting):
         belongs = _torch_of(minors[1]) if minors[0] == 1 else "an older torch"
         text = f"{wheel} {version} belongs to {belongs}, not to torch {torch_version}"
-        right = _CPU_WHEEL if torch_cuda is None else wheel
-        return refuse(text, text, _install_line(right, torch_version), broken=True)
+        return refuse(text, text, instead if right != wheel else line, broken=True)
     if cuda is not None and (trouble := _cuda_trouble(cuda, minors, torch_cuda)):
-        remedy = f"pip uninstall -y {_CUDA_WHEEL} && {line}"
-        return refuse(trouble, trouble, remedy, broken=True)
+        return refuse(trouble, trouble, instead, broken=True)
     pair = f"{wheel} {version} belongs to torch {torch_version}"
-    return BackendChoice("fbgemm", pair, None, pair, versions)
+    return BackendChoice("fbgemm", pair, instead if cpu is not None and right == _CUDA_WHEEL else None, pair, versions)
 
 
 def _release(version: str | None) -> tuple[int, int] | None:
@@ -315,13 +316,27 @@ def _install_line(wheel: str, torch_version: str | None, options: str = "") -> s
     return f'pip install "{_torch_of(newest).replace(" ", "==")}.*" "{wheel}==1.{newest}.*"'
 
 
+def _cuda_major(minor: int) -> int:
+    """The CUDA that the published wheel fbgemm-gpu 1.minor is linked against."""
+    return 12 if minor <= _LAST_MINOR_OF_CUDA_12 else 13
+
+
+def _wheel_for(torch_version: str | None, torch_cuda: str | None) -> str:
+    """The wheel that a remedy names: the CUDA wheel where it is published for torch's CUDA, else the CPU wheel."""
+    fitting = _fitting_minor(torch_version)
+    if torch_cuda is None or fitting is None or (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return _CPU_WHEEL
+    major = _cuda_major(min(fitting, _PUBLISHED_MINORS[-1]))
+    return _CUDA_WHEEL if major == int(torch_cuda.split(".")[0]) else _CPU_WHEEL
+
+
 def _cuda_trouble(version: str, minors: tuple[int, int], torch_cuda: str | None) -> str | None:
     """Why a CUDA wheel of the right minor cannot load beside this torch; None when nothing speaks against it."""
     if torch_cuda is None:
         return f"{_CUDA_WHEEL} {version} needs a CUDA build of torch, and this torch is a CPU build"
     tag = re.search(r"\+cu(\d{2})", version)
-    major = int(tag[1]) if tag else _CUDA_MAJOR_OF_WHEEL.get(minors)
-    if major is not None and major != int(torch_cuda.split(".")[0]):
+    major = int(tag[1]) if tag else _cuda_major(minors[1])
+    if major != int(torch_cuda.split(".")[0]):
         return f"{_CUDA_WHEEL} {version} is built for CUDA {major}, and this torch for CUDA {torch_cuda}"
     return None
 
