@@ -661,7 +661,20 @@ def install(count: int) -> None:
 
     torch.load = load_to
     torch.serialization.add_safe_globals([_rebuild])
+    _enter_every_backward()
     _enter_every_thread()
+
+
+def _enter_every_backward() -> None:
+    """A mode leaves while it serves a call, ``backward`` too, in which functions in Python make tensors: enter it."""
+    run = torch.autograd.graph._engine_run_backward
+
+    def run_in_mode(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.nullcontext() if torch._C._len_torch_function_stack() else _PretendMode():
+            return run(*args, **kwargs)
+
+    for module in (torch.autograd, torch.autograd.graph):
+        module._engine_run_backward = run_in_mode
 
 
 def _enter_every_thread() -> None:
