@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from tutorec._spmd_device import device
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
@@ -131,7 +132,7 @@ def _train_one(case: Case, env: ShardingEnv, steps: int) -> _Result:
     sharded = sharder(params).shard(collection, plan, env)
     outputs = []
     for step in range(steps):
-        out = _flat(sharded(_batch(case, env.rank, step)))
+        out = _flat(sharded(_batch(case, env.rank, step).to(device())))
         outputs.append(out.detach())
         (out * _coefficients(out, env.rank, step)).sum().backward()
     pieces: list[_Piece] = []
@@ -297,7 +298,7 @@ def _flat(result: Any) -> Tensor:
 
 def _coefficients(like: Tensor, rank: int, step: int) -> Tensor:
     """What outputs are multiplied by to make a loss whose gradient differs everywhere."""
-    return torch.rand(like.shape, generator=torch.Generator().manual_seed(7 + 100 * step + rank))
+    return torch.rand(like.shape, generator=torch.Generator().manual_seed(7 + 100 * step + rank)).to(like.device)
 
 
 def _largest(numbers: Tensor) -> float:
