@@ -295,10 +295,11 @@ def pieces_held(sharded: Any, path: str) -> dict[str, list[Piece]]:
 
 
 def local_weights(sharded: ShardedEmbeddingBagCollection) -> dict[str, Tensor]:
-    return {name.split(".")[1]: parameter.detach().clone() for name, parameter in sharded.named_parameters()}
+    """Table -> a copy of this rank's rows, on the CPU."""
+    return {name.split(".")[1]: parameter.detach().cpu().clone() for name, parameter in sharded.named_parameters()}
 
 
 def local_state(sharded: ShardedEmbeddingBagCollection) -> dict[str, Tensor]:
-    """``table.momentum1`` -> tensor."""
+    """``table.momentum1`` -> a copy, on the CPU."""
     states = sharded.fused_optimizer.state.values()
-    return {name: tensor.clone() for of_table in states for name, tensor in of_table.items()}
+    return {name: tensor.cpu().clone() for of_table in states for name, tensor in of_table.items()}

@@ -153,7 +153,7 @@ def test_int32_ids_train_like_int64_ids(ranks, world_size):
 def train_dense(rank: int, world_size: int, kind: str) -> list[tuple[str, int, int, torch.Tensor]]:
     """The gradient of each piece here: its table, first row, first column."""
     sharded = shard(collection(), kernel="dense", kind=kind)
-    out = sharded(batch(rank, 3 + rank)).values()
+    out = sharded(batch(rank, 3 + rank).to(device())).values()
     (out * coefficients(out, rank)).sum().backward()
     gradients = {name: parameter.grad for name, parameter in sharded.named_parameters()}
     found = []
@@ -192,7 +192,7 @@ def loss_drop(rank: int, world_size: int) -> float:
     sharded = shard(ebc, "exact_row_wise_adagrad", learning_rate=0.02, eps=0.002)
     features = KeyedJaggedTensor(
         ["product", "user"], torch.tensor([1, 2, 1, 5, 2, 3, 4, 1]), lengths=torch.tensor([3, 1, 2, 2])
-    )
+    ).to(device())
     # Every rank brings the same samples, so that the mean over ranks is what one rank alone computes.
     first = sharded(features).values().detach().double()
     out = sharded(features).values()
@@ -215,7 +215,7 @@ def learning_rate_change(rank: int, world_size: int) -> list[float]:
         for group in sharded.fused_optimizer.param_groups:
             group["lr"] = rate
         before = local_weights(sharded)
-        sharded(batch(3, 4)).values().sum().backward()
+        sharded(batch(3, 4).to(device())).values().sum().backward()
         after = local_weights(sharded)
         moved.append(sum(float((after[name] - before[name]).abs().sum()) for name in after))
     return moved
