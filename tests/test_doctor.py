@@ -60,6 +60,53 @@ def test_no_wheel_is_sound_and_could_be_faster(wheels, capsys: pytest.CaptureFix
     assert 'pip install "fbgemm-gpu-cpu==1.8.*"' in capsys.readouterr().out
 
 
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch):
+    """A machine with one GPU, whose torch is built for a version of CUDA."""
+
+    def pretend(torch_cuda: str) -> None:
+        monkeypatch.setattr(torch.version, "cuda", torch_cuda)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "some GPU")
+        monkeypatch.setattr(_doctor, "_kernels", lambda device_types: {})
+        monkeypatch.setattr(backend_module, "_load", lambda choice, override: choice)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("cpu", "torch_cuda", "line"),
+    [
+        (None, "13.0", 'pip install "fbgemm-gpu==1.8.*"'),
+        ("1.8.0", "13.0", 'pip uninstall -y fbgemm-gpu-cpu && pip install "fbgemm-gpu==1.8.*"'),
+        (None, "12.8", 'pip install "fbgemm-gpu-cpu==1.8.*"'),  # the published CUDA wheel is for CUDA 13
+        ("1.8.0", "12.8", None),
+    ],
+)
+def test_gpu_without_the_cuda_wheel_costs_and_has_a_remedy(wheels, gpu, cpu: str | None, torch_cuda: str, line):
+    wheels("2.13.0", cpu, None)
+    gpu(torch_cuda)
+    report = doctor()
+    assert report.remedy == line
+    assert "tables on cuda are looked up by plain torch: one call for each width" in str(report)
+    assert ("could be faster" in report.verdict) == (line is not None)
+
+
+def test_gpu_with_the_cuda_wheel_runs_its_kernels(wheels, gpu):
+    wheels("2.13.0", None, "1.8.0")
+    gpu("13.0")
+    report = doctor()
+    assert (report.backend, report.remedy) == ("fbgemm", None)
+    assert "tables on cuda are looked up by fbgemm's CUDA kernels" in str(report)
+
+
+def test_gpu_whose_reader_asked_for_torch_is_told_no_remedy(wheels, gpu, monkeypatch: pytest.MonkeyPatch):
+    wheels("2.13.0", "1.8.0", None)
+    gpu("13.0")
+    monkeypatch.setenv("TUTOREC_BACKEND", "torch")
+    assert doctor().remedy is None
+
+
 @pytest.mark.parametrize(("cpu", "status"), [("1.7.0", 1), (None, 0)])
 def test_command_exits_1_only_when_something_is_broken(wheels, cpu: str | None, status: int):
     wheels("2.13.0", cpu, None)

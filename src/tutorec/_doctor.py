@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import get_args
 
-from tutorec._kernels.backend import BackendChoice, backend, choose
+from tutorec._kernels.backend import BackendChoice, backend, choose, cuda_wheel_line
 from tutorec._validation import validation_enabled
 from tutorec.errors import BackendError
 
@@ -31,6 +31,7 @@ class Report:
         remedy: The one pip line that would improve things; None when nothing would.
         versions: Package -> version, None where absent.
         kernels: What is asked for -> the kernel that does it, for each device type.
+        cuda: What looks up tables on CUDA, and what it costs; None where torch sees no CUDA device.
         devices: Devices that torch sees.
         collectives: What ranks can talk through: ``gloo``, ``nccl``.
         cores: Cores that this process may use.
@@ -52,6 +53,7 @@ class Report:
     remedy: str | None
     versions: Mapping[str, str | None] = field(default_factory=dict)
     kernels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    cuda: str | None = None
     devices: tuple[str, ...] = ()
     collectives: tuple[str, ...] = ()
     cores: int = 1
@@ -73,6 +75,8 @@ class Report:
             for asked, kernel in kernels.items():
                 by.setdefault(kernel.split(".")[0], []).append(asked)
             lines += [f"  on {device} by {whose}: {', '.join(which)}" for whose, which in by.items()]
+        if self.cuda:
+            lines.append(f"  {self.cuda}")
         through = " and ".join(self.collectives) or "nothing: this torch has no gloo"
         checks = "on" if self.validation else "off"
         cores = f"{self.cores} core{'s' if self.cores > 1 else ''}, {self.threads} in use by torch"
@@ -133,7 +137,7 @@ def _examine() -> Report:
         backend=name or choice.name,
         reason=choice.reason,
         pair=choice.pair,
-        remedy=choice.remedy,
+        remedy=_remedy(choice, with_cuda=len(devices) > 1),
         versions={
             "tutorec": import_module("tutorec").__version__,
             "python": platform.python_version(),
@@ -142,6 +146,7 @@ def _examine() -> Report:
         kernels={} if name else _kernels(["cpu", *(["cuda"] if len(devices) > 1 else [])]),
         devices=tuple(devices),
         collectives=_collectives(),
+        cuda=_cuda(choice) if len(devices) > 1 else None,
         cores=cores,
         threads=torch.get_num_threads(),
         validation=validation_enabled(),
@@ -156,8 +161,27 @@ def _verdict(report: Report) -> str:
     kernels = {"fbgemm": "fbgemm kernels", "torch": "plain-torch kernels", "none": "no kernels"}[report.backend]
     if report.broken:
         return f"tutorec {report.versions['tutorec']} finds something broken, {kernels} run: {report.reason}"
-    state = "ready" if report.backend == "fbgemm" or not report.remedy else "ready, and could be faster"
+    state = "ready, and could be faster" if report.remedy else "ready"
     return f"tutorec {report.versions['tutorec']} is {state}: {kernels} ({report.reason})"
+
+
+def _cuda(choice: BackendChoice) -> str:
+    if choice.serves("cuda"):
+        return "tables on cuda are looked up by fbgemm's CUDA kernels"
+    return (
+        "tables on cuda are looked up by plain torch: one call for each width of tables instead of one for all, and "
+        "every backward waits for the device; fbgemm's CUDA kernels do neither"
+    )
+
+
+def _remedy(choice: BackendChoice, with_cuda: bool) -> str | None:
+    """The line of the choice; on a machine with a GPU that of the CUDA wheel, which serves the CPU, too."""
+    import torch
+
+    as_asked = choice.name == "torch" and choice.remedy is None
+    if choice.broken or as_asked or not with_cuda or choice.serves("cuda"):
+        return choice.remedy
+    return cuda_wheel_line(choice.versions, torch.version.cuda) or choice.remedy
 
 
 def _kernels(device_types: list[str]) -> dict[str, dict[str, str]]:

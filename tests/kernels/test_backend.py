@@ -172,6 +172,13 @@ def test_no_cuda_wheel_is_offered_where_none_is_published(monkeypatch: pytest.Mo
     assert choose(wheels(), torch_cuda="13.0").remedy == 'pip install "fbgemm-gpu-cpu==1.8.*"'
 
 
+def test_tables_on_cuda_take_the_cuda_wheel():
+    cpu, cuda = (choose(wheels(**{one: "1.8.0"}), torch_cuda="13.0") for one in ("cpu", "cuda"))
+    assert [cpu.serves(device) for device in ("cpu", "cuda", "meta")] == [True, False, False]
+    assert [cuda.serves(device) for device in ("cpu", "cuda", "meta")] == [True, True, False]
+    assert not choose(wheels(cuda="1.8.0"), "torch", torch_cuda="13.0").serves("cuda")
+
+
 @pytest.mark.parametrize(("torch_version", "fbgemm"), [("2.14.0.dev20260601", "1.8.0"), ("2.13.0", "1.9.0.dev3")])
 def test_development_versions_are_not_judged_and_not_broken(torch_version: str, fbgemm: str):
     choice = choose(wheels(torch_version, cpu=fbgemm), torch_cuda=None)
