@@ -66,6 +66,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
 
     def pretend(torch_cuda: str) -> None:
         monkeypatch.setattr(torch.version, "cuda", torch_cuda)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "some GPU")
         monkeypatch.setattr(_doctor, "_kernels", lambda device_types: {})

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import get_args
 
-from tutorec._kernels.backend import BackendChoice, backend, choose, cuda_wheel_line
+from tutorec._kernels.backend import BackendChoice, backend, choose
 from tutorec._validation import validation_enabled
 from tutorec.errors import BackendError
 
@@ -137,7 +137,7 @@ def _examine() -> Report:
         backend=name or choice.name,
         reason=choice.reason,
         pair=choice.pair,
-        remedy=_remedy(choice, with_cuda=len(devices) > 1),
+        remedy=choice.remedy,
         versions={
             "tutorec": import_module("tutorec").__version__,
             "python": platform.python_version(),
@@ -172,16 +172,6 @@ def _cuda(choice: BackendChoice) -> str:
         "tables on cuda are looked up by plain torch: one call for each width of tables instead of one for all, and "
         "every backward waits for the device; fbgemm's CUDA kernels do neither"
     )
-
-
-def _remedy(choice: BackendChoice, with_cuda: bool) -> str | None:
-    """The line of the choice; on a machine with a GPU that of the CUDA wheel, which serves the CPU, too."""
-    import torch
-
-    as_asked = choice.name == "torch" and choice.remedy is None
-    if choice.broken or as_asked or not with_cuda or choice.serves("cuda"):
-        return choice.remedy
-    return cuda_wheel_line(choice.versions, torch.version.cuda) or choice.remedy
 
 
 def _kernels(device_types: list[str]) -> dict[str, dict[str, str]]:

@@ -29,7 +29,6 @@ __all__ = [
     "BackendName",
     "backend",
     "choose",
-    "cuda_wheel_line",
     "fbgemm_module",
     "installed",
     "operator_libraries",
@@ -217,27 +216,6 @@ def fbgemm_module(name: str) -> Any:
     backend()  # the shapes that are registered there come before fbgemm's
     with without_fbgemm_warnings():
         return import_module(name)
-
-
-def cuda_wheel_line(versions: Mapping[str, str | None], torch_cuda: str | None) -> str | None:
-    """The pip line that brings fbgemm's CUDA kernels to this torch; None where no published wheel is known to fit.
-
-    Args:
-        versions: As :func:`installed` returns them.
-        torch_cuda: CUDA version that torch was built for, None for a CPU build.
-
-    Example:
-        >>> from tutorec._kernels.backend import cuda_wheel_line
-        >>> cuda_wheel_line({"torch": "2.13.0", "fbgemm-gpu-cpu": "1.8.0"}, torch_cuda=None) is None
-        True
-    """
-    fitting = _fitting_minor(versions.get("torch"))
-    if torch_cuda is None or fitting is None or fitting not in _PUBLISHED_MINORS or not _wheel_exists_here():
-        return None
-    if _CUDA_MAJOR_OF_WHEEL.get((1, fitting)) not in (None, int(torch_cuda.split(".")[0])):
-        return None
-    line = _install_line(_CUDA_WHEEL, versions.get("torch"))
-    return f"pip uninstall -y {_CPU_WHEEL} && {line}" if versions.get(_CPU_WHEEL) else line
 
 
 def operator_libraries() -> list[str]:
