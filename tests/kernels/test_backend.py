@@ -70,12 +70,13 @@ NEWEST_PAIR = 'pip install "torch==2.14.*" "fbgemm-gpu-cpu==1.9.*"'
         ("1.9.0", "1.9.0", None, f"pip uninstall -y fbgemm-gpu-cpu fbgemm-gpu && {NEWEST_PAIR}"),
     ],
 )
-def test_a_torch_newer_than_every_wheel_is_offered_the_newest_pair_that_exists(linux, cpu, cuda, torch_cuda, remedy):
-    for torch_version in ("2.15.0", "2.16.1+cu132"):
+def test_a_torch_without_a_wheel_is_offered_the_newest_pair_that_exists(linux, cpu, cuda, torch_cuda, remedy):
+    for torch_version in ("2.6.0", "2.15.0", "2.16.1+cu132"):
         choice = choose(wheels(torch_version, cpu, cuda), torch_cuda=torch_cuda)
         assert (choice.name, choice.remedy) == ("torch", remedy)
-    if cpu is cuda is None:
-        assert choice.reason == "fbgemm has no wheel for torch 2.16.1+cu132: the newest, 1.9, belongs to torch 2.14"
+        if cpu is cuda is None:
+            reason = f"no fbgemm wheel serves torch {torch_version}: those that do belong to torch 2.8 to torch 2.14"
+            assert choice.reason == reason
 
 
 def test_a_newer_wheel_that_does_not_load_is_offered_the_newest_pair_that_is_known(fresh: pytest.MonkeyPatch):

@@ -59,8 +59,9 @@ _OPERATORS = {
 # The CUDA wheels 1.X are linked against CUDA 12 up to this X and against CUDA 13 after it, unless "+cu" says otherwise.
 _LAST_MINOR_OF_CUDA_12 = 5
 _FIRST_PAIRED_TORCH_MINOR = 5
-# X of the wheels fbgemm-gpu-cpu 1.X and fbgemm-gpu 1.X that are published, as of 2026-11-22: a remedy names no other.
-_PUBLISHED_MINORS = range(10)
+# X of the wheels fbgemm-gpu-cpu 1.X and fbgemm-gpu 1.X that are published, as of 2026-11-22, and whose operators take
+# the arguments that are passed here (1.2 and older take other ones): a remedy names no other.
+_SERVED_MINORS = range(3, 10)
 
 
 @dataclass(frozen=True)
@@ -258,11 +259,9 @@ def _judge(versions: Mapping[str, str | None], torch_cuda: str | None, has_gpu: 
     if cpu is None and cuda is None:
         remedy = line if _wheel_exists_here() else None
         why = "fbgemm is not installed" if remedy else "fbgemm has no wheel for this platform and torch"
-        if remedy and fitting not in _PUBLISHED_MINORS:
-            newest = _PUBLISHED_MINORS[-1]
-            why = (
-                f"fbgemm has no wheel for torch {torch_version}: the newest, 1.{newest}, belongs to {_torch_of(newest)}"
-            )
+        if remedy and fitting not in _SERVED_MINORS:
+            oldest, newest = _torch_of(_SERVED_MINORS[0]), _torch_of(_SERVED_MINORS[-1])
+            why = f"no fbgemm wheel serves torch {torch_version}: those that do belong to {oldest} to {newest}"
         return refuse("no fbgemm wheel", why, remedy, broken=False)
     if cpu is not None and cuda is not None:
         again = _install_line(right, torch_version, "--force-reinstall --no-deps ")
@@ -308,11 +307,11 @@ def _torch_of(minor: int) -> str:
 
 
 def _install_line(wheel: str, torch_version: str | None, options: str = "") -> str | None:
-    """The pip line for the wheel of this torch, for the newest pair where torch is newer; None where no rule holds."""
+    """The pip line for the wheel of this torch, for the newest pair where it has none; None where no rule holds."""
     fitting = _fitting_minor(torch_version)
-    if fitting is None or fitting in _PUBLISHED_MINORS:
+    if fitting is None or fitting in _SERVED_MINORS:
         return None if fitting is None else f'pip install {options}"{wheel}==1.{fitting}.*"'
-    newest = _PUBLISHED_MINORS[-1]
+    newest = _SERVED_MINORS[-1]
     return f'pip install "{_torch_of(newest).replace(" ", "==")}.*" "{wheel}==1.{newest}.*"'
 
 
@@ -326,7 +325,7 @@ def _wheel_for(torch_version: str | None, torch_cuda: str | None) -> str:
     fitting = _fitting_minor(torch_version)
     if torch_cuda is None or fitting is None or (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return _CPU_WHEEL
-    major = _cuda_major(min(fitting, _PUBLISHED_MINORS[-1]))
+    major = _cuda_major(fitting if fitting in _SERVED_MINORS else _SERVED_MINORS[-1])
     return _CUDA_WHEEL if major == int(torch_cuda.split(".")[0]) else _CPU_WHEEL
 
 

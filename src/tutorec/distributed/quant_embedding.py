@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.lookup.quant import InferGroupedEmbeddingsLookup
@@ -14,6 +13,7 @@ from tutorec.distributed.plan import ParameterSharding
 from tutorec.distributed.quant_embeddingbag import ShardedQuantEbcInputDist, flatten_feature_lengths
 from tutorec.distributed.quant_state import BaseQuantEmbeddingSharder, QuantContext, QuantSource, ShardedQuantModule
 from tutorec.distributed.sharding.infer_sharding import on_device
+from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.quant.embedding_collection import EmbeddingCollection

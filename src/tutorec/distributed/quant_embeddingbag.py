@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnOrder
@@ -18,6 +17,7 @@ from tutorec.distributed.lookup.quant import DeviceLookup, InferGroupedPooledEmb
 from tutorec.distributed.plan import ParameterSharding
 from tutorec.distributed.quant_state import BaseQuantEmbeddingSharder, QuantContext, QuantSource, ShardedQuantModule
 from tutorec.distributed.sharding.infer_sharding import InferSharding, InferWholeRowsSharding
+from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.pooled_lookup import join_samples
 from tutorec.quant.embedding_modules import EmbeddingBagCollection

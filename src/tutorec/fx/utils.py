@@ -7,14 +7,23 @@ A transformation of a graph has to find places in it: where ids leave for anothe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.fx import _symbolic_trace
 from torch.fx.node import has_side_effect
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-__all__ = ["assert_fx_safe", "fx_marker", "is_marker_node"]
+__all__ = ["assert_fx_safe", "fx_marker", "is_fx_symbolic_tracing", "is_marker_node"]
+
+
+def _flag_without_compiling() -> bool:
+    return _symbolic_trace.is_fx_tracing() and not torch.compiler.is_compiling()
+
+
+# Whether torch.fx traces now, and not torch.export; older versions of torch have the two questions only.
+is_fx_symbolic_tracing: Callable[[], bool] = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _flag_without_compiling)
 
 
 # Its result is used by nobody, and it must not be taken out as dead code. TorchScript compiles it as it stands.

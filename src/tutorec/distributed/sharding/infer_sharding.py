@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.jagged import bucketize
@@ -29,7 +28,7 @@ from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from tutorec.distributed.shard_geometry import ShardPiece
 from tutorec.distributed.tables import plan_member
-from tutorec.fx.utils import fx_marker
+from tutorec.fx.utils import fx_marker, is_fx_symbolic_tracing
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 INFER_TYPES = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WISE)
