@@ -378,6 +378,8 @@ class _PretendMode(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(func, args, kwargs)
+        if args and isinstance(args[0], OnDevice) and args[0].inner.is_sparse:  # C++ sees a dense tensor
+            return _inside(func, args, kwargs)
         if kwargs.get("device") is not None:
             return _made(func, args, kwargs)
         return func(*args, **kwargs)
@@ -453,8 +455,11 @@ def _set_data(func: Any, args: Any, kwargs: Any) -> None:
         y.__dict__.update(
             {key: value for key, value in x.__dict__.items() if key not in ("inner", "where", "_is_param")}
         )
+        gradient, x.grad = x.grad, None
         torch.utils.swap_tensors(x, y)
         x.requires_grad_(grad)
+        # On a GPU box it stays behind until it is moved, too; here that cannot be done to one that a tensor holds.
+        x.grad = None if gradient is None else _moved_leaf(gradient, x.device)
     else:
         func(x, y)
 
