@@ -1,0 +1,107 @@
+"""Mistakes that a GPU box refuses, and what it allows; prints what happened to each as JSON."""
+
+import io
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+cuda = torch.device("cuda")
+
+
+def all_reduce_over(backend: str, tensor: torch.Tensor) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=0, world_size=1)
+        try:
+            dist.all_reduce(tensor)
+            return dist.get_backend()
+        finally:
+            dist.destroy_process_group()
+
+
+def in_a_fork() -> str:
+    torch.ones(1, device=cuda)
+    read, write = os.pipe()
+    if os.fork() == 0:
+        try:
+            torch.ones(1, device=cuda)
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.close(write)
+    os.wait()
+    raise RuntimeError(os.read(read, 1000).decode())
+
+
+def saved_and_loaded(**options: Any) -> str:
+    buffer = io.BytesIO()
+    torch.save({"rows": torch.ones(2, device="cuda:1")}, buffer)
+    buffer.seek(0)
+    return str(torch.load(buffer, **options)["rows"].device)
+
+
+def gradients() -> list[str]:
+    on_cpu, on_gpu = torch.ones(2, requires_grad=True), torch.ones(2, device=cuda, requires_grad=True)
+    (on_cpu.to(cuda) * on_gpu).sum().backward()
+    return [str(on_cpu.grad.device), str(on_gpu.grad.device)]
+
+
+def moved_module() -> list[Any]:
+    layer = nn.Linear(2, 2)
+    before = layer.weight
+    layer.to(cuda)
+    return [
+        layer.weight is before,
+        isinstance(layer.weight, nn.Parameter),
+        str(layer(torch.ones(1, 2, device=cuda)).device),
+    ]
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    # refused
+    "an operator with a GPU's and the CPU's tensor": lambda: torch.ones(2, device=cuda) + torch.ones(2),
+    "an operator with tensors of two GPUs": lambda: torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1"),
+    "a layer on the CPU, its input on a GPU": lambda: nn.Linear(2, 2)(torch.ones(1, 2, device=cuda)),
+    "index_select by the CPU's index": lambda: torch.ones(2, device=cuda).index_select(0, torch.tensor([1])),
+    "a CPU tensor indexed by a GPU's": lambda: torch.ones(2)[torch.tensor([1], device=cuda)],
+    "numpy of a GPU's tensor": lambda: torch.ones(2, device=cuda).numpy(),
+    "an array of GPU's numbers": lambda: np.array([torch.ones((), device=cuda)]),
+    "a GPU's tensor pinned": lambda: torch.ones(2, device=cuda).pin_memory(),
+    "a pinned tensor made on a GPU": lambda: torch.empty(2, device=cuda, pin_memory=True),
+    "a GPU that is not there": lambda: torch.ones(2, device="cuda:2"),
+    "the CPU's tensor over NCCL": lambda: all_reduce_over("nccl", torch.ones(2)),
+    "a GPU's tensor over gloo for the CPU": lambda: all_reduce_over("cpu:gloo", torch.ones(2, device=cuda)),
+    "another rank's GPU over NCCL": lambda: all_reduce_over("nccl", torch.ones(2, device="cuda:1")),
+    "a GPU used in a fork": in_a_fork,
+    "a stream that is a number": lambda: torch.ones(2, device=cuda).record_stream(0),
+    "events without timing": lambda: torch.cuda.Event().elapsed_time(torch.cuda.Event()),
+    # allowed
+    "a GPU's tensor indexed by the CPU's": lambda: str(torch.ones(2, device=cuda)[torch.tensor([1])].device),
+    "a number of the CPU": lambda: str((torch.ones(2, device=cuda) * torch.tensor(2.0)).device),
+    "a list of a GPU's tensor": lambda: torch.arange(2, device=cuda).tolist(),
+    "both over one group": lambda: [
+        all_reduce_over("cpu:gloo,cuda:nccl", tensor) for tensor in (torch.ones(2), torch.ones(2, device=cuda))
+    ],
+    "gradients arrive where their tensors are": gradients,
+    "a module moves and keeps its parameters": moved_module,
+    "loaded where it was saved": saved_and_loaded,
+    "loaded on the CPU": lambda: saved_and_loaded(map_location="cpu"),
+    "printed": lambda: repr(torch.ones(2, device="cuda:1")),
+}
+
+
+def happened(case: Callable[[], Any]) -> Any:
+    try:
+        return case()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: happened(case) for name, case in CASES.items()}))

@@ -1,0 +1,60 @@
+"""The pretended GPU box refuses what a GPU box refuses: each mistake is made once."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from pretend.boxes import HERE, on_box
+
+MIXED = "RuntimeError: Expected all tensors to be on the same device"
+REFUSED = {
+    "an operator with a GPU's and the CPU's tensor": f"{MIXED}.* cpu and cuda:0",
+    "an operator with tensors of two GPUs": f"{MIXED}.* cuda:0 and cuda:1",
+    "a layer on the CPU, its input on a GPU": MIXED,
+    "index_select by the CPU's index": MIXED,
+    "a CPU tensor indexed by a GPU's": MIXED,
+    "numpy of a GPU's tensor": "TypeError: can't convert cuda:0 device type tensor to numpy",
+    "an array of GPU's numbers": "TypeError: can't convert cuda:0 device type tensor to numpy",
+    "a GPU's tensor pinned": "RuntimeError: cannot pin",
+    "a pinned tensor made on a GPU": "RuntimeError: Only dense CPU tensors can be pinned",
+    "a GPU that is not there": "RuntimeError: CUDA error: invalid device ordinal",
+    "the CPU's tensor over NCCL": "RuntimeError: No backend type associated with device type cpu",
+    "a GPU's tensor over gloo for the CPU": "RuntimeError: No backend type associated with device type cuda",
+    "another rank's GPU over NCCL": "RuntimeError: .*Duplicate GPU",
+    "a GPU used in a fork": "RuntimeError: Cannot re-initialize CUDA in forked subprocess",
+    "a stream that is a number": "TypeError: record_stream takes a torch.cuda.Stream",
+    "events without timing": "RuntimeError: Both events must be created with argument 'enable_timing=True'",
+}
+ALLOWED = {
+    "a GPU's tensor indexed by the CPU's": "cuda:0",
+    "a number of the CPU": "cuda:0",
+    "a list of a GPU's tensor": [0, 1],
+    "both over one group": ["cpu:gloo,cuda:nccl"] * 2,
+    "gradients arrive where their tensors are": ["cpu", "cuda:0"],
+    "a module moves and keeps its parameters": [True, True, "cuda:0"],
+    "loaded where it was saved": "cuda:1",
+    "loaded on the CPU": "cpu",
+    "printed": "tensor([1., 1.], device='cuda:1')",
+}
+
+
+@pytest.fixture(scope="module")
+def happened() -> dict[str, Any]:
+    return json.loads(on_box(2, [HERE / "planted.py"]))
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_a_mistake_is_refused_as_on_a_gpu_box(happened, mistake):
+    assert re.match(REFUSED[mistake], str(happened[mistake])), happened[mistake]
+
+
+@pytest.mark.parametrize("use", ALLOWED)
+def test_what_a_gpu_box_allows_is_allowed(happened, use):
+    assert happened[use] == ALLOWED[use]
+
+
+def test_every_planted_case_is_judged(happened):
+    assert happened.keys() == REFUSED.keys() | ALLOWED.keys()
