@@ -35,9 +35,9 @@ def test_an_example_runs_under_torchrun(example, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("gpus", "cases"), [(1, "1-torch or 2-torch"), (8, "2-torch or 4-torch")])
+@pytest.mark.parametrize(("gpus", "cases"), [(1, "-1-"), (8, "-2- or -4-")])
 def test_sharded_tables_equal_unsharded_ones(gpus, cases):
-    pytest_on_box(gpus, PARITY, "-k", f"equal_unsharded and ({cases})")
+    pytest_on_box(gpus, PARITY, "-k", f"equal_unsharded and ({cases}) and not module")
 
 
 @pytest.mark.slow
