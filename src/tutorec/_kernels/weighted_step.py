@@ -1,6 +1,6 @@
 """Row-wise Adagrad of tables that lie apart, by a step of SGD whose ids are weighted.
 
-On processors without AVX-512 fbgemm's row-wise Adagrad takes twice as long for an id as its SGD. But once a row's state
+On an AMD Zen 3 fbgemm's row-wise Adagrad takes twice as long for an id as its SGD. But once a row's state
 is known, its move is that of SGD with another rate, and the state needs one number for each bag: the mean square of its
 gradient. So the state is moved here, the rows by fbgemm's SGD with ``1 / (sqrt(state) + eps)`` as each id's weight.
 
@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,13 +22,38 @@ from torch import Tensor
 from tutorec._kernels.separate import SeparateTables
 from tutorec._kernels.tbe_update import RowGroups, pick_rows, sort_ids, sum_rows
 
-__all__ = ["FEW_IDS", "PooledBatch", "step_rowwise_adagrad"]
+__all__ = ["FEW_IDS", "PooledBatch", "is_zen3", "step_rowwise_adagrad"]
+
+
+def is_zen3(cpuinfo: str) -> bool:
+    r"""Whether Linux tells of an AMD Zen 3: of family 25 the models 0 to 15 and 32 to 95; the others are Zen 4.
+
+    Args:
+        cpuinfo: What ``/proc/cpuinfo`` holds.
+
+    Example:
+        >>> is_zen3("vendor_id : AuthenticAMD\ncpu family : 25\nmodel : 1\n")
+        True
+    """
+    lines = (line.partition(":") for line in cpuinfo.split("\n\n")[0].splitlines())
+    facts = {name.strip(): value.strip() for name, _, value in lines}
+    model = int(facts.get("model", -1)) if facts.get("model", "").isdigit() else -1
+    amd19h = (facts.get("vendor_id"), facts.get("cpu family")) == ("AuthenticAMD", "25")
+    return amd19h and (0 <= model < 16 or 32 <= model < 96)
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
 
 # Ids for each table up to which fbgemm's own row-wise Adagrad is the faster one. For 67,000 ids of 64 columns this way
-# takes two thirds of its time on an AMD Zen 3, which has no AVX-512, and three times as long on a successor that has;
-# six times with one id a bag. The processor's kind decides and no measurement: every rank that holds a copy of
-# a table, and every run, is to round alike.
-FEW_IDS: float = math.inf if torch.backends.cpu.get_cpu_capability() == "AVX512" else 600
+# takes two thirds of its time on a Zen 3. On a Zen 4 it takes three times as long, and six times with one id a bag,
+# with AVX-512 and on a virtual machine that hides it; on others it was not measured. The processor's kind decides and
+# no measurement: every rank that holds a copy of a table, and every run, is to round alike.
+FEW_IDS: float = 600 if is_zen3(_cpuinfo()) else math.inf
 
 _MOST_SUMS = 4 << 20  # elements of summed gradients that are held at once
 
