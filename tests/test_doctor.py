@@ -137,7 +137,7 @@ def test_report_is_short_and_its_first_line_is_the_verdict(capsys: pytest.Captur
     report = tutorec.doctor()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == report.verdict
-    assert len(lines) <= 5
+    assert len(lines) <= 6
     assert repr(report) == f"Report({report.verdict!r})"
     assert report.cores == len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else report.cores >= 1
     assert "gloo" in report.collectives

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import get_args
 
+from tutorec._calibration import kept
 from tutorec._kernels.backend import BackendChoice, backend, choose
 from tutorec._validation import validation_enabled
 from tutorec.errors import BackendError
@@ -38,6 +39,7 @@ class Report:
         threads: Threads that torch uses in this process.
         validation: Whether ids and lengths are checked.
         machine: Operating system and processor.
+        calibration: Whether the planner has measured speeds of this machine that still fit.
 
     Example:
         >>> from tutorec._doctor import Report
@@ -60,6 +62,7 @@ class Report:
     threads: int = 1
     validation: bool = True
     machine: str = ""
+    calibration: str = ""
 
     def __post_init__(self) -> None:
         self._printed_in: object = None
@@ -81,6 +84,8 @@ class Report:
         checks = "on" if self.validation else "off"
         cores = f"{self.cores} core{'s' if self.cores > 1 else ''}, {self.threads} in use by torch"
         lines.append(f"  {', '.join(self.devices)}; {cores}; ranks talk through {through}; input checks {checks}")
+        if self.calibration:
+            lines.append(f"  the planner's speeds: {self.calibration}")
         if self.remedy:
             lines.append(f"  to improve this: {self.remedy}")
         return "\n".join(lines)
@@ -151,6 +156,7 @@ def _examine() -> Report:
         threads=torch.get_num_threads(),
         validation=validation_enabled(),
         machine=f"{platform.system()} {platform.machine()}",
+        calibration="" if name else kept().state,
     )
     report.verdict = _verdict(report)
     return report

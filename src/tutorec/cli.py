@@ -1,4 +1,4 @@
-"""The command line: ``python -m tutorec doctor``, ``python -m tutorec plan`` and ``python -m tutorec bench``."""
+"""The command line: ``python -m tutorec doctor``, ``plan``, ``calibrate`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -68,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(words)
     if arguments.command == "plan":
         return _plan(arguments)
+    if arguments.command == "calibrate":
+        return _calibrate()
     from tutorec._doctor import doctor
 
     return 1 if doctor(json=arguments.json).broken else 0
@@ -98,6 +100,11 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--out", metavar="PLAN.json", help="save the plan, for ShardingPlan.load")
     plan.add_argument("--plot", metavar="PLAN.svg", help="draw memory and time of each rank (.svg, .png, .pdf)")
     plan.add_argument("--explain", metavar="TABLE", help="why this table is sharded as it is")
+    commands.add_parser(
+        "calibrate",
+        help="measure this machine for the planner, in some seconds, and keep the result for this user",
+        description="Measure this machine for the planner. Close other programs first.",
+    )
     commands.add_parser("bench", help="measure: tutorec bench NAME; 'tutorec bench --help' lists the names")
     return parser
 
@@ -115,6 +122,18 @@ def _plan(arguments: argparse.Namespace) -> int:
         print(f"tutorec plan: {text}", file=sys.stderr)
         misused = not isinstance(error, PlannerError) or error.error_type is PlannerErrorType.INPUT_VALIDATION
         return _MISUSED if misused else _FAILED
+    return 0
+
+
+def _calibrate() -> int:
+    """``tutorec calibrate``."""
+    from tutorec.distributed.planner.measuring import calibrate
+    from tutorec.distributed.planner.this_machine import speeds_text, with_speeds
+
+    calibration = calibrate()
+    for device in calibration.speeds:
+        print(f"{device}: {speeds_text(with_speeds(calibration, 2, device))}")
+    print(f"kept in {calibration.keep()}; the default planner of DistributedModelParallel uses it on this machine")
     return 0
 
 

@@ -11,7 +11,20 @@ from policy.tree import PACKAGE, SourceFile, Tree, assert_none
 LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
     (
         "ground",
-        (("_kernels", "awaitable", "streamable", "types", "errors", "_validation", "spmd", "_spmd", "_doctor"),),
+        (
+            (
+                "_kernels",
+                "awaitable",
+                "streamable",
+                "types",
+                "errors",
+                "_validation",
+                "spmd",
+                "_spmd",
+                "_doctor",
+                "_calibration",
+            ),
+        ),
     ),
     ("data", (("sparse",),)),
     ("local", (("modules", "optim", "fx", "balance"),)),
@@ -49,7 +62,8 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "sharding_plan shard data_parallel gradient_norm planner.planners model_parallel checkpoint"
+                    "sharding_plan shard data_parallel gradient_norm planner.planners planner.measuring "
+                    "model_parallel checkpoint"
                 ).split()
             ),
         ),

@@ -22,6 +22,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tutorec._calibration import processor_name
+
 ROUNDS_THAT_DECIDE = 30
 _SLACK = 0.03
 _RESAMPLES = 10_000
@@ -317,19 +319,9 @@ def machine(packages: Sequence[str] = ()) -> dict[str, Any]:
             continue
     load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
     hardware = {
-        "cpu": _processor(),
+        "cpu": processor_name(),
         "cores": os.cpu_count(),
         "system": f"{sys.platform} {platform.machine()}",
         "load": load,
     }
     return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "versions": versions, "hardware": hardware}
-
-
-def _processor() -> str:
-    """The processor's name, as far as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown processor"

@@ -23,7 +23,6 @@ _NOT_BENCHMARKS = (
     "peer",
     "runner",
     "sharded_rank",
-    "estimates_rank",
     "planner_peer",
     "train_rank",
 )

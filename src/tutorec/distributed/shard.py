@@ -232,10 +232,13 @@ def make_plan(
     """
     # Most programs bring a plan or plan by themselves, and need not wait for the planner's modules.
     from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
+    from tutorec.distributed.planner.this_machine import this_machine
     from tutorec.distributed.planner.topology import Topology
 
     if planner is None:
-        planner = EmbeddingShardingPlanner(Topology(env.world_size, device.type, local_world_size=env.local_size))
+        plans = env.world_size == 1 or (env.process_group is not None and env.rank == 0)
+        machine = this_machine if plans else Topology  # what was measured counts on the rank that plans
+        planner = EmbeddingShardingPlanner(machine(env.world_size, device.type, local_world_size=env.local_size))
     if env.process_group is None:
         return planner.plan(model, list(sharders))
     return planner.collective_plan(model, list(sharders), env.process_group)

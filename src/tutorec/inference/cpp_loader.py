@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
+from tutorec._calibration import cache_folder
 from tutorec._kernels.backend import operator_libraries
 from tutorec.errors import BackendError
 from tutorec.inference.serving import tensors_from_text, tensors_to_text
@@ -46,7 +47,7 @@ def build_loader(folder: str | Path | None = None) -> Path:
 
     Args:
         folder: Where it is built; by default one for this torch and this source in the user's cache, which is
-            ``TUTOREC_CACHE``, else ``XDG_CACHE_HOME/tutorec``, else ``~/.cache/tutorec``.
+            ``TUTOREC_CACHE``, else the system's folder for caches: ``~/.cache/tutorec`` on Linux.
 
     Raises:
         BackendError: cmake or a compiler is missing, the folder cannot be made, or the build fails; the message ends in
@@ -111,11 +112,9 @@ def score_with_loader(
 
 def _default_folder() -> Path:
     """A folder for this torch, this compiler's kind of library and this source."""
-    own = os.environ.get("TUTOREC_CACHE")
-    cache = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tutorec"
     facts = [torch.__version__, torch.__file__, sys.platform]
     facts += [path.read_text() for path in sorted(SOURCE.iterdir()) if path.is_file()]
-    return cache / f"loader_{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+    return cache_folder() / f"loader_{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
 def _run(command: list[str]) -> None:

@@ -36,7 +36,8 @@ def plan_story(report: PlanReport) -> Explanation:
     )
     if not problem.choices:
         return Explanation([title])
-    facts = Facts([*_step_facts(report), *_limit_facts(report), *_memory_facts(report), *_search_facts(report)])
+    speeds = ("speeds", f"{topology.source}.")
+    facts = Facts([*_step_facts(report), *_limit_facts(report), *_memory_facts(report), *_search_facts(report), speeds])
     blocks: list[str | Facts | TextTable] = [title, facts, _ranks_table(report)]
     hidden = _hidden_ranks(report)
     if hidden:

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import torch.distributed as dist
@@ -59,6 +59,7 @@ from tutorec.distributed.planner.report import PlanReport
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.stats import EmbeddingStats
 from tutorec.distributed.planner.storage_reservations import HeuristicalStorageReservation
+from tutorec.distributed.planner.this_machine import this_machine
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharding_plan import get_default_sharders
@@ -86,7 +87,8 @@ class EmbeddingShardingPlanner:
     TorchRec does.
 
     Args:
-        topology: The machines. By default the ranks of the default process group, and this process's kind of device.
+        topology: The machines. By default the ranks of the default process group, and this process's kind of device;
+            `collective_plan` then takes the speeds that ``tutorec calibrate`` has measured, if all are on one host.
         batch_size: B of a rank; 512 by default.
         enumerator: Lists the options; `EmbeddingEnumerator` by default.
         storage_reservation: Leaves room for other things than tables; by default 15 % of each rank, six times the dense
@@ -134,6 +136,7 @@ class EmbeddingShardingPlanner:
         timeout_seconds: float | None = None,
     ) -> None:
         self._topology = topology if topology is not None else _topology_of_process_group()
+        self._default_topology = topology is None
         self._batch_size = BATCH_SIZE if batch_size is None else batch_size
         self._constraints = by_table(constraints)
         _check_parts(
@@ -229,7 +232,7 @@ class EmbeddingShardingPlanner:
         able("pg", group, "rank size", "give a process group that this rank belongs to, or None for all ranks")
         if group.rank() == 0:
             try:
-                found = self.plan(module, sharders)
+                found = self._with_measured_speeds().plan(module, sharders)
             except Exception as error:
                 found = error
         found = comm.broadcast_object(found, 0, group, _STAGE)
@@ -237,6 +240,19 @@ class EmbeddingShardingPlanner:
             raise found
         assert found is not None, "rank 0 sends a plan or an error"
         return found
+
+    def _with_measured_speeds(self) -> EmbeddingShardingPlanner:
+        """This planner, with the speeds of this machine where no topology was given; for rank 0, which plans for all.
+
+        A rank that plans for itself does not come here: files that differ would make plans that differ.
+        """
+        if not self._default_topology:
+            return self
+        planner, usual = copy(self), self._topology
+        planner._topology = this_machine(usual.world_size, usual.compute_device, usual.local_world_size)
+        if self._own_enumerator:
+            planner._enumerator = EmbeddingEnumerator(planner._topology, self._batch_size, self._constraints)
+        return planner
 
     def _inputs(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> PlanInputs:
         """The options of every table of a model, and the room that there is for them."""

@@ -81,7 +81,7 @@ class EmbeddingStats(Stats):
         of = f"{several(len(best_plan), 'table')} on {several(topology.world_size, 'rank')}, batch size {batch_size}"
         lines = [
             f"--- Planner Statistics: {of}, {run_time:.2f} s{tried} ---",
-            f"reserved by {storage_reservation!r}",
+            f"reserved by {storage_reservation!r}; speeds: {topology.source}",
         ]
         if best_plan:
             lines += str(_ranks_table(best_plan, topology)).splitlines()

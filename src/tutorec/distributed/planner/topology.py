@@ -185,6 +185,7 @@ class Topology:
         latency_ms: Milliseconds that an exchange takes however little is sent. tutorec's own.
         id_ms: Milliseconds that an id takes in an update, beyond the bytes that are moved: repeated ids have to be
             found. None on accelerators by default. tutorec's own.
+        source: Where the speeds come from, for reports; those that are not given are a preset's. tutorec's own.
 
     Raises:
         PlannerError: A number of ranks, hosts or bytes that cannot be, or an unknown device.
@@ -221,11 +222,13 @@ class Topology:
         *,
         latency_ms: float | None = None,
         id_ms: float | None = None,
+        source: str | None = None,
     ) -> None:
         _check_ranks(world_size, local_world_size, pod_size)
         if compute_device not in DEVICES:
             raise _bad(f"compute_device {compute_device!r} is unknown: use one of {', '.join(DEVICES)}")
         usual = constants.HARDWARE["laptop"] if compute_device == "cpu" else constants.ACCELERATOR
+        self.source: str = source or ("preset laptop" if compute_device == "cpu" else usual.source)
         self.compute_device: str = compute_device
         self.world_size: int = int(world_size)
         self.local_world_size: int = int(local_world_size or world_size)
@@ -298,6 +301,24 @@ class Topology:
         return cls._of("laptop", hosts, world_size // hosts)
 
     @classmethod
+    def measured(cls, world_size: int = 2, compute_device: str = "cpu", **words: Any) -> Topology:
+        """Ranks of the machine that this process runs on, as fast as ``tutorec calibrate`` has measured.
+
+        Where nothing is kept that fits the machine it is measured now, which takes some seconds.
+
+        Args:
+            world_size: W, all on this host.
+            compute_device: ``"cpu"`` or ``"cuda"``.
+            words: The constructor's other arguments.
+
+        Raises:
+            PlannerError: Nothing is measured of this device, or nothing at all, inside of ranks.
+        """
+        from tutorec.distributed.planner.this_machine import measured  # makes topologies
+
+        return measured(world_size, compute_device, words)
+
+    @classmethod
     def preset(cls, name: str) -> Topology:
         """Machines by name: ranks per host, kind, hosts. What is left out is a whole host, and one of them.
 
@@ -355,6 +376,7 @@ class Topology:
             bwd_compute_multiplier=own.bwd_compute_multiplier,
             latency_ms=own.latency_ms,
             id_ms=own.id_ms,
+            source=f"preset {kind}",
         )
 
     @property
