@@ -20,6 +20,9 @@ from tutorec.spmd import Ranks
 # Plans of tests and chapters are made with the preset's speeds, whatever this machine was measured at.
 os.environ["TUTOREC_CALIBRATION"] = str(Path(__file__).parent / "not-calibrated.json")
 
+# How long a test may wait for what must happen: it goes on at once when it has happened, also on a busy machine.
+PATIENCE_SECONDS = 120.0
+
 # One profile for every property test: no clock decides, and a run draws what every run draws.
 settings.register_profile(
     "repeatable",
@@ -54,7 +57,7 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
     def pool(world_size: int, hosts: int = 1) -> Ranks:
         key = (world_size, hosts)
         if key not in pools or pools[key].closed:
-            pools[key] = Ranks(world_size, hosts=hosts)
+            pools[key] = Ranks(world_size, hosts=hosts, timeout=PATIENCE_SECONDS)
         return pools[key]
 
     yield pool
@@ -64,7 +67,7 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
 
 @pytest.fixture(scope="session")
 def still_running() -> Callable[..., list[int]]:
-    """``still_running(pids)``: those that run; ``still_running(pids, seconds)`` waits so long for them to end."""
+    """``still_running(pids)``: those that run; ``still_running(pids, PATIENCE_SECONDS)`` waits for them to end."""
 
     def runs(pid: int) -> bool:
         try:

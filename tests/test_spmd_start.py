@@ -151,10 +151,10 @@ def test_a_fork_server_that_refuses_or_dies_is_replaced(monkeypatch, still_runni
     with Ranks(1) as world:
         assert world.run(os.getppid) == [os.getpid()]
     monkeypatch.undo()
-    with Ranks(1, timeout=20) as world:
+    with Ranks(1) as world:
         (server,), pids = world.run(os.getppid), world.pids
         os.kill(server, signal.SIGKILL)
-        assert still_running([server, *pids], 5.0) == []  # Its ranks end with it.
+        assert still_running([server, *pids], 60.0) == []  # Its ranks end with it.
         with pytest.raises(RankError, match="rank 0 died"):
             world.run(len, ())
         assert world.run(len, ()) == [0]
@@ -194,8 +194,8 @@ def test_nothing_outlives_a_caller_that_is_killed(tmp_path, still_running, metho
         pids = [int(pid) for pid in caller.stdout.readline().split()]
         assert len(still_running(pids)) >= 3
         caller.send_signal(getattr(signal, name))
-        caller.wait(30)
-    assert still_running(pids, 10.0) == []
+        caller.wait()
+    assert still_running(pids, 60.0) == []
     assert list(temporary.iterdir()) == []
 
 
@@ -207,7 +207,7 @@ def test_not_even_a_stopped_rank_outlives_its_caller(tmp_path, still_running):
         assert caller.stdout is not None, "stdout was asked for"
         pids = [int(pid) for pid in caller.stdout.readline().split()]
         caller.kill()
-    assert still_running(pids, 10.0) == []
+    assert still_running(pids, 60.0) == []
 
 
 @pytest.mark.slow

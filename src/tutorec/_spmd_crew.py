@@ -145,11 +145,12 @@ class Crew:
     def _accept(self, listener: socket.socket, key: bytes, deadline: float) -> None:
         """Wait for two connections from every rank."""
         listener.settimeout(0.1)
+        ended: set[int] = set()
         while len(self._tasks) + len(self._controls) < 2 * self.options.world_size:
             try:
                 sock, _ = listener.accept()
             except TimeoutError:
-                self._check_starting(deadline)
+                ended = self._check_starting(deadline, ended)
                 continue
             _limit_blocking(sock, max(self.options.timeout, 2.0))
             conn = Connection(sock.detach())
@@ -157,14 +158,21 @@ class Crew:
                 rank, purpose = pickle.loads(conn.recv_bytes())
                 {"tasks": self._tasks, "control": self._controls}[purpose][rank] = conn
 
-    def _check_starting(self, deadline: float) -> None:
-        for rank, process in enumerate(self._processes):
-            code = process.exit_code()
-            if code is not None:
+    def _check_starting(self, deadline: float, ended: set[int]) -> set[int]:
+        """Raise for a rank that ended without a word; returns those that have ended, of which ``ended`` is known.
+
+        A rank that has connected says by itself why it ended. One may connect and end between two looks: it counts as
+        dead when it was so at the look before, after which every connection that waited was accepted.
+        """
+        codes = {rank: process.exit_code() for rank, process in enumerate(self._processes) if rank not in self._tasks}
+        dead = {rank: code for rank, code in codes.items() if code is not None}
+        for rank, code in dead.items():
+            if rank in ended:
                 raise RankError(death_message(rank, code, "the start"), rank)
         if time.monotonic() > deadline:
             late = next(rank for rank in range(self.options.world_size) if rank not in self._tasks)
             raise RankTimeoutError(f"rank {late} did not start within {START_SECONDS:g} s", late)
+        return set(dead)
 
     def prepare(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
         """Pickle a call; what cannot be pickled raises here and does the ranks no harm."""
@@ -224,7 +232,7 @@ class Crew:
         try:
             kind, _, content = pickle.loads(self._tasks[rank].recv_bytes())
         except (EOFError, OSError):
-            code = self._processes[rank].exit_code(2.0)
+            code = self._processes[rank].exit_code(10.0)  # known at once, but on a busy machine
             return "death", {"kind": "death", "text": "", "code": code, "when": 0.0}
         return kind, content
 
