@@ -18,6 +18,16 @@ if importlib.util.find_spec("tutorec") is None:
 import tutorec
 tutorec.doctor()"""
 
+NAMED_CPU = re.compile(r"torch\.device\(\s*\"cpu|\bdevice(_type)?=\"cpu|backend=\"gloo|compute_device=\"cpu")
+# Cells of which the CPU is the subject, or that are the document's own.
+ABOUT_THE_CPU = {
+    ("00_setup", "backends"): "what runs on the CPU, by each backend",
+    ("03_collections", "collection"): "the document's collection, in one process",
+    ("10_dmp", "document"): "the document's collection, before it is wrapped",
+    ("11_optimizers", "predict-memory"): "memory of the CPU is measured",
+    ("14_serving", "document-shard"): "the document's inference, on the CPU",
+}
+
 # What only MyST reads: directives, fences of colons, roles, labels, comments.
 MYST = re.compile(r"^ *(`{3,}|~{3,}|:{3,})\{|\{[a-z:.-]+\}`|^\([\w-]+\)=|^%", re.MULTILINE)
 SMALLEST_HELPER = 3  # statements; below that two functions may well look alike
@@ -126,6 +136,15 @@ def figure_violations(chapter: Chapter) -> list[str]:
     return found
 
 
+def device_violations(chapter: Chapter) -> list[str]:
+    """Tables and batches live on the rank's own device: a cell that names the CPU runs on no GPU."""
+    return [
+        f"{chapter.name}: cell {cell.raw.get('id')!r} names the CPU: leave the device out, or use tutorec.spmd.device()"
+        for cell in chapter.code
+        if NAMED_CPU.search(cell.text) and (chapter.name, cell.raw.get("id")) not in ABOUT_THE_CPU
+    ]
+
+
 def alt_violations(chapter: Chapter) -> list[str]:
     """The page takes a figure's words from the metadata of its cell; without them it gives the name of a file."""
     return [
@@ -204,6 +223,18 @@ def test_figure_policy_rejects_a_figure_without_words():
     for cell in chapter.raw["cells"]:
         cell["metadata"]["mystnb"] = {"image": {"alt": "three bars"}}
     assert not alt_violations(chapter)
+
+
+def test_cells_leave_the_device_to_the_rank():
+    assert_none([v for chapter in chapters() for v in device_violations(chapter)])
+
+
+@pytest.mark.parametrize(
+    "code", ['x.to(torch.device("cpu"))', 'plan(device_type="cpu")', 'Ebc(device="cpu")', 'Ranks(4, backend="gloo")']
+)
+def test_device_policy_rejects_a_cell_that_names_the_cpu(code):
+    assert device_violations(chapter_of(("code", code, [])))
+    assert not device_violations(chapter_of(("code", "x.to(device())", [])))
 
 
 def test_no_helper_is_defined_twice():
