@@ -380,6 +380,8 @@ class _PretendMode(TorchFunctionMode):
             return special(func, args, kwargs)
         if args and isinstance(args[0], OnDevice) and args[0].inner.is_sparse:  # C++ sees a dense tensor
             return _inside(func, args, kwargs)
+        if kwargs.get("device") is None:
+            kwargs.pop("pin_memory", None)  # all memory of the CPU may be page-locked here
         if kwargs.get("device") is not None:
             return _made(func, args, kwargs)
         return func(*args, **kwargs)

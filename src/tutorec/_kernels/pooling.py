@@ -70,7 +70,11 @@ def bag_weights(pooling: str, offsets: Tensor, weights: Tensor | None, count: in
         return lengths.float().rsqrt().repeat_interleave(lengths, output_size=count)
     weights = weights.float()
     bags = torch.arange(lengths.shape[0], device=lengths.device).repeat_interleave(lengths, output_size=count)
-    squares = weights.new_zeros([lengths.shape[0]]).index_add(0, bags, weights.square())
+    if weights.is_cuda:
+        # In a fixed order: copies of a table on several ranks would drift apart by what additions in any order round.
+        squares = torch.segment_reduce(weights.square(), "sum", lengths=lengths, unsafe=True)
+    else:
+        squares = weights.new_zeros([lengths.shape[0]]).index_add(0, bags, weights.square())
     empty = squares == 0
     # A root of 0 has no gradient: bags without weight are given a 1 to divide by, and their weights are 0 already.
     return weights * squares.masked_fill(empty, 1.0).rsqrt().index_select(0, bags)

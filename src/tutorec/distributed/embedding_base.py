@@ -235,6 +235,7 @@ class ShardedEmbeddingModule(
         super()._apply(fn, recurse)
         for lookup in self._lookups:
             lookup.rebind()
+        self._device = fn(torch.empty(0, device=self._device)).device
         return self
 
     # --- set-up
@@ -312,6 +313,7 @@ class ShardedEmbeddingModule(
         if not isinstance(features, KeyedJaggedTensor):
             raise TypeError(f"a Sharded{self._kind} takes a KeyedJaggedTensor, got {type(features).__name__}")
         ctx.features = features
+        _check_device(features, self._device)
         arranged = self._features.arrange(features)
         check_ids(features, self._feature_rows)
         weights = arranged.weights_or_none()
@@ -442,6 +444,20 @@ def with_weights(batch: KeyedJaggedTensor, weights: torch.Tensor | None) -> Keye
         None,
         torch.tensor(batch.stride_per_key_per_rank(), dtype=torch.int32) if variable else None,
     )
+
+
+def _check_device(features: KeyedJaggedTensor, tables: torch.device) -> None:
+    """Refuse a batch elsewhere than the tables: another backend carries its ids than those of the other ranks.
+
+    Raises:
+        ValueError: It is on another device.
+    """
+    found = features.device()
+    if found.type != tables.type or (tables.index is not None and found.index not in (None, tables.index)):
+        raise ValueError(
+            f"the batch (keys {features.keys()}) is on {found} and the tables are on {tables}: move the batch, "
+            f"features.to(torch.device('{tables}'))"
+        )
 
 
 def usable_device(device: torch.device | None, plan: Mapping[str, ParameterSharding]) -> torch.device:

@@ -35,6 +35,9 @@ class NormOverRanks:
     def __init__(self, model: nn.Module, env: ShardingEnv) -> None:
         self._group = env.group_for("the norm of sharded gradients") if env.world_size > 1 else None
         parts: list[Any] = [part for _, part in sharded_parts(model)]
+        # A rank without gradients has a zero on the CPU, which another backend would carry than the others' parts.
+        self._device = next((parameter.device for parameter in model.parameters()), None)
+        self._device = next((part._device for part in parts), self._device)
         # Held so that no other object takes the id of one that is gone.
         self._sharded: dict[int, Tensor] = {
             id(rows): rows
@@ -52,9 +55,8 @@ class NormOverRanks:
         """The sum over ranks of ``part []``, or the largest; added in rank order, so that all get the same bits."""
         if self._group is None:
             return part
-        every = comm.all_gather(
-            part.detach().view(1).contiguous(), [1] * self._group.size(), self._group, _STAGE
-        ).wait()
+        mine = part.detach().to(self._device).view(1).contiguous()
+        every = comm.all_gather(mine, [1] * self._group.size(), self._group, _STAGE).wait()
         return torch.amax(every) if largest else every.sum()
 
 

@@ -120,7 +120,20 @@ class InteractionArch(nn.Module):
             _check_vectors(dense_features, sparse_features, self.F)
         vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
-        return torch.cat((dense_features, products.flatten(1).index_select(1, self._pairs)), dim=1)
+        pairs = self._pairs
+        if not is_scripting():
+            pairs = self._pairs_beside(products)
+        return torch.cat((dense_features, products.flatten(1).index_select(1, pairs)), dim=1)
+
+    @torch.jit.unused
+    def _pairs_beside(self, products: Tensor) -> Tensor:
+        """The positions on the device of the vectors, which may be made there without a move of this module."""
+        if isinstance(products, torch.fx.Proxy) or products.device == self._pairs.device:
+            return self._pairs
+        moved = self._pairs.to(products.device)
+        if not moved.is_meta:
+            self._pairs = moved
+        return moved
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InteractionArch:
         super()._apply(fn, recurse)

@@ -95,7 +95,7 @@ class CandidateIndex:
             scores, places = torch.cat([scores, found], dim=1), torch.cat([places, here], dim=1)
             scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
             places = places.gather(1, best)
-        return self.ids[places], scores
+        return self.ids.to(places.device)[places], scores
 
 
 @torch.no_grad()
@@ -217,5 +217,7 @@ def _is_whole(number: Any) -> bool:
 
 def _vectors(model: TwoTower, ids: Tensor) -> Tensor:
     """Candidates [N, D] of ids [N]."""
-    lengths = torch.ones(len(ids), dtype=torch.int32, device=ids.device)
+    device = next((parameter.device for parameter in model.parameters()), ids.device)
+    ids = ids.to(device)
+    lengths = torch.ones(len(ids), dtype=torch.int32, device=device)
     return model.candidates(KeyedJaggedTensor(model.candidate_features, ids, lengths=lengths)).detach()

@@ -184,7 +184,7 @@ def train(
             show(detached)
             if after_step is not None:
                 after_step(step)
-    mine = torch.stack(losses).double() if losses else torch.zeros(0, dtype=torch.float64)
+    mine = torch.stack(losses).double() if losses else torch.zeros(0, dtype=torch.float64, device=_device_of(model))
     weights = torch.tensor(sizes, dtype=torch.float64, device=mine.device)
     # A mean over no samples may be no number; it counts for nothing.
     products = torch.where(weights > 0, mine * weights, 0.0)
@@ -246,7 +246,7 @@ def evaluate(
                 show(loss)
     finally:
         model.train(was_training)
-    columns = torch.cat(found, 1) if found else torch.zeros(2, 0)
+    columns = torch.cat(found, 1) if found else torch.zeros(2, 0, device=_device_of(model))
     logits, labels = _gathered(columns.t().reshape(-1), group).cpu().view(-1, 2).unbind(1)
     if not len(labels):
         raise ValueError("evaluate: 0 labels and 0 scores in the batches of all ranks; give one of each class at least")
@@ -260,6 +260,11 @@ def _check_arguments(caller: str, model: Any, batches: Any) -> None:
         raise TypeError(f"{caller} takes a model, got a {type(model).__name__}: {caller}(model, batches, ...)")
     if not isinstance(batches, Iterable):
         raise TypeError(f"{caller}: batches is a {type(batches).__name__}; give an iterable of batches, [batch]")
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Where a model computes; a rank without batches sends what it has not from the device of the others'."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _answer(model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:

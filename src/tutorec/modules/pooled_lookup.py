@@ -81,8 +81,8 @@ def pool_at_once(features: KeyedJaggedTensor, bags: nn.ModuleDict, lookups: Pool
         return None
     if not one_call_pays(len(lookups.features), features.values().numel()):
         return None
-    batch = _batch_in_order(features, lookups)
-    found = None if batch is None else find_tables(tables, lookups.tables)
+    found = find_tables(tables, lookups.tables)  # None on a device, where the order of a batch is a sync point
+    batch = None if found is None else _batch_in_order(features, lookups)
     return None if batch is None or found is None else found.pool(*batch)
 
 
@@ -181,7 +181,7 @@ def _batch_in_order(features: KeyedJaggedTensor, lookups: PooledLookups) -> Batc
 
 def _pool_and_update(features: KeyedJaggedTensor, tables: list[Tensor], lookups: PooledLookups) -> Tensor:
     """Pooled rows [B, D] whose backward updates the tables."""
-    batch = _batch_in_order(features, lookups)
+    batch = _batch_in_order(features, lookups) if tables[0].is_cpu else None
     if batch is not None and (batch[2] is None or not batch[2].requires_grad):
         pooled = look_up_batch(tables, PooledBatch(*batch, lookups.tables))
         if pooled is not None:

@@ -168,7 +168,9 @@ class GradientClippingOptimizer(OptimizerWrapper):
             every = every + found
         for groups in dict.fromkeys(self._groups_of.values()):
             found = self._gradients(lambda parameter, groups=groups: self._groups_of.get(id(parameter)) == groups)
-            parts.append(_reduce_in_groups(self._power(found), groups, self._largest))
+            # A rank without gradients has a zero on the CPU, which another backend would carry than the others' parts.
+            device = next(each.device for each in self._parameters() if self._groups_of.get(id(each)) == groups)
+            parts.append(_reduce_in_groups(self._power(found).to(device), groups, self._largest))
             every = every + found
         device = every[0].device if every else torch.device("cpu")
         total = torch.stack([part.to(device) for part in parts])

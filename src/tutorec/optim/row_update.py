@@ -64,6 +64,7 @@ def update_rows(optimizer: Optimizer, table: Tensor, touched: RowGradients) -> N
     Raises:
         TypeError: The optimizer does not treat each row by itself.
     """
+    _bring_state(optimizer, table)
     group, plain = group_of(optimizer, table), fused_rule(optimizer, table)
     if plain is None:
         _step_compact(optimizer, group, table, touched)
@@ -77,6 +78,14 @@ def update_rows(optimizer: Optimizer, table: Tensor, touched: RowGradients) -> N
     rate = rate_of_step(group, state["step"].item())
     step = UpdateStep(OptimizerSpec(plain.kind, rate, plain.eps), rate)
     apply_update(table.detach(), (state["sum"].view(-1),), touched.grad, touched.groups, step)
+
+
+def _bring_state(optimizer: Optimizer, table: Tensor) -> None:
+    """State that was made before its table was moved follows it: ``model.to(device)`` moves parameters only."""
+    state = optimizer.state.get(table, {})
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.dim() and value.device != table.device:
+            state[key] = value.to(table.device)
 
 
 class Rule(NamedTuple):

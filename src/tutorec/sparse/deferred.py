@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tutorec.sparse.jagged_layout import ints_on_device
 from tutorec.sparse.kjt_layout import running_sum
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class _Check:
             self._found = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
             self._found.copy_(found, non_blocking=True)
             self._arrived = torch.cuda.Event()
-            self._arrived.record()
+            # Of the ids' device, which need not be the current one.
+            self._arrived.record(torch.cuda.current_stream(found.device))
 
     def ready(self) -> bool:
         """Whether the integers can be read without waiting."""
@@ -156,7 +158,10 @@ def _bounds_of(keys: list[str], feature_rows: FeatureRows, device: torch.device)
         low, high = dict.fromkeys(keys, _ALL.min), dict.fromkeys(keys, _ALL.max)
         for feature, _, rows in feature_rows:
             low[feature], high[feature] = 0, min(rows, high[feature])
-        known = torch.tensor(list(low.values()), device=device), torch.tensor(list(high.values()), device=device)
+        known = (
+            ints_on_device(list(low.values()), torch.int64, device),
+            ints_on_device(list(high.values()), torch.int64, device),
+        )
         if len(_bounds) >= _MOST:
             _bounds.clear()
         _bounds[cached] = known
@@ -170,7 +175,7 @@ def _search(ids: Tensor, offsets: Tensor, samples: list[int], low: Tensor, high:
     """
     count = ids.numel()
     place = torch.arange(count, device=ids.device)
-    ends = torch.tensor(running_sum(samples), device=ids.device)
+    ends = ints_on_device(running_sum(samples), torch.int64, ids.device)
     starts = offsets.index_select(0, ends).long()
     feature = torch.bucketize(place, starts[1:], right=True).clamp_(max=len(samples) - 1)
     bad = (ids < low[feature]) | (ids >= high[feature])

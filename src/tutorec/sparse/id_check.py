@@ -107,7 +107,9 @@ def check_ids(
             shapes += f" and weights {list(weights.shape)}"
         raise ValueError(f"ids to be looked up are one list, [N], one after the other, and the batch's {shapes}")
     if not on_cpu:
-        report(wait=False)
+        # To ask for events of a stream whose work is captured would end the capture.
+        if not (values.is_cuda and torch.cuda.is_current_stream_capturing()):
+            report(wait=False)
         defer(features, feature_rows)
         return
     if values.numel() == 0:

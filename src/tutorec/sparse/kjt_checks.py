@@ -120,7 +120,7 @@ def confirm(batch: KeyedJaggedTensor, counts: list[int]) -> None:
     ids, lengths = batch._values.shape[0], batch._lengths
     if batch._pending == (True, False, None, None, []) and batch._inverse_indices is None and sum(counts) == ids:
         assert lengths is not None, "lengths were given"
-        low, high = (int(bound) for bound in torch.aminmax(lengths))
+        low, high = _ends(lengths)
         if low >= 0 and high * lengths.numel() <= _LARGEST:  # so that no sum can have overflown
             batch._pending = None
             return
@@ -288,7 +288,7 @@ def _many_fit(batch: KeyedJaggedTensor, lengths: Tensor | None, offsets: Tensor 
         counts = differences(starts)
     else:
         assert lengths is not None, "the form is checked: lengths or offsets are there"
-        low, high = (int(bound) for bound in torch.aminmax(lengths)) if lengths.numel() else (0, 0)
+        low, high = _ends(lengths) if lengths.numel() else (0, 0)
         if low < 0:
             return None
         if batch._stride_per_key_per_rank is not None or lengths.numel() == 0:
@@ -296,6 +296,15 @@ def _many_fit(batch: KeyedJaggedTensor, lengths: Tensor | None, offsets: Tensor 
         else:
             counts = row_sums(lengths, len(batch._keys), high)
     return counts if sum(counts) == batch._values.shape[0] else None
+
+
+def _ends(lengths: Tensor) -> tuple[int, int]:
+    """The shortest and the longest list. One sync point."""
+    low, high = torch.aminmax(lengths)
+    if lengths.is_cpu:
+        return int(low), int(high)
+    shortest, longest = torch.stack((low, high)).tolist()
+    return shortest, longest
 
 
 def row_sums(lengths: Tensor, keys: int, most: int) -> list[int]:

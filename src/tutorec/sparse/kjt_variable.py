@@ -25,7 +25,7 @@ from tutorec.sparse.kjt_layout import as_int64
 def strides_of_ranks(given: Tensor | list[list[int]]) -> Tensor:
     """Lists of each key (rows) and rank (columns) as a tensor of the CPU [F, W]."""
     if isinstance(given, Tensor):
-        return given
+        return given.cpu() if given.is_cuda else given
     else:
         if not is_scripting():
             _check_ranks(given)

@@ -25,6 +25,7 @@ from torch import nn
 from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed import comm
+from tutorec.sparse.jagged_layout import ints_on_device
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.kjt_layout import offsets_at, running_sum
 from tutorec.sparse.kjt_slots import Slots, feature_major
@@ -278,7 +279,7 @@ class _Sizes(Awaitable[KJTArrival]):
         form |= _VARIABLE if features.variable_stride_per_key() else 0
         form |= _WEIGHTED if features.weights_or_none() is not None else 0
         form |= identity[0] << _NUMBER
-        sizes = torch.tensor([(count, samples, form) for count in self._counts], device=values.device)
+        sizes = ints_on_device([(count, samples, form) for count in self._counts], torch.int64, values.device)
         each = [SIZES_PER_PEER] * len(self._counts)
         self._sizes = comm.all_to_all(sizes.view(-1), each, each, group, SIZES_STAGE)
 
@@ -309,7 +310,7 @@ class _Sizes(Awaitable[KJTArrival]):
         sent = [
             samples for of_rank in self._slots.per_slot(self._features.lengths_offset_per_key()) for samples in of_rank
         ]
-        flat = torch.tensor(sent, dtype=torch.int64, device=self._features.device())
+        flat = ints_on_device(sent, torch.int64, self._features.device())
         into = [mine] * len(self._slots.splits)
         arrived = comm.all_to_all(flat, self._slots.splits, into, self._group, STRIDES_STAGE).wait().tolist()
         return [arrived[rank * mine : (rank + 1) * mine] for rank in range(len(into))]

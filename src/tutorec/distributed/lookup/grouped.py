@@ -64,7 +64,6 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         super().__init__()
         self._splits = [len(group.features) for group in groups]
         self._columns = [columns for group in groups for columns in group.columns]
-        self._device = device
         self._emb_modules = nn.ModuleList()
         for group in groups:
             self._emb_modules.append(_KERNELS[group.kernel](group, first_rows(group, rows_of), device))
@@ -75,7 +74,7 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         Of a variable batch: for each rank and each slot its samples' columns, flattened.
         """
         if not self._splits:
-            return torch.empty(features.stride(), 0, device=self._device)
+            return torch.empty(features.stride(), 0, device=features.device())
         if features.variable_stride_per_key():
             return flatten_by_rank(self.forward(pad_bags(features)), features, self._columns)
         if torch.is_inference_mode_enabled():

@@ -22,6 +22,7 @@ from tutorec.distributed.lookup.dense import BatchedDenseEmbeddingBag
 from tutorec.distributed.lookup.fused import BatchedFusedEmbeddingBag
 from tutorec.distributed.lookup.grouped import GroupedLookup
 from tutorec.distributed.plan import EmbeddingComputeKernel
+from tutorec.sparse.jagged_layout import ints_on_device
 
 
 class BatchedFusedEmbedding(BatchedFusedEmbeddingBag):
@@ -75,7 +76,6 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         super().__init__()
         self._ranks = ranks
         self._slot_bounds = [*accumulate((len(group.features) for group in groups), initial=0)]
-        self._device = device
         self._emb_modules = nn.ModuleList()
         for group in groups:
             self._emb_modules.append(_KERNELS[group.kernel](group, first_rows(group, rows_of), device, ranks))
@@ -88,7 +88,7 @@ class GroupedEmbeddingsLookup(GroupedLookup):
                 return self.forward(ids)
         groups = len(self._emb_modules)
         if groups == 0:
-            return torch.empty(0, device=self._device)
+            return torch.empty(0, device=ids.values.device)
         if groups == 1:
             return self._rows(0, ids.values, ids.counts).contiguous().view(-1)
         counts = [
@@ -106,7 +106,7 @@ class GroupedEmbeddingsLookup(GroupedLookup):
     def _rows(self, group: int, values: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Ids of one group, ``counts[rank][slot]`` of them -> ``[N, D]``."""
         bounds = [*accumulate(chain.from_iterable(counts), initial=0)]
-        offsets = torch.tensor(bounds, dtype=values.dtype, device=values.device)
+        offsets = ints_on_device(bounds, values.dtype, values.device)
         return self._emb_modules[group](values, offsets, None)
 
 

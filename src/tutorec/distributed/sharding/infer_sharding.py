@@ -454,7 +454,7 @@ def divide_by_lengths(total: Tensor, lengths: Tensor, columns: list[int]) -> Ten
     """
     widths = torch.tensor(columns, device=total.device)
     counts = lengths.to(total.device).view(len(columns), -1).clamp(min=1).to(total.dtype)
-    return total / counts.repeat_interleave(widths, dim=0).t()
+    return total / counts.repeat_interleave(widths, dim=0, output_size=total.shape[1]).t()
 
 
 def _split_at_once(

@@ -21,6 +21,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from tutorec.distributed.sharding.slots import PlacedSlots, Route
+from tutorec.sparse.jagged_layout import ints_on_device
 
 
 class RowOrder:
@@ -105,7 +106,7 @@ class RowOrder:
                     shifts[segment] = starts[number] - segment_starts[segment]
             order = places
             if any(shifts):
-                by_segment = torch.tensor([shifts, of_segments], device=places.device)
+                by_segment = ints_on_device([shifts, of_segments], torch.int64, places.device)
                 shift = by_segment[0].repeat_interleave(by_segment[1], output_size=places.numel())
                 order = places + shift.index_select(0, places)
             for key, own in enumerate(order.split_with_sizes(of_keys)):
