@@ -5,6 +5,9 @@ PY   := $(BIN)/python
 BOOK := _build/html/index.html
 NB   ?=
 JOBS ?= 2
+# Of `make versions`: versions of torch, and units, chapters, chapters_torch; by default all.
+TORCH ?=
+RUN   ?=
 # A chapter by its number (05), or a notebook by its name, with or without folder and ending.
 NAME  = $(patsubst %.ipynb,%,$(notdir $(NB)))
 BOOKS = $(wildcard notebooks/$(NAME).ipynb notebooks/$(NAME)_*.ipynb)
@@ -18,7 +21,7 @@ UNIT  := tests -n $(JOBS) --dist worksteal -m "not html and not live and not ful
 QUICK := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full and not slow and not world4"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv book test quick random lint types doctest unit notebooks notebooks-torch nb check html bench parity gpu wheel bare clean clean-venv format
+.PHONY: help venv book test quick random lint types doctest unit notebooks notebooks-torch nb check html bench parity gpu versions wheel bare clean clean-venv format
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -95,6 +98,9 @@ parity: venv ## run against torchrec 1.8.0 in .venv-parity and write tests/parit
 gpu: ## on a machine with NVIDIA GPUs: tests/gpu, every chapter, `bench gpu`; writes book/data/gpu.json
 	@.ci/gpu
 
+versions: venv ## units and chapters on oldest, pinned and newest torch: make versions [TORCH="2.6 2.15"] [RUN="units chapters"]
+	@$(PY) .ci/versions.py $(TORCH) $(if $(RUN),--run $(RUN)) --jobs $(JOBS)
+
 wheel: venv ## dist/tutorec-*.whl
 	@rm -rf dist build
 	@$(PY) -m build --wheel --outdir dist .
@@ -107,5 +113,5 @@ clean: ## remove what was built; environments stay
 	@rm -rf _build dist build .pytest_cache .ruff_cache .hypothesis
 	@find src tests book -name __pycache__ -prune -exec rm -rf {} +
 
-clean-venv: ## remove .venv, .venv-parity and .venv-gpu
-	@rm -rf .venv .venv-parity .venv-gpu
+clean-venv: ## remove .venv, .venv-parity, .venv-gpu and .venv-versions
+	@rm -rf .venv .venv-parity .venv-gpu .venv-versions

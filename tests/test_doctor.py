@@ -128,7 +128,7 @@ def test_json_holds_every_field(capsys: pytest.CaptureFixture[str]):
     report = doctor(json=True)
     told = json.loads(capsys.readouterr().out)
     assert set(told) == set(Report.__dataclass_fields__)
-    assert told["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(told["versions"]["torch"].split("+")[0])  # metadata may leave out +cu132
     assert told["versions"]["tutorec"] == tutorec.__version__
     assert told["verdict"] == report.verdict
 

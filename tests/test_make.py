@@ -97,3 +97,33 @@ def test_the_status_page_says_that_nothing_was_run_on_a_gpu_until_a_run_is_recor
     page = runpy.run_path(str(ROOT / "book/_ext/tables.py"))
     [(title, text)] = page["gpu_rows"](None)
     assert title == "run on a GPU" and text.startswith("nothing; ")
+
+
+def test_what_make_versions_writes_is_what_the_status_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    script, page = runpy.run_path(str(ROOT / ".ci/versions.py")), runpy.run_path(str(ROOT / "book/_ext/tables.py"))
+    oldest = script["requirements"]("2.6").splitlines()
+    assert "torch==2.6.*" in oldest and not any(line.startswith(("fbgemm", "tensordict")) for line in oldest)
+    served = script["requirements"]("2.14").splitlines()
+    assert {"torch==2.14.*", "fbgemm-gpu-cpu==1.9.*"} <= set(served)
+    assert [line for line in served if line.startswith("torch==")] == ["torch==2.14.*"]
+    run = {"date": "2030-01-02", "passed": 8, "skipped": 0, "failed": 1, "failures": ["04"]}
+    facts = {"python": "3.12.1", "torch": "2.14.1", "backend": "fbgemm", "kernels": "a pair"}
+    assert page["torch_rows"]({"2.14": {**facts, "chapters": run}}) == [
+        (
+            "2.14.1",
+            "3.12.1",
+            "a pair",
+            "not run",
+            "8 passed, 0 skipped, 1 failed: `04` (2030-01-02)",
+            "not run",
+        )
+    ]
+    assert page["torch_rows"]({})[0][0] == "none yet"
+
+
+def test_the_promised_torch_is_no_newer_than_the_pinned_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    script = runpy.run_path(str(ROOT / ".ci/versions.py"))
+    floor, pinned = (tuple(map(int, script[name]().split("."))) for name in ("promised_floor", "pinned"))
+    assert floor <= pinned

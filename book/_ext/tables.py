@@ -2,6 +2,7 @@
 
 ``{versions-table}``  what executed this book: versions, backend, machine, date
 ``{gpu-table}``       what `make gpu` last ran on a GPU, from data/gpu.json; without that file, that nothing was run
+``{torch-table}``     what `make versions` last ran on which torch, from data/versions.json, where there is such a file
 ``{names-table}``     TorchRec's names and whether this edition has them, from the path manifest
 """
 
@@ -24,6 +25,7 @@ from sphinx.util.docutils import SphinxDirective
 
 MANIFEST = Path(__file__).resolve().parents[2] / "tests/parity/torchrec_paths.txt"
 GPU_RUN = Path(__file__).resolve().parents[1] / "data/gpu.json"
+TORCH_RUNS = Path(__file__).resolve().parents[1] / "data/versions.json"
 PACKAGES = (
     "tutorec",
     "torch",
@@ -89,6 +91,24 @@ def gpu_rows(run: dict[str, Any] | None) -> list[tuple[str, str]]:
     return rows + [("`bench gpu`", note) for note in bench["notes"]]
 
 
+def torch_rows(recorded: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
+    """One row for each torch of `make versions`: what was run there, when, and what failed by name."""
+
+    def cell(run: dict[str, Any] | None) -> str:
+        if run is None:
+            return "not run"
+        counts = {kind: run[kind] for kind in ("passed", "skipped", "failed")}
+        return f"{_counts(counts, run['failures'])} ({run['date']})"
+
+    kinds = ("units", "chapters", "chapters_torch")
+    if not recorded:
+        return [("none yet", *[""] * 5)]
+    return [
+        (one["torch"], one["python"], one["kernels"], *(cell(one.get(kind)) for kind in kinds))
+        for one in recorded.values()
+    ]
+
+
 def _counts(counts: dict[str, int], failures: list[str]) -> str:
     names = f": {', '.join(f'`{name}`' for name in failures)}" if failures else ""
     return ", ".join(f"{count} {kind}" for kind, count in counts.items()) + names
@@ -106,7 +126,7 @@ class GeneratedTable(SphinxDirective):
         lines = ["| " + " | ".join(cells) + " |" for cells in [self.header, ("---",) * len(self.header), *self.rows()]]
         holder = nodes.container()
         self.state.nested_parse(StringList(lines, source=self.env.docname), self.content_offset, holder)
-        for source in (MANIFEST, GPU_RUN):
+        for source in (MANIFEST, GPU_RUN, TORCH_RUNS):
             self.env.note_dependency(str(source))
         self.env.note_reread()
         return holder.children
@@ -131,6 +151,13 @@ class GpuTable(GeneratedTable):
         return [tuple(cell.replace("|", "\\|") for cell in row) for row in gpu_rows(run)]
 
 
+class TorchTable(GeneratedTable):
+    header = ("torch", "Python", "kernels", "unit tests", "chapters", "chapters, plain torch")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        return torch_rows(json.loads(TORCH_RUNS.read_text(encoding="utf-8")) if TORCH_RUNS.exists() else {})
+
+
 class NamesTable(GeneratedTable):
     header = ("module, after `torchrec.` or `tutorec.`", "names in this edition", "not yet", "not planned")
 
@@ -146,5 +173,6 @@ class NamesTable(GeneratedTable):
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("versions-table", VersionsTable)
     app.add_directive("gpu-table", GpuTable)
+    app.add_directive("torch-table", TorchTable)
     app.add_directive("names-table", NamesTable)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
