@@ -51,7 +51,7 @@ def model_of(world_size: int, rank: int, rows: int = 6000) -> Any:
     ebc = tables(rows)
     env = ShardingEnv(world_size, rank, dist.group.WORLD if world_size > 1 else None)
     words = {f"t{table}": row_wise() for table in range(3)}
-    plan = construct_module_sharding_plan(ebc, words, local_size=world_size, world_size=world_size, device_type="cpu")
+    plan = construct_module_sharding_plan(ebc, words, local_size=world_size, world_size=world_size)
     return EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"}).shard(ebc, plan, env)
 
 

@@ -60,9 +60,7 @@ def small_batch(weights: Tensor | None = None) -> KeyedJaggedTensor:
 
 
 def alone(ec: EmbeddingCollection, **fused_params: Any):
-    plan = construct_module_sharding_plan(
-        ec, {config.name: table_wise(rank=0) for config in ec.embedding_configs()}, device_type="cpu"
-    )
+    plan = construct_module_sharding_plan(ec, {config.name: table_wise(rank=0) for config in ec.embedding_configs()})
     return EmbeddingCollectionSharder(fused_params).shard(ec, plan, ShardingEnv.from_local(1, 0))
 
 
@@ -352,7 +350,7 @@ def due_bytes(kind: str, world_size: int, local_size: int) -> list[dict[str, lis
     """What each rank sends: counted id by id, from where each id's row lies."""
     ec, batches = collection(), [batch(5 + rank, 3 + rank) for rank in range(world_size)]
     words = {t.name: word(kind, i, world_size, local_size) for i, t in enumerate(tables())}
-    plan = construct_module_sharding_plan(ec, words, world_size=world_size, local_size=local_size, device_type="cpu")
+    plan = construct_module_sharding_plan(ec, words, world_size=world_size, local_size=local_size)
     sent = {s: [[0] * world_size for _ in range(world_size)] for s in ("input ids", "output rows", "output gradients")}
     for table in tables():
         shards = plan[table.name].shards()

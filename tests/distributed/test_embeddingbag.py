@@ -77,7 +77,7 @@ def tutorial_batch() -> KeyedJaggedTensor:
 
 def alone(ebc: EmbeddingBagCollection, **fused_params: Any):
     plan = construct_module_sharding_plan(
-        ebc, {config.name: table_wise(rank=0) for config in ebc.embedding_bag_configs()}, device_type="cpu"
+        ebc, {config.name: table_wise(rank=0) for config in ebc.embedding_bag_configs()}
     )
     return EmbeddingBagCollectionSharder(fused_params).shard(ebc, plan, ShardingEnv.from_local(1, 0))
 

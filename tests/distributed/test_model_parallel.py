@@ -63,7 +63,7 @@ def plan_of(ebc: EmbeddingBagCollection, world_size: int, path: str = "sparse.ta
         config.name: table_wise(rank=home(index, world_size))
         for index, config in enumerate(ebc.embedding_bag_configs())
     }
-    return ShardingPlan({path: construct_module_sharding_plan(ebc, words, world_size=world_size, device_type="cpu")})
+    return ShardingPlan({path: construct_module_sharding_plan(ebc, words, world_size=world_size)})
 
 
 def parallel(model: Model, world_size: int, rate: float = RATE, **options: Any) -> DistributedModelParallel:
@@ -251,7 +251,7 @@ def left_on_meta(rank: int, world_size: int) -> tuple[str, str, float]:
     ) as refused:
         model.init_data_parallel()
     for name in ("first", "second", "norm"):
-        part: Any = model.module.get_submodule(name).to_empty(device="cpu")
+        part: Any = model.module.get_submodule(name).to_empty(device=device())
         part.reset_parameters()
     model.init_data_parallel()
     return str(refused.value), type(model._dmp_wrapped_module).__name__, float(model(batch(rank, 4)).detach().sum())

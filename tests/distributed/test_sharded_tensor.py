@@ -17,7 +17,7 @@ from tutorec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTenso
 from tutorec.distributed import DistributedModelParallel
 
 table = EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t", feature_names=["f"])
-model = DistributedModelParallel(EmbeddingBagCollection(tables=[table]), device=torch.device("cpu"))
+model = DistributedModelParallel(EmbeddingBagCollection(tables=[table]))
 ids = KeyedJaggedTensor(keys=["f"], values=torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1]))
 model(ids).wait().values().sum().backward()
 model.state_dict()

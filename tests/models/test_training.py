@@ -43,7 +43,7 @@ def _parallel(world_size: int) -> tuple[DistributedModelParallel, CombinedOptimi
     model = _model()
     cuts = {"t_user": row_wise(), "t_item": table_wise(rank=world_size - 1)}
     collection = model.model.sparse_arch.embedding_bag_collection
-    plan = construct_module_sharding_plan(collection, cuts, world_size=world_size, device_type="cpu")
+    plan = construct_module_sharding_plan(collection, cuts, world_size=world_size)
     sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1})
     parallel = DistributedModelParallel(model, plan=ShardingPlan({TABLES: plan}), sharders=[sharder])
     return parallel, combined_optimizer(parallel, lambda params: torch.optim.Adam(params, lr=0.01))

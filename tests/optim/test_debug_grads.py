@@ -65,7 +65,7 @@ def sharded(model: nn.Module, **fused_params: Any) -> nn.Module:
     kind = EmbeddingBagCollectionSharder if isinstance(model, EmbeddingBagCollection) else EmbeddingCollectionSharder
     path = "embedding_bags" if isinstance(model, EmbeddingBagCollection) else "embeddings"
     words = {name: table_wise(rank=0) for name, _ in model.get_submodule(path).named_children()}
-    plan = construct_module_sharding_plan(model, words, device_type="cpu")
+    plan = construct_module_sharding_plan(model, words)
     return kind(fused_params).shard(model, plan, ShardingEnv.from_local(1, 0))
 
 

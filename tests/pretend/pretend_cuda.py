@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -270,11 +271,24 @@ def _closed(value: Any, where: torch.device, known: dict[int, OnDevice]) -> Any:
 def _check_devices(name: str, tensors: list[Tensor]) -> None:
     """A tensor with a dimension takes part only where all others are; a single number of the CPU may come along."""
     devices = {each.where if isinstance(each, OnDevice) else None for each in tensors if _counts(each)}
-    if len(devices) > 1:
+    if len(devices) > 1 and not _zeros_of_autograd(devices, tensors):
         among = " and ".join(sorted(str(device or "cpu") for device in devices))
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {among}! (in {name})"
         )
+
+
+def _zeros_of_autograd(devices: set[torch.device | None], tensors: list[Tensor]) -> bool:
+    """Whether autograd's C++ calls, and the CPU's are zeros that it made: it takes all tensors for the CPU's."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    called_by_engine = frame is not None and frame.f_code.co_name == "_engine_run_backward"
+    return called_by_engine and len(devices - {None}) == 1 and not any(map(_has_numbers_of_cpu, tensors))
+
+
+def _has_numbers_of_cpu(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and not isinstance(tensor, OnDevice) and bool(tensor.any())
 
 
 def _counts(tensor: Tensor) -> bool:
@@ -683,6 +697,33 @@ def _enter_every_backward() -> None:
 
     for module in (torch.autograd, torch.autograd.graph):
         module._engine_run_backward = run_in_mode
+    _give_zeros_a_device()
+
+
+def _give_zeros_a_device() -> None:
+    """Zero and empty gradients that C++ makes for a function in Python say the CPU, which is what C++ sees."""
+    forward, node = torch.autograd.Function.apply.__func__, torch.autograd.function.BackwardCFunction
+    backward = node.apply
+
+    def forward_and_note(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        out = forward(cls, *args, **kwargs)
+        leaves = out if isinstance(out, tuple) else (out,)
+        for leaf in leaves:
+            if isinstance(leaf, OnDevice) and isinstance(leaf.grad_fn, node):
+                leaf.grad_fn._where = [getattr(each, "where", None) for each in leaves]
+        return out
+
+    def backward_there(self: Any, *gradients: Any) -> Any:
+        where = getattr(self, "_where", [None] * len(gradients))
+        return backward(self, *(_zeros_there(*pair) for pair in zip(gradients, where, strict=True)))
+
+    torch.autograd.Function.apply = classmethod(forward_and_note)
+    node.apply = backward_there
+
+
+def _zeros_there(gradient: Any, where: torch.device | None) -> Any:
+    zeros = isinstance(gradient, Tensor) and not isinstance(gradient, OnDevice) and not _has_numbers_of_cpu(gradient)
+    return OnDevice(gradient, where) if zeros and where is not None else gradient
 
 
 def _enter_every_thread() -> None:
