@@ -35,6 +35,34 @@ def test_an_example_runs_under_torchrun(example, ranks):
 
 
 @pytest.mark.slow
+def test_a_run_on_gpus_goes_on_where_ranks_share_one(tmp_path):
+    small = "--rows 600 --test-rows 100 --users 20 --items 30 --batch-size 100 --no-progress".split()
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tutorec.examples.two_tower"]
+    on_box(2, [*launch, *small, "--steps", "3", "--checkpoints", tmp_path])
+    gone_on = on_box(1, [*launch, *small, "--checkpoints", tmp_path])
+    assert "goes on from step-3, saved by 2 rank(s) after 300 samples" in gone_on and "9 steps, " in gone_on
+
+
+def test_a_model_made_on_a_gpu_computes_there_and_after_a_move():
+    print_devices = """
+import torch
+from tutorec.datasets.random import shop
+from tutorec.models.dlrm import DLRM
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+
+gpu = torch.device("cuda")
+table = EmbeddingBagConfig(500, 8, "t", feature_names=["user", "item", "clicked"])
+model = DLRM(EmbeddingBagCollection([table], device=gpu), 4, [8], [8, 1], dense_device=gpu)
+batch = next(shop().batches(2))
+here = batch.to(gpu)
+print(model(here.dense_features, here.sparse_features).device)
+print(model.cpu()(batch.dense_features, batch.sparse_features).device)
+"""
+    assert on_box(1, ["-c", print_devices]).split() == ["cuda:0", "cpu"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpus", "cases"), [(1, "-1-"), (8, "-2- or -4-")])
 def test_sharded_tables_equal_unsharded_ones(gpus, cases):
     pytest_on_box(gpus, PARITY, "-k", f"equal_unsharded and ({cases}) and not module")

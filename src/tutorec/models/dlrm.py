@@ -233,7 +233,7 @@ class DLRM(nn.Module):
                 "tables: the dense vector takes part in the inner products"
             )
         self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, device=dense_device)
-        self.inter_arch = InteractionArch(features)
+        self.inter_arch = InteractionArch(features).to(dense_device)
         self.over_arch = OverArch(width + features * (features + 1) // 2, over_arch_layer_sizes, device=dense_device)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
