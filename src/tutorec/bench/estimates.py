@@ -10,7 +10,7 @@ on a machine that is idle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from tutorec.bench.harness import Bar, Comparison, Ratio, Report, Sample, interleave, machine, time_call
 from tutorec.bench.runner import Options
 from tutorec.distributed import comm
-from tutorec.distributed.planner.cost import fixed_cost
 from tutorec.distributed.planner.measuring import (
     Cut,
     Plan,
@@ -28,10 +27,9 @@ from tutorec.distributed.planner.measuring import (
     calibrate,
     default_group,
     draw_batch,
-    loads,
+    estimated_ms,
 )
 from tutorec.distributed.planner.this_machine import speeds_text, with_speeds
-from tutorec.distributed.planner.topology import Topology
 from tutorec.spmd import Ranks
 
 NAME = "estimates"
@@ -146,27 +144,6 @@ def draw_plan(tables: Sequence[TableSize], number: int) -> Plan:
         ranks = tuple(favoured if rng.random() < bias else 1 - favoured for _ in range(pieces))
         plan[table.name] = Cut(kind, ranks)
     return plan
-
-
-def estimated_ms(tables: Sequence[TableSize], plan: Mapping[str, Cut], samples: int, topology: Topology) -> float:
-    """The planner's milliseconds of a step under a plan: of the slowest rank, and of the exchanges.
-
-    Args:
-        tables: The tables.
-        plan: How each is cut.
-        samples: B of a rank.
-        topology: The machines.
-
-    Example:
-        >>> [table] = draw_tables(1)
-        >>> one, two = Cut("table_wise", (0,)), Cut("row_wise", ())
-        >>> both = [estimated_ms([table], {"t0": cut}, 64, Topology.laptop(2)) for cut in (one, two)]
-        >>> both[0] > both[1] > 0
-        True
-    """
-    used = {cut.kind for cut in plan.values()}
-    busiest = float(loads(tables, plan, samples, topology).sum(axis=1).max())
-    return busiest + sum(fixed_cost(topology, kind, pooled=True) for kind in used)
 
 
 def rank_correlation(one: Sequence[float] | Floats, other: Sequence[float] | Floats) -> float:

@@ -26,7 +26,7 @@ from tutorec.distributed import comm
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingType
-from tutorec.distributed.planner.cost import exchanges, piece_perf
+from tutorec.distributed.planner.cost import exchanges, fixed_cost, piece_perf
 from tutorec.distributed.planner.options import Floats
 from tutorec.distributed.planner.table_facts import TableFacts
 from tutorec.distributed.planner.topology import Topology
@@ -159,6 +159,27 @@ def loads(tables: Sequence[TableSize], plan: Mapping[str, Cut], samples: int, to
         perf = piece_perf(facts, ShardingType(plan[table.name].kind), "fused", sizes, topology)
         np.add.at(found, [piece.rank for piece in pieces], perf)
     return found
+
+
+def estimated_ms(tables: Sequence[TableSize], plan: Mapping[str, Cut], samples: int, topology: Topology) -> float:
+    """The planner's milliseconds of a step under a plan: of the slowest rank, and of the exchanges.
+
+    Args:
+        tables: The tables.
+        plan: How each is cut.
+        samples: B of a rank.
+        topology: The machine.
+
+    Example:
+        >>> tables, plan, samples = case_plan(6, 2)
+        >>> rows = {table.name: Cut("row_wise") for table in tables}
+        >>> both = [estimated_ms(tables, cuts, samples, Topology.laptop(2)) for cuts in (rows, plan)]
+        >>> both[0] > both[1] > 0
+        True
+    """
+    used = {cut.kind for cut in plan.values()}
+    busiest = float(loads(tables, plan, samples, topology).sum(axis=1).max())
+    return busiest + sum(fixed_cost(topology, kind, pooled=True) for kind in used)
 
 
 def calibrate(devices: Sequence[str] | None = None) -> Calibration:
@@ -329,4 +350,15 @@ def _copy_bandwidth(device: torch.device) -> float:
     return _COPIED / float(np.percentile([copy() for _ in range(ROUNDS)], 25))
 
 
-__all__ = ["CASES", "Cut", "Plan", "Step", "TableSize", "calibrate", "draw_batch", "loads", "solve"]
+__all__ = [
+    "CASES",
+    "Cut",
+    "Plan",
+    "Step",
+    "TableSize",
+    "calibrate",
+    "draw_batch",
+    "estimated_ms",
+    "loads",
+    "solve",
+]
