@@ -120,16 +120,9 @@ class _Lookup(torch.autograd.Function):
                 states.append(
                     momentum.dev[first : first + matrix[:, : 1 if kept.rowwise else None].numel()].view(shape)
                 )
-            new, after = reference.update(
-                rule,
-                matrix,
-                states,
-                torch.cat(all_ids),
-                torch.cat(all_grads),
-                float(common.learning_rate_tensor),
-                number,
-            )
-            touched = torch.cat(all_ids)
+            touched, row_grads = torch.cat(all_ids), torch.cat(all_grads).cpu()
+            before, rate = [kept.cpu() for kept in states], float(common.learning_rate_tensor)
+            new, after = reference.update(rule, matrix.cpu(), before, touched.cpu(), row_grads, rate, number)
             for kept, value in zip((matrix, *states), (new, *after), strict=True):
-                kept[touched] = value[touched]
+                kept[touched] = value.to(kept.device)[touched]
         return (None,) * 5

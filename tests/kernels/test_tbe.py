@@ -34,9 +34,9 @@ ways = pytest.mark.parametrize(
 RULES = [
     None,
     OptimizerSpec("sgd", RATE),
-    OptimizerSpec("rowwise_adagrad", RATE, eps=1e-6),
-    OptimizerSpec("adagrad", RATE, eps=1e-3),
-    # An epsilon against which the rounding of gradients that cancel is nothing.
+    # Epsilons against which the rounding of gradients that cancel is nothing.
+    OptimizerSpec("rowwise_adagrad", RATE, eps=0.1),
+    OptimizerSpec("adagrad", RATE, eps=0.1),
     OptimizerSpec("adam", RATE, eps=0.1, weight_decay=0.5, beta1=0.8),
     OptimizerSpec("partial_rowwise_adam", RATE, eps=0.1, weight_decay=0.5, beta2=0.9),
 ]

@@ -1,0 +1,98 @@
+"""Tables on a pretended GPU: the adapters of CUDA tables mix no devices, and compute what they compute on the CPU.
+
+Run in a process of its own, with pretended GPUs; prints how many cases were compared.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import ExitStack
+from itertools import product
+from typing import get_args
+from unittest.mock import patch
+
+import torch
+from kernels.pretended_fbgemm import pretended_kernels
+from torch import Tensor
+
+from tutorec._kernels import packed
+from tutorec._kernels.backend import BackendChoice
+from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
+from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
+from tutorec._kernels.pooling import POOLINGS
+from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
+from tutorec.quant.packing import pack_rows
+from tutorec.types import DataType
+
+# A table that two features apart read, one of no rows, and one that no feature reads.
+TABLES = (TableSpec("a", 9, 8), TableSpec("b", 0, 8), TableSpec("c", 7, 8), TableSpec("d", 3, 8))
+FEATURES = (0, 2, 1, 0)
+IDS = torch.tensor([3, 3, 1, 5, 2, 6, 0, 1, 1, 1, 4, 2])
+OFFSETS = torch.tensor([0, 2, 2, 3, 6, 7, 7, 7, 7, 7, 9, 10, 12])
+DEVICES = (torch.device("cpu"), torch.device("cuda", 0))
+
+
+def train(
+    rule: OptimizerSpec, pooling: str, weighted: bool, steps: bool, device: torch.device
+) -> tuple[str, list[Tensor | None]]:
+    """The kernel, and everything that two steps and one of a copy leave."""
+    generator = torch.Generator().manual_seed(1)
+    start = [torch.randn(table.rows, table.columns, generator=generator) for table in TABLES]
+    spec = GroupSpec(TABLES, FEATURES, pooling, weighted)  # type: ignore[arg-type]
+    op = build_table_batch(spec, optimizer=rule, device=device, weights=start)
+    if steps:  # every table has made another number of them
+        for number, state in enumerate(op.optimizer_state()):
+            state["step"].fill_(number)
+    weights = (torch.arange(12.0) + 1).to(device).requires_grad_() if weighted else None
+    batch = IDS.to(device), OFFSETS.to(device), weights
+    left: list[Tensor | None] = []
+    for _ in range(2):
+        with torch.no_grad():
+            op(*batch)
+        left.append(op(*batch))
+        left[-1].square().sum().backward()
+    op.learning_rate = 0.5
+    other = copy.deepcopy(op)
+    other(*batch).sum().backward()
+    left += other.table_weights()
+    left += [state for of_table in other.table_states() for state in of_table]
+    left.append(None if weights is None else weights.grad)
+    return op.kernel, [None if one is None else one.detach().cpu() for one in left]
+
+
+def look_up(pooling: str, kind: DataType, device: torch.device) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(1)
+    tables = [PackedTable(name, 7, 6, kind) for name in ("a", "b")]
+    op = IntNBitTableBatchedEmbeddingBagsCodegen(tables, [0, 1, 0, 1], pooling)  # type: ignore[arg-type]
+    for index in range(2):
+        pack_rows(torch.randn(7, 6, generator=generator), kind, out=op.table_rows(index))
+    op = op.to(device)
+    assert op._on_fbgemm
+    return [op(IDS.to(device), OFFSETS.to(device)).cpu()]
+
+
+def main() -> None:
+    kinds: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
+    # Without dense tables: fbgemm's operator has a gradient for CUDA tensors, and these are some for Python alone.
+    rules = [OptimizerSpec(kind, 0.1) for kind in kinds]
+    compared = 0
+    for rule, pooling, weighted, steps in product(rules, POOLINGS, (False, True), (False, True)):
+        if (pooling == "none" and weighted) or (steps and not rule.counts_steps):
+            continue
+        (_, cpu), (kernel, cuda) = (train(rule, pooling, weighted, steps, device) for device in DEVICES)
+        assert kernel == f"fbgemm.{rule.kind}", kernel
+        torch.testing.assert_close(cuda, cpu, rtol=1e-4, atol=1e-4)
+        compared += 1
+    for pooling, kind in product(POOLINGS, (DataType.FP16, DataType.INT8, DataType.INT4, DataType.INT2)):
+        cpu, cuda = (look_up(pooling, kind, device) for device in DEVICES)
+        torch.testing.assert_close(cuda, cpu)
+        compared += 1
+    print(f"{compared} cases are equal")
+
+
+if __name__ == "__main__":
+    with ExitStack() as stack:
+        stack.enter_context(pretended_kernels())
+        stack.enter_context(patch.object(BackendChoice, "serves", lambda choice, device: device in ("cpu", "cuda")))
+        stack.enter_context(patch.object(packed, "_ON_DEVICE", packed._ON_HOST))  # fbgemm's CPU kernel reads the rows
+        main()
