@@ -28,7 +28,7 @@ CELLS = [
     class Counter:
         def __init__(self, start):
             self.count = start
-    world = Ranks(2, timeout=2)
+    world = Ranks(2, timeout=20)
     """,
     """
     def total(rank, x):
@@ -159,7 +159,7 @@ def test_a_notebook_passes_in_a_plain_kernel_and_shows_what_ranks_print(tmp_path
     )
     text = python("-c", textwrap.dedent(EXECUTE), path, folder=tmp_path)
     assert "<Counter kept on the ranks by run 2 in build, line 2>" in text
-    assert "rank 1 stalled: 'stalls' (run 1) did not finish within 2 s" in text
+    assert "rank 1 stalled: 'stalls' (run 1) did not finish within 20 s" in text
     assert "printed by 0" in text
 
 
