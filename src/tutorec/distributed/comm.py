@@ -58,6 +58,8 @@ class _InFlight(Awaitable[torch.Tensor]):
         work, _, received = self._flight
         work.wait()
         self._flight = None
+        if received.is_cuda:  # It may be waited for on another stream than the one that it was allocated on.
+            received.record_stream(torch.cuda.current_stream())
         return received
 
 
@@ -445,9 +447,10 @@ def _check_thread(group: dist.ProcessGroup) -> None:
         _issuing_thread[group] = thread
         give_threads_time(group)
         return
-    alive = {other.ident: other.name for other in threading.enumerate()}
-    # Autograd's device threads are not Python's: while one issues, the thread that called backward() waits for it,
-    # so the order of issues is still one thread's.
+    # Autograd's device threads are not Python's (dummies at most, where one has logged): while one issues, the thread
+    # that called backward() waits for it, so the order of issues is still one thread's.
+    threads = (other for other in threading.enumerate() if not isinstance(other, threading._DummyThread))
+    alive = {other.ident: other.name for other in threads}
     if thread not in alive:
         return
     if owner not in alive:
