@@ -42,9 +42,9 @@ DENSE_BANDWIDTH: float = 0.5
 # show 6 us for a small sum of two H100 of a host (github.com/NVIDIA/nccl/issues/1259); its launch from Python is added.
 DEVICE_LATENCY_MS: float = 0.02
 
-# A laptop, as ``python -m tutorec bench estimates --cases constants`` measures it: two processes of one thread each,
+# A laptop, measured operation by operation before ``tutorec calibrate`` was there: two processes of one thread each,
 # gloo on the loopback device, fused row-wise Adagrad, here on two virtual cores of an AMD EPYC 7003. On another machine
-# it prints other numbers.
+# ``tutorec calibrate`` finds other numbers.
 LAPTOP_DDR_CAP: int = 16 * GIB  # of all ranks together; not measured
 LAPTOP_ROW_BW: float = 4.8 * GIB / 1000  # rows and bags of a lookup, one thread
 LAPTOP_BWD_MULTIPLIER: float = 2.5  # time of the bytes of an update for that of the bytes of a lookup
@@ -158,6 +158,6 @@ HARDWARE: dict[str, Hardware] = {
         latency_ms=LAPTOP_LATENCY_MS,
         id_ms=LAPTOP_ID_MS,
         bwd_compute_multiplier=LAPTOP_BWD_MULTIPLIER,
-        source="measured by python -m tutorec bench estimates --cases constants",
+        source="measured on two virtual cores of an AMD EPYC 7003",
     ),
 }  # fmt: skip
