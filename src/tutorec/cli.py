@@ -128,11 +128,12 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _calibrate() -> int:
     """``tutorec calibrate``."""
     from tutorec.distributed.planner.measuring import calibrate
-    from tutorec.distributed.planner.this_machine import speeds_text, with_speeds
+    from tutorec.distributed.planner.this_machine import speeds_text
+    from tutorec.distributed.planner.topology import Topology
 
     calibration = calibrate()
     for device in calibration.speeds:
-        print(f"{device}: {speeds_text(with_speeds(calibration, 2, device))}")
+        print(f"{device}: {speeds_text(Topology.calibrated(calibration, 2, device))}")
     print(f"kept in {calibration.keep()}; the default planner of DistributedModelParallel uses it on this machine")
     return 0
 

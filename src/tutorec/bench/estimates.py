@@ -29,7 +29,8 @@ from tutorec.distributed.planner.measuring import (
     draw_batch,
     estimated_ms,
 )
-from tutorec.distributed.planner.this_machine import speeds_text, with_speeds
+from tutorec.distributed.planner.this_machine import speeds_text
+from tutorec.distributed.planner.topology import Topology
 from tutorec.spmd import Ranks
 
 NAME = "estimates"
@@ -69,7 +70,7 @@ def run(options: Options) -> Report:
         comparisons=[],
         context=machine(),
     )
-    topology = with_speeds(calibrate(["cpu"]), WORLD, "cpu")
+    topology = Topology.calibrated(calibrate(["cpu"]), WORLD, "cpu")
     report.notes.append(f"{topology.source}: {speeds_text(topology)}")
     tables = draw_tables(TABLES)
     plans = [draw_plan(tables, number) for number in range(PLANS)]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import tutorec._calibration as calibration
-from tutorec.distributed import comm
 from tutorec.distributed.planner.topology import Topology
-from tutorec.errors import PlannerError, PlannerErrorType
 
 _reported: set[str] = set()  # once in a process
 
@@ -32,49 +29,12 @@ def this_machine(world_size: int, device: str, local_world_size: int | None) -> 
         return usual
     kept = calibration.kept()
     if kept.calibration is not None and device in kept.calibration.speeds:
-        return with_speeds(kept.calibration, world_size, device)
+        return Topology.calibrated(kept.calibration, world_size, device)
     if kept.problem and kept.state not in _reported:
         _reported.add(kept.state)
         warnings.warn(f"the planner uses the preset's speeds: {kept.state}", UserWarning, stacklevel=2)
     usual.source = f"{usual.source}; {kept.state}"
     return usual
-
-
-def measured(world_size: int, device: str, words: dict[str, Any]) -> Topology:
-    """`Topology.measured`.
-
-    Args:
-        world_size: W, all on this host.
-        device: Of their tables.
-        words: More of `Topology`'s arguments.
-
-    Raises:
-        PlannerError: Nothing is measured of the device, or nothing at all, inside of ranks.
-    """
-    found = calibration.kept().calibration
-    if found is None and comm.default_group() is None:
-        calibration.measure_in_own_process()
-        found = calibration.kept().calibration
-    if found is None or device not in found.speeds:
-        raise PlannerError(
-            f"nothing is measured of {device} on this machine ({calibration.kept().state}): run "
-            f"`{calibration.COMMAND}`, outside of ranks",
-            PlannerErrorType.INPUT_VALIDATION,
-        )
-    return with_speeds(found, world_size, device, **words)
-
-
-def with_speeds(found: calibration.Calibration, world_size: int, device: str, **words: Any) -> Topology:
-    """Ranks of one host with measured speeds; what was not measured is the preset's.
-
-    Args:
-        found: What was measured.
-        world_size: W.
-        device: Of their tables.
-        words: More of `Topology`'s arguments.
-    """
-    source = f"measured on this machine on {found.date}"
-    return Topology(world_size, device, source=source, **{**found.speeds[device], **words})
 
 
 def speeds_text(topology: Topology) -> str:

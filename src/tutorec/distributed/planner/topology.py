@@ -16,6 +16,8 @@ from enum import Enum
 from numbers import Integral
 from typing import Any, TypeVar
 
+import tutorec._calibration as calibration
+from tutorec.distributed import comm
 from tutorec.distributed.planner import constants
 from tutorec.distributed.planner.constants import DEVICES
 from tutorec.distributed.planner.input_checks import able, finite, whole
@@ -314,9 +316,32 @@ class Topology:
         Raises:
             PlannerError: Nothing is measured of this device, or nothing at all, inside of ranks.
         """
-        from tutorec.distributed.planner.this_machine import measured  # makes topologies
+        kept = calibration.kept()
+        if kept.calibration is None and comm.default_group() is None:
+            calibration.measure_in_own_process()
+            kept = calibration.kept()
+        if kept.calibration is None or compute_device not in kept.calibration.speeds:
+            raise PlannerError(
+                f"nothing is measured of {compute_device} on this machine ({kept.state}): run "
+                f"`{calibration.COMMAND}`, outside of ranks",
+                PlannerErrorType.INPUT_VALIDATION,
+            )
+        return cls.calibrated(kept.calibration, world_size, compute_device, **words)
 
-        return measured(world_size, compute_device, words)
+    @classmethod
+    def calibrated(
+        cls, measured: calibration.Calibration, world_size: int, compute_device: str, **words: Any
+    ) -> Topology:
+        """Ranks of one host with speeds that were measured; what was not measured is the preset's.
+
+        Args:
+            measured: The speeds, and the day when they were measured.
+            world_size: W, all on this host.
+            compute_device: ``"cpu"`` or ``"cuda"``.
+            words: The constructor's other arguments.
+        """
+        source = f"measured on this machine on {measured.date}"
+        return cls(world_size, compute_device, source=source, **{**measured.speeds[compute_device], **words})
 
     @classmethod
     def preset(cls, name: str) -> Topology:
