@@ -159,7 +159,7 @@ class Crew:
                 {"tasks": self._tasks, "control": self._controls}[purpose][rank] = conn
 
     def _check_starting(self, deadline: float, ended: set[int]) -> set[int]:
-        """Raise for a rank that ended without a word; returns those that have ended, of which ``ended`` is known.
+        """Raise for a rank that ended without a message; returns those that have ended, of which ``ended`` is known.
 
         A rank that has connected says by itself why it ended. One may connect and end between two looks: it counts as
         dead when it was so at the look before, after which every connection that waited was accepted.

@@ -94,7 +94,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
             table_names=[table.name for table in self.spec.tables],
         )
         self._warns = rule.kind == "adam"
-        # Not as a child: its parameters and buffers are no entries of a state_dict.
+        # Not as a child module: its parameters and buffers do not enter the state_dict.
         object.__setattr__(self, "_fbgemm", module)
         return module
 
@@ -121,14 +121,14 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
         if module is None or module.placeholder_autograd_tensor.device != self._flat.device:
             self._build(self._flat.device)
         for name, tensor in zip(self._buffers_of(self._fbgemm), (self._flat.detach(), *self._kept), strict=True):
-            # Neither parameter nor buffer of fbgemm's module any longer: whatever moves moves here.
+            # No longer a parameter or a buffer of fbgemm's module: moves are made here.
             self._fbgemm._parameters.pop(name, None)
             self._fbgemm._buffers.pop(name, None)
             setattr(self._fbgemm, name, tensor)
 
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
-        # Without gradients there is no backward, and the batch is none to be counted.
+        # Without gradients there is no backward, and the batch is not counted.
         counted = self.optimizer.counts_steps and torch.is_grad_enabled()
         numbers = [step.number for step in self.next_steps()] if counted else [_UNCOUNTED]
         if len(set(numbers)) == 1:
