@@ -41,7 +41,7 @@ def pick_backend(backend: str, ranks_here: int) -> str:
     """The process group's backend where ``ranks_here`` ranks share this machine.
 
     Where each of them can have a GPU, one group carries tensors of the CPU by gloo and tensors of the GPUs by NCCL.
-    Elsewhere it is gloo. ``"nccl"`` is the demand that there be a GPU for each rank.
+    Elsewhere it is gloo. ``"nccl"`` demands a GPU for each rank.
     """
     import torch
 

@@ -263,7 +263,7 @@ def _check_arguments(caller: str, model: Any, batches: Any) -> None:
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    """Where a model computes; a rank without batches sends what it has not from the device of the others'."""
+    """Where a model computes. A rank without batches sends an empty tensor, from the same device as the other ranks."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
