@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import Store
 
-__all__ = ["BOTH_BACKENDS", "backend_for", "device", "local_place", "pick_backend", "under_torchrun"]
+__all__ = ["BOTH_BACKENDS", "backend_for", "device", "own_gpu", "pick_backend", "under_torchrun"]
 
 BOTH_BACKENDS = "cpu:gloo,cuda:nccl"
 
@@ -16,7 +17,8 @@ BOTH_BACKENDS = "cpu:gloo,cuda:nccl"
 def device() -> torch.device:
     """The device of this rank: ``cuda:k`` where every rank has a GPU of its own, else the CPU.
 
-    A process that is in no process group yet is one rank of those that torchrun describes, or a world of one.
+    A process that is in no process group yet is one rank of those that torchrun describes, or a world of one. Where a
+    launcher shows each rank one GPU alone, only the group tells: call :func:`tutorec.spmd.init` first.
 
     Example:
         >>> import torch
@@ -32,26 +34,52 @@ def device() -> torch.device:
     if group is not None:
         on_gpu, index = backend_for(group, "cuda") == "nccl", torch.cuda.current_device()
     else:
-        index, ranks_here = local_place(0, 1) if under_torchrun() else (torch.cuda.current_device(), 1)
-        on_gpu = pick_backend("auto", ranks_here) == BOTH_BACKENDS
+        index = int(os.environ["LOCAL_RANK"]) if under_torchrun() else torch.cuda.current_device()
+        ranks_here = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else 1
+        on_gpu = torch.cuda.device_count() >= ranks_here
     return torch.device("cuda", index) if on_gpu else torch.device("cpu")
 
 
-def pick_backend(backend: str, ranks_here: int) -> str:
-    """The process group's backend where ``ranks_here`` ranks share this machine.
+def own_gpu(place: int) -> int | None:
+    """Index of the GPU of the rank with this place on its machine; None where it has none.
 
-    Where each of them can have a GPU, one group carries tensors of the CPU by gloo and tensors of the GPUs by NCCL.
-    Elsewhere it is gloo. ``"nccl"`` demands a GPU for each rank.
+    A launcher may show each rank one GPU alone, at index 0.
     """
     import torch
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    enough = gpus >= ranks_here and torch.distributed.is_nccl_available()
-    if backend == "nccl" and not enough:
-        raise ValueError(
-            f"backend='nccl' needs a GPU for each rank: {ranks_here} ranks, {gpus} GPUs; use 'gloo' or 'auto'"
-        )
-    return BOTH_BACKENDS if enough and backend != "gloo" else "gloo"
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() and torch.distributed.is_nccl_available() else 0
+    return place if place < gpus else 0 if gpus == 1 else None
+
+
+def pick_backend(backend: str, store: Store, rank: int, world_size: int, gpu: int | None) -> str:
+    """The backend of a process group whose ranks tell one another, through the store, which GPU is theirs.
+
+    Where no rank lacks a GPU and no two share one, the group carries tensors of the CPU by gloo and tensors of the
+    GPUs by NCCL. Elsewhere it is gloo.
+
+    Args:
+        backend: ``"auto"``; ``"gloo"``, which leaves GPUs alone; ``"nccl"``, which demands a GPU for each rank.
+        store: The rendezvous of the group.
+        rank: This process's rank.
+        world_size: W, the number of ranks.
+        gpu: Index of this rank's GPU, from :func:`own_gpu`.
+
+    Raises:
+        ValueError: ``"nccl"`` is asked for and there are fewer GPUs than ranks.
+    """
+    import torch
+
+    own = "" if gpu is None or backend == "gloo" else str(torch.cuda.get_device_properties(gpu).uuid)
+    store.set(f"GPU of rank {rank}", own)
+    if not own and backend != "nccl":
+        return "gloo"
+    gpus = {store.get(f"GPU of rank {other}") for other in range(world_size)} - {b""}
+    if len(gpus) == world_size:
+        return BOTH_BACKENDS
+    if backend == "nccl":
+        counts = f"{world_size} ranks, {len(gpus)} GPUs"
+        raise ValueError(f"backend='nccl' needs a GPU for each rank: {counts}; use 'gloo' or 'auto'")
+    return "gloo"
 
 
 def backend_for(group: Any, device_type: str) -> str | None:
@@ -60,11 +88,6 @@ def backend_for(group: Any, device_type: str) -> str | None:
 
     carriers = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     return carriers.get(device_type)
-
-
-def local_place(rank: int, world_size: int) -> tuple[int, int]:
-    """Index of this rank among those of its machine, and their number, as torchrun says."""
-    return int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
 
 
 def under_torchrun() -> bool:

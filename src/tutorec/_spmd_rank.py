@@ -17,7 +17,7 @@ from typing import Any
 
 from multiprocess.connection import Connection
 
-from tutorec._spmd_device import BOTH_BACKENDS, local_place, pick_backend
+from tutorec._spmd_device import BOTH_BACKENDS, own_gpu, pick_backend
 from tutorec._spmd_report import failure_traceback, whereabouts
 from tutorec._spmd_side import RankSide, become_rank
 from tutorec._spmd_wire import Constants, call_arguments, dump_value, load
@@ -88,8 +88,7 @@ def _set_up(boot: dict[str, Any]) -> str:
     _inherit_validation(boot["validate"])
     rank, world_size = boot["rank"], boot["world_size"]
     # Simulated hosts are this machine: each rank of the pool needs a GPU of it.
-    place = (rank, world_size)
-    return join_group(boot["backend"], rank, world_size, file_address(boot["folder"]), boot["timeout"], place)
+    return join_group(boot["backend"], rank, world_size, file_address(boot["folder"]), boot["timeout"], place=rank)
 
 
 def _inherit_validation(on: bool | None) -> None:
@@ -106,9 +105,7 @@ def file_address(folder: str) -> str:
     return f"file:///{path.lstrip('/')}"
 
 
-def join_group(
-    backend: str, rank: int, world_size: int, init_method: str, timeout: float, place: tuple[int, int] | None = None
-) -> str:
+def join_group(backend: str, rank: int, world_size: int, init_method: str, timeout: float, place: int = 0) -> str:
     """Start the default process group and return the backend's name.
 
     Args:
@@ -117,18 +114,17 @@ def join_group(
         world_size: W, the number of ranks.
         init_method: Address of the rendezvous.
         timeout: Seconds that one collective may take.
-        place: Index of this rank among those of its machine, and their number; by default what torchrun says.
+        place: Index of this rank among those of its machine.
     """
     import torch
     import torch.distributed as dist
 
-    index, ranks_here = place or local_place(rank, world_size)
-    name = pick_backend(backend, ranks_here)
+    limit, gpu = timedelta(seconds=timeout), own_gpu(place)
+    store, _, _ = next(dist.rendezvous(init_method, rank, world_size, timeout=limit))
+    name = pick_backend(backend, store, rank, world_size, gpu)
     if name == BOTH_BACKENDS:
-        torch.cuda.set_device(index)
-    dist.init_process_group(
-        name, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout)
-    )
+        torch.cuda.set_device(gpu)
+    dist.init_process_group(name, store=store, rank=rank, world_size=world_size, timeout=limit)
     return name
 
 

@@ -291,7 +291,7 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
     if not dist.is_initialized():
         if under_torchrun():
             rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            join_group(backend, rank, world_size, "env://", timeout)
+            join_group(backend, rank, world_size, "env://", timeout, int(os.environ["LOCAL_RANK"]))
         else:
             folder = tempfile.TemporaryDirectory(prefix="tutorec-group-")
             join_group(backend, 0, 1, file_address(folder.name), timeout)

@@ -609,6 +609,10 @@ def _current_device() -> int:
 class _Properties:
     name, major, minor, total_memory, multi_processor_count = "pretended GPU", 9, 0, 16 << 30, 132
 
+    def __init__(self, device: Any = None) -> None:
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(_Devices.count)))
+        self.uuid = f"pretended GPU {shown.split(',')[_device(device).index]}"
+
 
 @contextlib.contextmanager
 def _in_stream(stream: Any) -> Iterator[None]:
@@ -628,7 +632,7 @@ def _cuda_functions(count: int) -> dict[str, Any]:
         "empty_cache": lambda: None,
         "get_device_name": lambda device=None: _Properties.name,
         "get_device_capability": lambda device=None: (9, 0),
-        "get_device_properties": lambda device=None: _Properties,
+        "get_device_properties": _Properties,
         "mem_get_info": lambda device=None: (_Properties.total_memory, _Properties.total_memory),
         "memory_allocated": lambda device=None: 0,
         "max_memory_allocated": lambda device=None: 0,
@@ -649,6 +653,8 @@ def _cuda_functions(count: int) -> dict[str, Any]:
 
 def install(count: int) -> None:
     """Give this process ``count`` pretended GPUs, in every thread, until it ends."""
+    if shown := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        count = min(count, len(shown.split(",")))
     _Devices.count = count
     for name, value in _cuda_functions(count).items():
         setattr(torch.cuda, name, value)

@@ -69,6 +69,27 @@ def test_sharded_tables_equal_unsharded_ones(gpus, cases):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpus", "shows", "placed"),
+    [
+        (2, [], {"0 cuda:0", "1 cuda:1"}),
+        (2, ["--virtual-local-rank"], {"0 cuda:0", "1 cuda:0"}),
+        (1, [], {"0 cpu", "1 cpu"}),
+    ],
+    ids=["all", "its own alone", "one for both"],
+)
+def test_a_rank_finds_its_gpu_whatever_the_launcher_shows_it(gpus, shows, placed, tmp_path):
+    script = tmp_path / "place.py"
+    script.write_text(
+        "import torch\nimport torch.distributed as dist\nfrom tutorec import spmd\n\nspmd.init()\n"
+        "total = torch.ones(1, device=spmd.device())\ndist.all_reduce(total)\nassert total.item() == 2\n"
+        "print(dist.get_rank(), spmd.device())\n"
+    )
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *shows]
+    assert set(on_box(gpus, [*launch, script]).strip().splitlines()) >= placed
+
+
+@pytest.mark.slow
 def test_a_script_with_a_group_of_nccl_alone_keeps_its_tensors_on_gpus():
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     printed = on_box(2, [*launch, HERE / "nccl_script.py"])

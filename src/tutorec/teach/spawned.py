@@ -53,7 +53,7 @@ def start_group(folder: str | os.PathLike[str], rank: int, world_size: int, time
     """
     import torch.distributed as dist
 
-    join_group("auto", rank, world_size, file_address(os.fspath(folder)), timeout, place=(rank, world_size))
+    join_group("auto", rank, world_size, file_address(os.fspath(folder)), timeout, place=rank)
     group = dist.group.WORLD
     assert group is not None, "the default group was started above"
     return group
