@@ -27,7 +27,7 @@ if rank == 0:
 
 def said(folder, group: str) -> list[str]:
     words = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(folder), group]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -122,14 +122,14 @@ def python(*command: object, folder: Path, expect: int = 0) -> str:
     """Run Python in ``folder``, outside of this pytest."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     line = [sys.executable, *map(str, command)]
-    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == expect, done.stdout + done.stderr
     return done.stdout
 
 
 def test_two_notebooks_at_once_pass_under_nbmake(tmp_path):
     paths = [notebook(tmp_path / f"{name}.ipynb", CELLS) for name in ("one", "two")]
-    options = ["-p", "no:cacheprovider", "-n", "2", "--nbmake", "--nbmake-timeout=120"]
+    options = ["-p", "no:cacheprovider", "-n", "2", "--nbmake", "--nbmake-timeout=600"]
     assert "2 passed" in python("-m", "pytest", "-q", *options, *paths, folder=tmp_path)
 
 
@@ -145,7 +145,7 @@ EXECUTE = """
     import sys
     import nbclient, nbformat
     notebook = nbformat.read(sys.argv[1], as_version=4)
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
     for cell in notebook.cells:
         for output in cell.outputs:
             print(output.get("text", ""), end="")
@@ -177,7 +177,7 @@ KERNEL = """
 
     def wait(message):
         while True:
-            reply = client.get_shell_msg(timeout=120)
+            reply = client.get_shell_msg(timeout=600)
             if reply["parent_header"].get("msg_id") == message:
                 return reply["content"]
 
@@ -185,7 +185,7 @@ KERNEL = """
         message = client.execute(code)
         text = ""
         while True:
-            got = client.get_iopub_msg(timeout=120)
+            got = client.get_iopub_msg(timeout=600)
             if got["parent_header"].get("msg_id") != message:
                 continue
             if got["msg_type"] == "stream":

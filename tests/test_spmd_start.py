@@ -30,7 +30,7 @@ def execute(*command: object, folder: Path | None = None, **environment: str) ->
     """Run Python to its end; return what it wrote to stdout and stderr."""
     line = [sys.executable, *map(str, command)]
     environment = {**os.environ, **environment}
-    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

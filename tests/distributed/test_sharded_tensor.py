@@ -32,7 +32,7 @@ print(group(), [name for name in names if "gloo" in name])
 
 def ended(folder, imported: str) -> str:
     words = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(folder), imported]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -44,7 +44,6 @@ def trains_within(share: float, kind: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
         check=False,
     )
 

@@ -23,7 +23,6 @@ def run(root: str, script: Path = CASES, **environment: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | environment,
     )
     if done.returncode:

@@ -223,7 +223,7 @@ def main(root: str) -> None:
             local = {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD)}
             words = [sys.executable, str(Path(__file__)), root, str(rank), folder]
             started.append(subprocess.Popen(words, env=os.environ | local, stdout=subprocess.PIPE, text=True))
-        written = [process.communicate(timeout=200)[0] for process in started]
+        written = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
         raise SystemExit(f"ranks ended with {[process.returncode for process in started]}")
     of_ranks = [json.loads(text.splitlines()[-1]) for text in written]

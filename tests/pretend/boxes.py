@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-def on_box(gpus: int, arguments: Sequence[str | Path], timeout: float = 600) -> str:
+def on_box(gpus: int, arguments: Sequence[str | Path]) -> str:
     """What ``python ARGUMENTS`` prints on a machine with so many pretended GPUs.
 
     Raises:
@@ -28,7 +28,6 @@ def on_box(gpus: int, arguments: Sequence[str | Path], timeout: float = 600) -> 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, f"on {gpus} pretended GPUs:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"

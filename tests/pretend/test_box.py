@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 from pretend.boxes import HERE, ROOT, on_box, pytest_on_box
 
-pytestmark = pytest.mark.timeout(900)
 NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
 PARITY = "tests/distributed/sharding/test_parity.py"
 
