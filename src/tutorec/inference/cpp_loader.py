@@ -68,7 +68,7 @@ def build_loader(folder: str | Path | None = None) -> Path:
         ) from error
     # Built beside its place and moved there whole: two processes may build at once, and one may be interrupted.
     with TemporaryDirectory(dir=folder.parent, prefix="building_") as building:
-        _run(["cmake", "-S", str(SOURCE), "-B", building, f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"])
+        _run(["cmake", "-S", str(SOURCE), "-B", building, f"-DTORCH={Path(torch.__file__).parent}"])
         _run(["cmake", "--build", building])
         folder.mkdir(exist_ok=True)
         os.replace(Path(building) / _PROGRAM, program)
