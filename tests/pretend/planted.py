@@ -12,6 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tutorec.sparse.id_check import check_ids
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
 cuda = torch.device("cuda")
 
 
@@ -44,6 +47,12 @@ def saved_and_loaded(**options: Any) -> str:
     torch.save({"rows": torch.ones(2, device="cuda:1")}, buffer)
     buffer.seek(0)
     return str(torch.load(buffer, **options)["rows"].device)
+
+
+def an_id_outside() -> None:
+    batch = KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1])).to(cuda)
+    check_ids(batch, [("item", "items", 8)])  # found there, and told at the next sync point
+    batch.unsync().sync()
 
 
 def gradients() -> list[str]:
@@ -79,6 +88,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "a GPU's tensor over gloo for the CPU": lambda: all_reduce_over("cpu:gloo", torch.ones(2, device=cuda)),
     "another rank's GPU over NCCL": lambda: all_reduce_over("nccl", torch.ones(2, device="cuda:1")),
     "a GPU used in a fork": in_a_fork,
+    "an id that is no row of a GPU's table": an_id_outside,
     "a stream that is a number": lambda: torch.ones(2, device=cuda).record_stream(0),
     "events without timing": lambda: torch.cuda.Event().elapsed_time(torch.cuda.Event()),
     # allowed

@@ -10,7 +10,7 @@ passes :func:`_dispatch`, which refuses what a GPU box refuses: tensors of sever
 collective of a process group that has no backend for the tensor's device.
 
 What it cannot show: wrong numbers from a missing synchronization (streams and events do nothing), CUDA kernels of
-fbgemm, time, and memory.
+fbgemm, nested tensors, lazy layers, time, and memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, wraps
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 import torch
@@ -169,6 +170,42 @@ class OnDevice(Tensor):
                 OrderedDict(),
             )
         return _rebuild, (self.inner.detach(), str(self.where), self.requires_grad)
+
+
+class _TypeOnABox(type):
+    """``type`` in the modules of tutorec: there, too, ``type(x) is Tensor`` for a tensor of a GPU."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], OnDevice):
+            return torch.nn.Parameter if isinstance(args[0], torch.nn.Parameter) else Tensor
+        return type(*args, **kwargs)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, type)
+
+    def __getitem__(cls, of: Any) -> Any:
+        return type[of]
+
+
+class _Type(metaclass=_TypeOnABox):
+    """Stands for ``type``."""
+
+
+class _GiveType:
+    """A finder that puts it into every module of tutorec before the module runs."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path) if name.startswith("tutorec.") else None
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def run_with_type(module: Any) -> None:
+            module.type = _Type
+            run(module)
+
+        spec.loader.exec_module = run_with_type
+        return spec
 
 
 def _wrapped(inner: Tensor, where: torch.device, requires_grad: bool, like: Any = None) -> OnDevice:
@@ -485,6 +522,14 @@ def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
     return _made(torch.tensor, args[1:], {"dtype": args[0].dtype, **kwargs})
 
 
+def _detached(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """In inference mode C++ gives what it makes of a subclass no version counter, and then asks for it."""
+    x = args[0]
+    if isinstance(x, OnDevice) and torch.is_inference_mode_enabled():
+        return OnDevice(x.inner.detach(), x.where)
+    return func(*args, **kwargs)
+
+
 def _inside(func: Any, args: Any, kwargs: Any) -> Any:
     """A function whose C++ makes tensors on the device that C++ sees: run it on the tensors inside."""
     tensors: list[Tensor] = []
@@ -517,6 +562,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     Tensor.cpu: _to,
     Tensor.data.__set__: _set_data,
     Tensor.new_tensor: _new_tensor,
+    Tensor.detach: _detached,
     torch.nn.functional.one_hot: _inside,
     **{
         getattr(Tensor, name): _as_on_class(name)
@@ -645,6 +691,7 @@ def _cuda_functions(count: int) -> dict[str, Any]:
         "default_stream": lambda device=None: _Stream(device),
         "stream": _in_stream,
         "set_stream": lambda stream: None,
+        "is_current_stream_capturing": lambda: False,
     }
 
 
@@ -656,6 +703,7 @@ def install(count: int) -> None:
     if shown := os.environ.get("CUDA_VISIBLE_DEVICES"):
         count = min(count, len(shown.split(",")))
     _Devices.count = count
+    sys.meta_path.insert(0, _GiveType())
     for name, value in _cuda_functions(count).items():
         setattr(torch.cuda, name, value)
     torch.cuda.nccl.version = lambda: (2, 28, 9)  # torch.distributed logs it with an error
@@ -673,6 +721,7 @@ def install(count: int) -> None:
                 setattr(module, name, value)
     init_ddp = torch.nn.parallel.DistributedDataParallel.__init__
 
+    @wraps(init_ddp)
     def init_ddp_with_own_gradients(self: Any, *args: Any, **kwargs: Any) -> None:
         # Its buckets are tensors that C++ made, on the CPU: gradients may not be views of them.
         init_ddp(self, *args, **{**kwargs, "gradient_as_bucket_view": False})
