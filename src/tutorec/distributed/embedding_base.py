@@ -44,6 +44,7 @@ from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_tables import get_embedding_names_by_table
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
+from tutorec.sparse.deferred import report
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
@@ -287,6 +288,7 @@ class ShardedEmbeddingModule(
         problem: Exception | None = None
         try:
             arranged = self._arranged(features, ctx)
+            report()  # all ranks wait for each other here, so that a bad id may as well be waited for on a GPU
         except (ValueError, KeyError, TypeError) as error:
             problem = error
         facts = {"weighted": str(self._is_weighted), "collection": self._title(), **division_fact()}

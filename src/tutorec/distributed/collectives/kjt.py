@@ -25,6 +25,7 @@ from torch import nn
 from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed import comm
+from tutorec.sparse.deferred import report
 from tutorec.sparse.jagged_layout import ints_on_device
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.kjt_layout import offsets_at, running_sum
@@ -285,6 +286,7 @@ class _Sizes(Awaitable[KJTArrival]):
 
     def _wait_impl(self) -> KJTArrival:
         arriving = self._sizes.wait().view(-1, SIZES_PER_PEER).tolist()
+        report()  # the device was waited for, and with it the check of these ids: no id that no table has is sent
         ids, samples, forms = (list(column) for column in zip(*arriving, strict=True))
         _check_exchange([form >> _NUMBER for form in forms], *self._identity)
         _check_weights(forms)
