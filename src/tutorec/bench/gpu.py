@@ -207,10 +207,10 @@ def _run_sharded(report: Report, names: list[str], options: Options, world: int,
     if not names:
         return
     roots = [side.root for side in libraries(options.vs)]
-    with Ranks(world, timeout=_TIMEOUT) as ranks:
+    with Ranks(world, backend="gloo" if device == "cpu" else "auto", timeout=_TIMEOUT) as ranks:
         for name in names:
             case = Case(name, "step", _SHARDED[name], samples=SAMPLES, repeats=CALLS)
-            found = ranks.run(measure, case, SHARDED_SIZES, roots, options.rounds, device_type=device)
+            found = ranks.run(measure, case, SHARDED_SIZES, roots, options.rounds)
             take_slowest(report, case, found, roots)
             if options.vs:
                 report.comparisons += ebc.judged_both(report.samples, name, options.vs, "wall", _BAR)

@@ -33,6 +33,7 @@ from tutorec.distributed.sharding_plan import (
 )
 from tutorec.distributed.traffic import Traffic, count_traffic
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.spmd import device
 
 RATE = 0.01
 _STAGE = "bench"
@@ -108,9 +109,8 @@ def measure(
     rank: int,
     world_size: int,
     hosts: int = 1,
-    device_type: str = "cpu",
 ) -> Found:
-    """Run a case on this rank, in turn with the others; every rank calls it at the same time.
+    """Run a case on this rank and its own device, in turn with the others; every rank calls it at the same time.
 
     Args:
         case: What to run.
@@ -120,7 +120,6 @@ def measure(
         rank: This rank.
         world_size: W.
         hosts: Hosts that share the ranks evenly.
-        device_type: Where tables and batches live: ``"cpu"``, or ``"cuda"`` for the rank's own GPU.
 
     Returns:
         Its samples; without them where results differ on some rank.
@@ -128,20 +127,19 @@ def measure(
     for root in roots:
         logging.getLogger(root).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")  # what a peer warns of concerns nobody here
-    device = str(torch.device("cuda", torch.cuda.current_device())) if device_type == "cuda" else device_type
-    made = {root: _call(Library(root), case, sizes, world_size // hosts, device) for root in roots}
+    made = {root: _call(Library(root), case, sizes, world_size // hosts) for root in roots}
     calls = {root: call for root, (call, _) in made.items()}
-    check = _batches(sizes, case, rank, -1000, 2, device)
+    check = _batches(sizes, case, rank, -1000, 2)
     found = Found(_distance(check, calls, [pieces for _, pieces in made.values()]))
     if any(flag for (flag,) in comm.all_gather_ints([int(not found.distance <= TOLERANCE)], rank_group(), _STAGE)):
         return found
-    [one] = _batches(sizes, case, rank, -2000, 1, device)
+    [one] = _batches(sizes, case, rank, -2000, 1)
     with count_traffic() as found.traffic:
         calls[OURS](one)
 
     def variant(root: str, checks: bool) -> Callable[[int], Sample]:
         def sample(number: int) -> Sample:
-            batches = _batches(sizes, case, rank, number, case.repeats, device)
+            batches = _batches(sizes, case, rank, number, case.repeats)
             with validation(checks):
                 comm.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
                 return time_each(calls[root], batches)
@@ -167,7 +165,7 @@ def step_memory(root: str, sizes: Sizes, rank: int, world_size: int) -> tuple[in
     case = Case("memory", "step")
 
     def steps(of: Sizes, count: int) -> tuple[Callable[[], None], int]:
-        call, pieces = _call(Library(root), case, of, world_size, device="meta")
+        call, pieces = _call(Library(root), case, of, world_size, on_meta=True)
         batches = _batches(of, case, rank, 0, count)
         held = sum(piece.numel() * piece.element_size() for piece in pieces().values())
         gc.collect()
@@ -191,7 +189,7 @@ def rank_group() -> dist.ProcessGroup:
     return group
 
 
-def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int, device: str = "cpu") -> list[Batch]:
+def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int) -> list[Batch]:
     """Fresh ids of a round, ``count`` batches; the same for every variant of it, others on every rank."""
     keys = [f"f{i}" for i in range(sizes.tables)]
     found = []
@@ -199,21 +197,21 @@ def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int, devic
         generator = torch.Generator().manual_seed(100_000_000 * rank + 1_000_000 + 1000 * number + i)
         lengths = torch.randint(0, 2 * sizes.pooling + 1, (sizes.tables * case.samples,), generator=generator)
         values = torch.randint(0, sizes.rows, (int(lengths.sum()),), generator=generator)
-        found.append((keys, values.to(device), lengths.to(device)))
+        found.append((keys, values.to(device()), lengths.to(device())))
     return found
 
 
 Pieces = Callable[[], dict[tuple[str, int, int], Tensor]]
 
 
-def _call(library: Library, case: Case, sizes: Sizes, local_size: int, device: str = "cpu") -> tuple[Call, Pieces]:
+def _call(library: Library, case: Case, sizes: Sizes, local_size: int, on_meta: bool = False) -> tuple[Call, Pieces]:
     """What is timed, and the pieces of tables that this rank holds: (name, first row, first column) -> rows."""
     if case.kind == "exchange":
         return _exchange(library, sizes), dict
-    sharded, optimizer = _sharded(library, case, sizes, local_size, device)
+    sharded, optimizer = _sharded(library, case, sizes, local_size, on_meta)
     batch_of = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
     # Alike for every feature: the peer brings columns home in another order than the caller's.
-    values = torch.linspace(-1, 1, case.samples * sizes.columns, device="cpu" if device == "meta" else device)
+    values = torch.linspace(-1, 1, case.samples * sizes.columns, device=device())
     gradient = values.view(case.samples, -1).repeat(1, sizes.tables)
 
     def call(batch: Batch) -> Any:
@@ -233,7 +231,7 @@ def _call(library: Library, case: Case, sizes: Sizes, local_size: int, device: s
     def pieces() -> dict[tuple[str, int, int], Tensor]:
         return {(name, row, column): piece for name, row, column, piece in table_pieces(sharded)}
 
-    if device != "meta":
+    if not on_meta:
         fill_tables(pieces(), sizes)
     return call, pieces
 
@@ -256,10 +254,10 @@ def _exchange(library: Library, sizes: Sizes) -> Call:
     return call
 
 
-def _sharded(library: Library, case: Case, sizes: Sizes, local_size: int, device: str) -> tuple[Any, Any]:
+def _sharded(library: Library, case: Case, sizes: Sizes, local_size: int, on_meta: bool) -> tuple[Any, Any]:
     """The sharded collection, and the optimizer that its caller has to step: the peer's, of data-parallel tables."""
     made = library.get("modules.embedding_modules.EmbeddingBagCollection")
-    collection = made(tables=table_configs(library, sizes), device=torch.device(device))
+    collection = made(tables=table_configs(library, sizes), device=torch.device("meta") if on_meta else device())
     by_caller = case.sharding == "data_parallel" and library.root != OURS
     if not by_caller:
         kind, arguments = optimizer_words(library, case.optimizer)
@@ -267,9 +265,8 @@ def _sharded(library: Library, case: Case, sizes: Sizes, local_size: int, device
         apply(kind, collection.parameters(), arguments)
     sharder = library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()
     env = library.get("distributed.types.ShardingEnv").from_process_group(rank_group())
-    target = torch.device("cpu" if device == "meta" else device)
-    plan = module_plan(library, sizes, case.sharding, local_size, target.type)
-    sharded = sharder.shard(collection, plan, env, target)
+    plan = module_plan(library, sizes, case.sharding, local_size)
+    sharded = sharder.shard(collection, plan, env, device())
     optimizer = torch.optim.SGD(sharded.parameters(), lr=RATE) if by_caller else None
     return sharded, optimizer
 
@@ -290,7 +287,7 @@ def optimizer_words(library: Library, name: str) -> tuple[Any, dict[str, float]]
     return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": RATE, "eps": 1e-8}
 
 
-def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int, device_type: str = "cpu") -> Any:
+def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) -> Any:
     """The same plan in both libraries; kernels are fused, but for the peer's data-parallel tables.
 
     Ours is copied for the peer entry by entry: its hand-written plans choose dense kernels, cannot name the ranks of a
@@ -301,7 +298,6 @@ def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int, 
         sizes: The tables.
         sharding: A `ShardingType` value, of all tables.
         local_size: L, ranks of a host.
-        device_type: Where the pieces live.
     """
     world_size = rank_group().size()
     hosts = world_size // local_size
@@ -321,7 +317,7 @@ def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int, 
         {table.name: words[sharding](i) for i, table in enumerate(tables)},
         local_size=local_size,
         world_size=world_size,
-        device_type=device_type,
+        device_type=device().type,
     )
     if library.root == OURS:
         return plan

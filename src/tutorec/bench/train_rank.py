@@ -27,6 +27,7 @@ from tutorec.bench.sharded_rank import (
 from tutorec.datasets.utils import Batch
 from tutorec.distributed import comm
 from tutorec.models.dlrm import InteractionArch
+from tutorec.spmd import device
 
 DENSE_RATE = 0.01
 _STAGE = "bench"
@@ -136,7 +137,8 @@ def _batches(shape: Shape, rank: int, number: int, count: int) -> list[Lists]:
         dense = torch.randn(shape.samples, shape.dense_columns, generator=draw)
         lengths = torch.randint(0, 2 * tables.pooling + 1, (tables.tables * shape.samples,), generator=draw)
         ids = torch.randint(0, tables.rows, (int(lengths.sum()),), generator=draw)
-        found.append((dense, ids, lengths, torch.randint(0, 2, (shape.samples,), generator=draw).float()))
+        labels = torch.randint(0, 2, (shape.samples,), generator=draw).float()
+        found.append((dense.to(device()), ids.to(device()), lengths.to(device()), labels.to(device())))
     return found
 
 
@@ -167,7 +169,7 @@ def _loop(library: Library, case: TrainCase, shape: Shape) -> tuple[Step, Weight
 def _parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
     """The model over all ranks, with the same weights in both libraries."""
     made = library.get("modules.embedding_modules.EmbeddingBagCollection")
-    collection = made(tables=table_configs(library, shape.tables), device=torch.device("cpu"))
+    collection = made(tables=table_configs(library, shape.tables), device=device())
     kind, words = optimizer_words(library, "rowwise_adagrad")
     library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")(kind, collection.parameters(), words)
     models = library.module("models.dlrm")
@@ -180,7 +182,7 @@ def _parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
     parallel = library.get("distributed.model_parallel.DistributedModelParallel")(
         module=model,
         env=library.get("distributed.types.ShardingEnv").from_process_group(rank_group()),
-        device=torch.device("cpu"),
+        device=device(),
         plan=library.get("distributed.types.ShardingPlan")({_TABLES: plan}),
         sharders=[library.get("distributed.embeddingbag.EmbeddingBagCollectionSharder")()],
     )
