@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tutorec.datasets.utils import Batch, RowBatches, rank_slices, step_slices
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 
 
 @given(rows=st.integers(0, 200), batch_size=st.integers(1, 20), world_size=st.integers(1, 5), drop_last=st.booleans())
@@ -54,10 +55,11 @@ def test_batch_to_meta_moves_every_part() -> None:
 
 
 def test_batch_to_keeps_values() -> None:
-    moved = _batch().to(torch.device("cpu"), non_blocking=True)
+    moved = _batch().to(device(), non_blocking=True)
+    assert moved.sparse_features.device() == device()
     assert moved.sparse_features.values().tolist() == [7, 1, 7]
     assert moved.sparse_features.keys() == ["item"]
-    torch.testing.assert_close(moved.dense_features, torch.ones(2, 3))
+    assert torch.equal(moved.dense_features.cpu(), torch.ones(2, 3))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: memory cannot be page-locked")

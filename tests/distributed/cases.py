@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing import assert_close
 
+from tutorec._kernels.backend import use_backend
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import (
@@ -31,6 +32,7 @@ from tutorec.distributed.sharding_plan import (
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 
 LEARNING_RATE = 0.05
 EPS = 1e-3
@@ -135,6 +137,18 @@ def shard(
     return EmbeddingBagCollectionSharder(params).shard(ebc, plan, env)
 
 
+def on_rank(made: Any) -> Any:
+    """On the rank's own device; in the process of the test on the CPU, where what ranks return arrives."""
+    return made.to(device()) if dist.is_initialized() else made
+
+
+def operator_name(backend: str = "auto") -> str:
+    """The class that looks rows up on the rank's own device, as it stands in printed forms."""
+    with use_backend(backend) as chosen:
+        serves = chosen.name == "fbgemm" and chosen.serves(device().type)
+    return "SplitTableBatchedEmbeddingBagsCodegen" if serves else "TorchTableBatchedEmbeddingBags"
+
+
 def batch(seed: int, samples: int, weighted: bool = False, dtype: torch.dtype = torch.int64) -> KeyedJaggedTensor:
     """Bags of 0 to 3 ids out of few, so that ids repeat and bags are empty."""
     draw = torch.Generator().manual_seed(seed)
@@ -142,7 +156,8 @@ def batch(seed: int, samples: int, weighted: bool = False, dtype: torch.dtype = 
     count = int(lengths.sum())
     values = torch.randint(0, ROWS, (count,), generator=draw).to(dtype)
     weights = torch.randint(1, 5, (count,), generator=draw) / 2 if weighted else None
-    return KeyedJaggedTensor(list(FEATURES), values, weights, lengths=lengths, stride=samples)
+    made = KeyedJaggedTensor(list(FEATURES), values, weights, lengths=lengths, stride=samples)
+    return on_rank(made)
 
 
 def samples_of(rank: int, step: int) -> int:

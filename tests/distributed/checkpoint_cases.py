@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from distributed.cases import KINDS, coefficients, group, word
+from distributed.cases import KINDS, coefficients, group, on_rank, word
 from torch import Tensor, nn
 
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
@@ -30,7 +30,6 @@ from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.spmd import device
 
 RATE = 0.05
 # The one that has no torch optimizer comes from fused_params.
@@ -102,7 +101,7 @@ def batch(seed: int, samples: int = 4) -> KeyedJaggedTensor:
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 4, (2 * samples,), generator=draw)
     values = torch.randint(0, ROWS - 2, (int(lengths.sum()),), generator=draw)
-    return KeyedJaggedTensor(["f0", "f1"], values, lengths=lengths, stride=samples)
+    return on_rank(KeyedJaggedTensor(["f0", "f1"], values, lengths=lengths, stride=samples))
 
 
 def kind_under(shift: int, index: int) -> str:
@@ -146,7 +145,7 @@ def train(model: nn.Module, optimizer: CombinedOptimizer, rank: int, steps: Sequ
     loss = torch.zeros(())
     for step in steps:
         optimizer.zero_grad()
-        loss = model(batch(100 * step + rank).to(device()), 100 * step + rank)
+        loss = model(batch(100 * step + rank), 100 * step + rank)
         loss.backward()
         optimizer.step()
     return loss.item()

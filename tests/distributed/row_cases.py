@@ -16,6 +16,7 @@ from distributed.cases import (
     Reference,
     coefficients,
     group,
+    on_rank,
     optimizer_words,
     pieces_held,
     seed_of,
@@ -75,13 +76,14 @@ def lists(seed: int, samples: int) -> KeyedJaggedTensor:
     lengths = torch.randint(0, 4, (sum(strides),), generator=draw)
     values = torch.randint(0, ROWS, (int(lengths.sum()),), generator=draw)
     means = [torch.randint(0, max(stride, 1), (samples,), generator=draw) for stride in strides]
-    return KeyedJaggedTensor(
+    made = KeyedJaggedTensor(
         list(FEATURES),
         values,
         lengths=lengths,
         stride_per_key_per_rank=[[stride] for stride in strides],
         inverse_indices=(list(FEATURES), torch.stack(means)),
     )
+    return on_rank(made)
 
 
 def loss(rows: Rows, seed: int) -> Tensor:

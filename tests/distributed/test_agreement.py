@@ -20,6 +20,7 @@ from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 
 TABLE = {"num_embeddings": 10, "embedding_dim": 4, "name": "item", "feature_names": ["f"]}
 USER = {"num_embeddings": 10, "embedding_dim": 4, "name": "user", "feature_names": ["u"]}
@@ -208,7 +209,10 @@ def two_collections(rank: int, world_size: int, first: bool) -> tuple[str, str]:
         ebc = EmbeddingBagCollection([config])
         plan = construct_module_sharding_plan(ebc, {f"{name}_table": row_wise()})
         sharded.append(EmbeddingBagCollectionSharder().shard(ebc, plan, env))
-    batches = [KeyedJaggedTensor([name], torch.tensor([rank]), lengths=torch.tensor([1])) for name in ("item", "user")]
+    batches = [
+        KeyedJaggedTensor([name], torch.tensor([rank]), lengths=torch.tensor([1])).to(device())
+        for name in ("item", "user")
+    ]
     if not first:
         for module, features in zip(sharded, batches, strict=True):
             module(features)

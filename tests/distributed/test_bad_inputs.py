@@ -23,9 +23,11 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 from tutorec.types import DataType
 
 ALONE = ShardingEnv.from_local(1, 0)
+CPU = torch.device("cpu")
 
 
 def one_table(**changes: Any) -> EmbeddingBagCollection:
@@ -44,12 +46,14 @@ def plan(**changes: Any) -> EmbeddingModuleShardingPlan:
     return EmbeddingModuleShardingPlan(products=entry(**changes))
 
 
-def sharded(ebc: EmbeddingBagCollection | None = None, **fused_params: Any):
-    return EmbeddingBagCollectionSharder(fused_params).shard(ebc or one_table(), plan(), ALONE)
+def sharded(ebc: EmbeddingBagCollection | None = None, place: torch.device | None = None, **fused_params: Any):
+    return EmbeddingBagCollectionSharder(fused_params).shard(ebc or one_table(), plan(), ALONE, place)
 
 
 def ids(*values: int, key: str = "item", **options: Any) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor([key], torch.tensor(values), lengths=torch.tensor([1] * len(values)), **options)
+    return KeyedJaggedTensor([key], torch.tensor(values), lengths=torch.tensor([1] * len(values)), **options).to(
+        device()
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,12 +120,14 @@ def test_missing_feature_is_named_with_its_table():
 
 @pytest.mark.parametrize("when", ["first", "later"])
 @pytest.mark.parametrize("value", [8, -1])
-def test_id_outside_of_the_table_is_named_at_any_batch(when, value):
-    module = sharded()
+def test_id_outside_of_the_table_is_named_at_any_batch_on_the_cpu(when, value):
+    """On a GPU at the first batch only, and later at the next sync point: tests/gpu."""
+    place = CPU if when == "later" else device()
+    module = sharded(place=place)
     if when == "later":
-        module(ids(1, 2))
+        module(ids(1, 2).to(place))
     with pytest.raises(ValueError, match=rf"'products' has 8 rows .*'item', sample 1, holds id {value}"):
-        module(ids(3, value))
+        module(ids(3, value).to(place))
 
 
 def test_ids_are_not_checked_where_validation_is_off():
@@ -133,7 +139,7 @@ def test_ids_are_not_checked_where_validation_is_off():
 
 def test_float_ids_are_refused():
     with pytest.raises(ValueError, match=r"values are torch\.float32.*values\.long\(\)"):
-        sharded()(KeyedJaggedTensor(["item"], torch.tensor([1.0]), lengths=torch.tensor([1])))
+        sharded()(KeyedJaggedTensor(["item"], torch.tensor([1.0]), lengths=torch.tensor([1])).to(device()))
 
 
 def test_a_batch_that_is_no_keyed_jagged_tensor_is_refused():
@@ -180,7 +186,7 @@ def weights_of_type(rank: int, world_size: int, kind: str, dtype: torch.dtype) -
     cast = KeyedJaggedTensor(
         features.keys(), features.values(), (2 * features.weights()).to(dtype), lengths=features.lengths()
     )
-    return torch.allclose(module(cast).values(), collection(weighted=True)(cast).values(), atol=1e-5)
+    return torch.allclose(module(cast).values(), collection(weighted=True).to(device())(cast).values(), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int64], ids=str)
@@ -240,11 +246,11 @@ def test_plan_made_for_cuda_is_placed_on_cpu_with_one_notice(caplog, monkeypatch
     ebc = one_table()
     cuda = construct_module_sharding_plan(ebc, {"products": table_wise(rank=0)}, world_size=1, device_type="cuda")
     with caplog.at_level(logging.WARNING, logger="tutorec"):
-        modules = [EmbeddingBagCollectionSharder().shard(ebc, cuda, ALONE) for _ in range(3)]
+        modules = [EmbeddingBagCollectionSharder().shard(ebc, cuda, ALONE, CPU) for _ in range(3)]
     assert [record.message for record in caplog.records] == [
         "the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks"
     ]
-    assert modules[0].get_parameter("embedding_bags.products.weight").device.type == "cpu"
+    assert modules[0].get_parameter("embedding_bags.products.weight").device == CPU
     if not torch.cuda.is_available():
         EmbeddingBagCollectionSharder().shard(ebc, cuda, ALONE, torch.device("cuda"))
         assert "tables that were to live on cuda are placed on cpu" in caplog.text

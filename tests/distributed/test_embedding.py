@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 import torch
-from distributed.cases import FEATURES, KINDS, batch, group, samples_of, seed_of, word
+from distributed.cases import FEATURES, KINDS, batch, group, on_rank, operator_name, samples_of, seed_of, word
 from distributed.row_cases import KEYS, RowsReference, collection, held, loss, plain, shard, tables
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -25,6 +26,7 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 
 BEFORE = """ShardedEmbeddingCollection(
   (lookups): 
@@ -42,7 +44,6 @@ BEFORE = """ShardedEmbeddingCollection(
     (user_table): Module()
   )
 )"""  # noqa: W291 - the printed form has these spaces
-KERNELS = {"fbgemm": "SplitTableBatchedEmbeddingBagsCodegen", "torch": "TorchTableBatchedEmbeddingBags"}
 
 
 def small_collection(**options: Any) -> EmbeddingCollection:
@@ -50,13 +51,13 @@ def small_collection(**options: Any) -> EmbeddingCollection:
         EmbeddingConfig(num_embeddings=4096, embedding_dim=64, name="product_table", feature_names=["product"]),
         EmbeddingConfig(num_embeddings=4096, embedding_dim=64, name="user_table", feature_names=["user"]),
     ]
-    return EmbeddingCollection(configs, **options)
+    return EmbeddingCollection(configs, **options).to(device())
 
 
 def small_batch(weights: Tensor | None = None) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(
         ["product", "user"], torch.tensor([1, 2, 1, 5, 2, 3, 4, 1]), weights, lengths=torch.tensor([3, 1, 2, 2])
-    )
+    ).to(device())
 
 
 def alone(ec: EmbeddingCollection, **fused_params: Any):
@@ -70,9 +71,9 @@ def rows_of(found: dict[str, JaggedTensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_printed_form_gains_dists_at_the_first_batch(backend):
-    with use_backend(backend) as found:
+    with use_backend(backend):
         sharded = alone(small_collection())
-    assert repr(sharded) == BEFORE.format(kernel=KERNELS[found.name])
+    assert repr(sharded) == BEFORE.format(kernel=operator_name(backend))
     sharded(small_batch())
     assert "TwSparseFeaturesDist(\n      (_dist): KJTAllToAll()" in repr(sharded)
     assert "SlotSequenceEmbeddingDist(\n      (_dist): SequenceEmbeddingsAllToAll()" in repr(sharded)
@@ -119,6 +120,7 @@ def test_weights_of_the_batch_have_no_effect():
     assert all(one.weights_or_none() is None for one in weighted.values())
 
 
+@pytest.mark.skipif("TUTOREC_PRETEND_GPUS" in os.environ, reason="a pretended GPU has no nested tensors")
 def test_a_tensor_dict_is_a_batch():
     tensordict = pytest.importorskip("tensordict")
     features = small_batch()
@@ -136,13 +138,16 @@ def test_keys_may_change_their_order_and_surplus_keys_stay_unused():
     sharded = alone(ec)
     for keys in (["user", "more", "product"], ["product", "user"], ["more", "product", "user"]):
         features = KeyedJaggedTensor(keys, torch.arange(4 * len(keys)), lengths=torch.tensor([1, 3] * len(keys)))
+        features = features.to(device())
         found, wanted = rows_of(sharded(features)), rows_of(ec(features))
         assert set(found) == {"product", "user"}
         assert all(torch.equal(rows, wanted[key]) for key, rows in found.items())
     with pytest.raises(KeyError, match=r"no feature 'user', which table 'user_table' reads"):
-        sharded(KeyedJaggedTensor(["product"], torch.tensor([1]), lengths=torch.tensor([1])))
+        sharded(KeyedJaggedTensor(["product"], torch.tensor([1]), lengths=torch.tensor([1])).to(device()))
     with pytest.raises(ValueError, match=r"4096"):
-        sharded(KeyedJaggedTensor(["product", "user"], torch.tensor([1, 4096]), lengths=torch.tensor([1, 1])))
+        alone(ec)(
+            KeyedJaggedTensor(["product", "user"], torch.tensor([1, 4096]), lengths=torch.tensor([1, 1])).to(device())
+        )
 
 
 def test_optimizer_names_begin_with_the_path_of_the_tables():
@@ -163,7 +168,7 @@ def test_a_collection_without_tables_gives_no_results():
 
 
 def test_moving_the_module_keeps_parameters_and_rows_together():
-    sharded = alone(small_collection()).to("cpu").share_memory()
+    sharded = alone(small_collection()).to(device()).share_memory()
     sharded(small_batch())
     with torch.no_grad():
         sharded.get_parameter("embeddings.product_table.weight").zero_()
@@ -265,12 +270,13 @@ def test_ranks_may_learn_from_different_features(ranks, world_size, hosts):
 def ids_of(samples: int, ids: list[int]) -> KeyedJaggedTensor:
     """The same ids in the first sample of each feature."""
     lengths = ([len(ids)] + [0] * (samples - 1)) * len(FEATURES) if samples else []
-    return KeyedJaggedTensor(
+    made = KeyedJaggedTensor(
         list(FEATURES),
         torch.tensor(ids * (len(FEATURES) if samples else 0), dtype=torch.int64),
         lengths=torch.tensor(lengths, dtype=torch.int64),
         stride=samples,
     )
+    return on_rank(made)
 
 
 EMPTY = {
@@ -323,6 +329,7 @@ def one_row(rank: int, world_size: int) -> tuple[list[float], list[tuple[str, li
         ec, plan, ShardingEnv.from_process_group(group())
     )
     ids = KeyedJaggedTensor(["f"], torch.zeros(rank + 1, dtype=torch.int64), lengths=torch.tensor([rank + 1]))
+    ids = ids.to(device())
     sharded(ids)["f"].values().sum().backward()
     found = sharded(ids)["f"].values().view(-1).tolist()
     return found, [(name, list(parameter.shape)) for name, parameter in sharded.named_parameters()]

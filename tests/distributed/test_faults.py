@@ -21,7 +21,7 @@ from tutorec.errors import RankError, RankTimeoutError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.spmd import Kept, Ranks
+from tutorec.spmd import Kept, Ranks, device
 
 # Ranks that hang are ended after so many seconds; new ranks import the library in a part of it.
 DEADLINE = 15.0
@@ -58,7 +58,7 @@ def ids(step: int, rank: int) -> KeyedJaggedTensor:
     draw = torch.Generator().manual_seed(10 * step + rank)
     lengths = torch.randint(0, 3, (3 * len(KINDS),), generator=draw)
     values = torch.randint(0, 9, (int(lengths.sum()),), generator=draw)
-    return KeyedJaggedTensor([f"f_{kind}" for kind in KINDS], values, lengths=lengths)
+    return KeyedJaggedTensor([f"f_{kind}" for kind in KINDS], values, lengths=lengths).to(device())
 
 
 def build(world: Any) -> Kept:

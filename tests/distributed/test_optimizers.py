@@ -39,6 +39,7 @@ from tutorec.optim import (
     in_backward_optimizer_filter,
 )
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 
 WIDTH = sum(config.embedding_dim * len(config.feature_names) for config in tables())
 
@@ -242,13 +243,14 @@ def clip_by_groups(rank: int, world_size: int) -> list[float]:
     """TorchRec's way: every rank has a piece of the parameter, and says which group the pieces lie in."""
     import torch.distributed as dist
 
-    piece, whole = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    piece, whole = (nn.Parameter(torch.zeros(1, device=device())) for _ in range(2))
     inner = KeyedOptimizerWrapper({"piece": piece, "whole": whole}, lambda params: torch.optim.SGD(params, lr=1.0))
     world = dist.group.WORLD
     assert world is not None
     found = []
     for norm_type in (2.0, "inf"):
-        piece.grad, whole.grad = torch.tensor([3.0 + rank]), torch.tensor([12.0])  # 3 and 4, and 12 once
+        # 3 and 4, and 12 once
+        piece.grad, whole.grad = (torch.tensor([norm], device=device()) for norm in (3.0 + rank, 12.0))
         optimizer = GradientClippingOptimizer(
             inner, GradientClipping.NORM, 1.0, norm_type, enable_global_grad_clip=True, param_to_pgs={piece: [world]}
         )

@@ -38,6 +38,7 @@ from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 
 PIECES: dict[ShardingType, list[ShardPiece]] = {
     ShardingType.DATA_PARALLEL: data_parallel_pieces(8, 4, 4),
@@ -302,8 +303,8 @@ def test_a_stored_plan_shards_its_own_tables_and_no_others(tmp_path):
     ShardingPlan({"": entries}).save(tmp_path / "plan.json")
     plan = ShardingPlan.load(tmp_path / "plan.json").plan[""]
     sharder, env = EmbeddingBagCollectionSharder(), ShardingEnv.from_local(1, 0)
-    batch = KeyedJaggedTensor(["f", "g"], torch.tensor([7, 5]), lengths=torch.tensor([1, 1]))
-    ebc = EmbeddingBagCollection(tables)
+    batch = KeyedJaggedTensor(["f", "g"], torch.tensor([7, 5]), lengths=torch.tensor([1, 1])).to(device())
+    ebc = EmbeddingBagCollection(tables).to(device())
     sharded = sharder.shard(ebc, plan, env)
     with torch.no_grad():
         assert torch.equal(sharded(batch).wait().values(), ebc(batch).values())

@@ -430,7 +430,7 @@ def test_moving_the_model_leaves_the_rows_where_the_plan_put_them():
     _, quantized = bags(TABLES, torch.int8)
     module = sharded(quantized, {one.name: row_wise() for one in TABLES}, 2)
     expected = module(batch())
-    same(module.to("cpu").half().eval()(batch()), expected)
+    same(module.to(CPU).half().eval()(batch()), expected)
     assert module.device == CPU
     assert module.devices == [CPU, CPU]
 

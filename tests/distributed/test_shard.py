@@ -15,13 +15,14 @@ from tutorec.distributed.sharding_plan import construct_module_sharding_plan, ro
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 
 TABLES = [EmbeddingBagConfig(8, 4, name, feature_names=[name]) for name in ("item", "user")]
 ALONE = ShardingEnv.from_local(1, 0)
 
 
 def batch() -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["item", "user"], torch.tensor([3, 1, 7]), lengths=torch.tensor([2, 1]))
+    return KeyedJaggedTensor(["item", "user"], torch.tensor([3, 1, 7]), lengths=torch.tensor([2, 1])).to(device())
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def batch() -> KeyedJaggedTensor:
     ],
 )
 def test_a_collection_is_sharded_by_a_word_by_words_or_by_a_plan(plan):
-    ebc = EmbeddingBagCollection(TABLES)
+    ebc = EmbeddingBagCollection(TABLES).to(device())
     sharded = shard(ebc, plan, ALONE)
     assert torch.equal(sharded(batch()).values(), ebc(batch()).values())
     assert type(ebc).__name__ == "EmbeddingBagCollection"
@@ -69,7 +70,7 @@ def test_parts_on_the_meta_device_are_allocated_where_asked():
 
 def sharded_by_ranks() -> torch.Tensor:
     torch.manual_seed(0)
-    model = nn.Sequential(EmbeddingBagCollection(TABLES))
+    model = nn.Sequential(EmbeddingBagCollection(TABLES)).to(device())
     expected = model(batch()).values()
     shard_modules(model)
     return (model(batch()).values() - expected).detach().abs().max()

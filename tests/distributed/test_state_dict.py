@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.cases import batch, collection, group, home, local_weights, shard, word
+from distributed.cases import batch, collection, group, home, local_weights, on_rank, shard, word
 from distributed.cases import local_state as state_here
 from torch.distributed import checkpoint
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -26,6 +26,7 @@ from tutorec.distributed.shard_geometry import (
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.distributed.state_dict import local_state, sharded_state
 from tutorec.distributed.tables import PlacedTable
+from tutorec.spmd import device
 
 
 def stored(rank: int, world_size: int) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def stored(rank: int, world_size: int) -> dict[str, Any]:
     copies = {name: [s.tensor.clone() for s in value.local_shards()] for name, value in state.items()}
     sharded(batch(rank, 3)).values().sum().backward()
     live = all(
-        torch.equal(s.tensor, local_weights(sharded)[name.split(".")[1]])
+        torch.equal(s.tensor.cpu(), local_weights(sharded)[name.split(".")[1]])
         for name, value in state.items()
         for s in value.local_shards()
     )
@@ -106,10 +107,14 @@ def other_plan(rank: int, world_size: int) -> str:
     sharded = shard(ebc)
     moved = [table for table in sharded._tables]
     # The same tables as if rank 0 and rank 1 had changed places: what is stored there is not what is held here.
-    held = {table.name: [torch.zeros(table.rows, table.columns)] for table in moved if table.pieces[0].rank == rank}
+    held = {
+        table.name: [torch.zeros(table.rows, table.columns, device=device())]
+        for table in moved
+        if table.pieces[0].rank == rank
+    }
     state: dict[str, Any] = {
         f"embedding_bags.{name}.weight": value
-        for name, value in sharded_state(moved, held, sharded._env, torch.device("cpu")).items()
+        for name, value in sharded_state(moved, held, sharded._env, device()).items()
     }
     for value in state.values():
         assert isinstance(value, ShardedTensor), "the state is sharded"
@@ -134,7 +139,7 @@ def assigned(rank: int, world_size: int, kind: str) -> list[bool]:
     sharded.load_state_dict(state, assign=True)
     features = batch(rank, 3)
     pooled = sharded(features)
-    expected = collection()
+    expected = on_rank(collection())
     expected.load_state_dict(state)
     found = [torch.equal(pooled.values(), expected(features).values())]
     before = {name: weight.clone() for name, weight in sharded.named_parameters()}
@@ -214,20 +219,20 @@ PLANS = {
 
 def pieces_there_and_back(rank: int, world_size: int) -> dict[str, list[Any]]:
     """For each plan: what a stored state holds here, whether it and the whole table load, and who refuses it."""
-    env = ShardingEnv.from_process_group(group())
+    env, stored = ShardingEnv.from_process_group(group()), on_rank(WHOLE)
     found: dict[str, list[Any]] = {}
     states: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for name, table in PLANS.items():
             mine = [
-                WHOLE[p.row_offset : p.row_offset + p.rows, p.column_offset : p.column_offset + p.columns].contiguous()
+                stored[p.row_offset : p.row_offset + p.rows, p.column_offset : p.column_offset + p.columns].contiguous()
                 for p in table.pieces
                 if p.rank == rank
             ]
-            states[name] = sharded_state([table], {"t": mine}, env, torch.device("cpu"))
+            states[name] = sharded_state([table], {"t": mine}, env, device())
             held = [
-                local_state([table], loaded, rank).get("t", []) for loaded in (states[name], {"t": WHOLE}, {"t": None})
+                local_state([table], loaded, rank).get("t", []) for loaded in (states[name], {"t": stored}, {"t": None})
             ]
             same = [
                 len(each) == len(mine) and all(torch.equal(a, b) for a, b in zip(each, mine, strict=True))
@@ -283,7 +288,7 @@ def test_without_a_group_a_table_that_is_cut_up_is_put_together():
     ):
         table = placed(kind, pieces)
         held = local_state([table], {"t": WHOLE}, 0)
-        state = sharded_state([table], held, env, torch.device("cpu"))
+        state = sharded_state([table], held, env, WHOLE.device)
         assert type(state["t"]) is torch.Tensor
         assert torch.equal(state["t"], WHOLE)
         # One piece is live, as of an unsharded module.

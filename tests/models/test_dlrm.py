@@ -12,6 +12,7 @@ from tutorec.models.dlrm import DLRM, DenseArch, DLRMTrain, InteractionArch, Ove
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed import KeyedTensor
+from tutorec.spmd import device
 
 
 def _collection(*widths: int, shared: bool = False) -> EmbeddingBagCollection:
@@ -59,9 +60,9 @@ def test_interaction_without_features_is_the_dense_vector() -> None:
 def test_interaction_has_no_state_and_survives_to_empty() -> None:
     arch = InteractionArch(2)
     assert not arch.state_dict() and not list(arch.buffers())
-    dense, sparse = torch.randn(3, 4), torch.randn(3, 2, 4)
+    dense, sparse = torch.randn(3, 4).to(device()), torch.randn(3, 2, 4).to(device())
     expected = arch(dense, sparse)
-    revived = nn.Sequential(arch.to("meta")).to_empty(device="cpu")[0]
+    revived = nn.Sequential(arch.to("meta")).to_empty(device=device())[0]
     assert torch.equal(revived(dense, sparse), expected)
 
 

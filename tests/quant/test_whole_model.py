@@ -180,7 +180,7 @@ def test_models_on_the_meta_device_are_quantized_without_numbers():
     quantized = tutorec.quantize(model, inplace=True)
     assert all(part.is_meta for part in quantized.buffers())
     whole = tutorec.quantize(Two())
-    quantized.to_empty(device="cpu").load_state_dict(whole.state_dict())
+    quantized.to_empty(device=FEATURES.device()).load_state_dict(whole.state_dict())
     assert torch.equal(quantized(FEATURES), whole(FEATURES))
 
 

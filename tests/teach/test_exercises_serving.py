@@ -31,7 +31,7 @@ def collection(*features: str, rows: int = 10, columns: int = 64) -> EmbeddingBa
     tables = [EmbeddingBagConfig(rows, columns, f"{name}_table", feature_names=[name]) for name in features]
     for table in tables:
         table.data_type = DataType.INT8
-    return EmbeddingBagCollection(tables, is_weighted=False, device=torch.device("cpu"))
+    return EmbeddingBagCollection(tables, is_weighted=False, device=torch.get_default_device())
 
 
 def test_a_request_by_hand_is_that_of_the_library():

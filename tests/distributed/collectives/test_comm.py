@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from tutorec.distributed import comm
 from tutorec.distributed.traffic import count_traffic
+from tutorec.spmd import device
 
 
 def group() -> dist.ProcessGroup:
@@ -26,8 +27,9 @@ def slices_of(rank: int, counts: list[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def scatter_sums(rank: int, world_size: int, counts: list[int], dtype: torch.dtype) -> tuple:
+    send = slices_of(rank, counts, dtype).to(device())
     with count_traffic() as traffic:
-        mine = comm.reduce_scatter(slices_of(rank, counts, dtype), counts, group(), "sum").wait()
+        mine = comm.reduce_scatter(send, counts, group(), "sum").wait()
     return mine, traffic.row(world_size), dict(traffic.issues)
 
 
@@ -56,7 +58,7 @@ def test_reduce_scatter_sums_over_four_ranks(ranks):
 
 def cancelling(rank: int, world_size: int, dtype: torch.dtype) -> float:
     parts = [1.0, 2048.0, 1.0, -2048.0] if dtype == torch.float16 else [1.0, 2.0**25, 1.0, -(2.0**25)]
-    send = torch.full((world_size,), parts[rank], dtype=dtype)
+    send = torch.full((world_size,), parts[rank], dtype=dtype, device=device())
     return comm.reduce_scatter(send, [1] * world_size, group(), "sum").wait().item()
 
 
@@ -70,7 +72,7 @@ def test_reduce_scatter_adds_in_rank_order_and_half_precision_in_float32(ranks):
 
 def collect(rank: int, world_size: int, counts: list[int]) -> tuple:
     with count_traffic() as traffic:
-        mine = torch.arange(counts[rank]) + 100 * rank
+        mine = torch.arange(counts[rank], device=device()) + 100 * rank
         return comm.all_gather(mine, counts, group(), "collect").wait().tolist(), traffic.row(world_size)
 
 
@@ -94,7 +96,7 @@ def test_all_gather_collects_from_four_ranks(ranks):
 
 def spread(rank: int, world_size: int, source: int) -> tuple:
     with count_traffic() as traffic:
-        tensor = torch.full((2, 3), float(rank))
+        tensor = torch.full((2, 3), float(rank), device=device())
         comm.broadcast(tensor, source, group(), "spread")
     return tensor.unique().tolist(), traffic.row(world_size), dict(traffic.issues)
 
@@ -108,9 +110,15 @@ def of_a_host(rank: int, world_size: int, local_size: int) -> tuple:
     again = comm.host_groups(group(), local_size)
     members = [dist.get_process_group_ranks(each) for each in (hosts.intra, hosts.cross)]
     with count_traffic() as traffic:
-        inside = comm.all_gather(torch.tensor([rank]), [1] * local_size, hosts.intra, "inside").wait().tolist()
+        inside = (
+            comm.all_gather(torch.tensor([rank], device=device()), [1] * local_size, hosts.intra, "inside")
+            .wait()
+            .tolist()
+        )
         count = world_size // local_size
-        across = comm.all_gather(torch.tensor([rank]), [1] * count, hosts.cross, "across").wait().tolist()
+        across = (
+            comm.all_gather(torch.tensor([rank], device=device()), [1] * count, hosts.cross, "across").wait().tolist()
+        )
     same = hosts.intra is again.intra and hosts.cross is again.cross
     return members, inside, across, same, dict(traffic.bytes)
 
@@ -137,8 +145,8 @@ def of_a_part(rank: int, world_size: int) -> list[list[int]] | None:
         return None
     assert isinstance(part, dist.ProcessGroup), "this rank is one of the part"
     hosts = comm.host_groups(part, 1)
-    both = comm.all_gather(torch.tensor([rank]), [1, 1], hosts.cross, "across").wait().tolist()
-    one = comm.all_gather(torch.tensor([rank]), [1], hosts.intra, "inside").wait().tolist()
+    both = comm.all_gather(torch.tensor([rank], device=device()), [1, 1], hosts.cross, "across").wait().tolist()
+    one = comm.all_gather(torch.tensor([rank], device=device()), [1], hosts.intra, "inside").wait().tolist()
     return [both, one, dist.get_process_group_ranks(hosts.intra)]
 
 
@@ -154,8 +162,11 @@ def of_another_group(rank: int, world_size: int) -> list[list[int]]:
     everyone = dist.new_group(list(range(world_size)))
     assert isinstance(everyone, dist.ProcessGroup), "all ranks are in it"
     hosts = comm.host_groups(everyone, 2)
-    inside = comm.all_gather(torch.tensor([rank]), [1, 1], hosts.intra, "inside").wait().tolist()
-    return [inside, comm.all_gather(torch.tensor([rank]), [1, 1], hosts.cross, "across").wait().tolist()]
+    inside = comm.all_gather(torch.tensor([rank], device=device()), [1, 1], hosts.intra, "inside").wait().tolist()
+    return [
+        inside,
+        comm.all_gather(torch.tensor([rank], device=device()), [1, 1], hosts.cross, "across").wait().tolist(),
+    ]
 
 
 @pytest.mark.world4

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from distributed.cases import group
+from distributed.cases import group, on_rank
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DrawnBatch, jagged_batches
@@ -17,6 +17,7 @@ from tutorec.distributed.collectives.kjt import KJTAllToAll
 from tutorec.distributed.collectives.pooled import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
 from tutorec.distributed.traffic import count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 
 Received = tuple[list[str], list[list[list[int]]], list[list[list[float]]] | None, list[int], dict[str, int]]
 
@@ -24,7 +25,7 @@ Received = tuple[list[str], list[list[list[int]]], list[list[list[float]]] | Non
 def exchange(rank: int, batches: list[DrawnBatch], splits: list[int]) -> Received:
     """Ids, weights and samples that arrive at this rank, as plain lists; and what it sent."""
     with count_traffic() as traffic:
-        arrival = KJTAllToAll(group(), splits)(batches[rank].kjt()).wait()
+        arrival = KJTAllToAll(group(), splits)(on_rank(batches[rank].kjt())).wait()
         features = arrival.wait()
     bags, keys = features.to_dict(), features.keys()
     ids = [[bag.tolist() for bag in bags[key].to_dense()] for key in keys]
@@ -69,7 +70,7 @@ def pool_home(rank: int, world_size: int, samples: list[int], columns: list[int]
     """Row s of rank r's pooled rows holds (owner of the sample, sample, rank that looked it up) in its columns."""
     owner = torch.repeat_interleave(torch.arange(world_size), torch.tensor(samples))
     number = torch.cat([torch.arange(count) for count in samples])
-    tag = (100 * owner + 10 * number + rank).float()
+    tag = on_rank((100 * owner + 10 * number + rank).float())
     pooled = tag.unsqueeze(1).expand(sum(samples), columns[rank]).clone().requires_grad_()
     with count_traffic() as traffic:
         home = PooledEmbeddingsAllToAll(group(), columns)(pooled, samples).wait()
@@ -108,7 +109,7 @@ def late(rank: int, world_size: int, seed: int, asleep: bool) -> list[torch.Tens
     comm.observers.extend(observed)
     try:
         moves = [PooledEmbeddingsAllToAll(group(), [2] * world_size) for _ in range(4)]
-        rows = [torch.full((world_size, 2), 10.0 * i + rank, requires_grad=True) for i in range(4)]
+        rows = [torch.full((world_size, 2), 10.0 * i + rank, requires_grad=True, device=device()) for i in range(4)]
         flights = [move(row, [1] * world_size) for move, row in zip(moves, rows, strict=True)]
         home = [flight.wait() for flight in reversed(flights)]
         sum((i + 1) * h.square().sum() for i, h in enumerate(home)).backward()
@@ -151,7 +152,7 @@ def test_a_second_thread_on_one_group_is_refused(ranks):
 
 
 def double_backward(rank: int, world_size: int) -> str:
-    rows = torch.ones(world_size, 2, requires_grad=True)
+    rows = torch.ones(world_size, 2, requires_grad=True, device=device())
     home = PooledEmbeddingsAllToAll(group(), [2] * world_size)(rows, [1] * world_size).wait()
     (gradient,) = torch.autograd.grad(home.square().sum(), rows, create_graph=True)
     try:
@@ -167,7 +168,7 @@ def test_second_derivatives_are_refused(ranks):
 
 def unwatched(rank: int, world_size: int) -> tuple[bool, bool]:
     """A promise that is first waited for under no_grad keeps its place in the graph."""
-    rows = torch.ones(world_size, 2, requires_grad=True)
+    rows = torch.ones(world_size, 2, requires_grad=True, device=device())
     flight = PooledEmbeddingsAllToAll(group(), [2] * world_size)(rows, [1] * world_size)
     with torch.no_grad():
         flight.wait()
@@ -191,9 +192,8 @@ def test_in_a_world_of_one_nothing_moves():
 
 
 def equal_shares(rank: int, world_size: int) -> tuple[list[list[float]], list[list[float]], list[str]]:
-    rows = torch.arange(4.0).view(4, 1) + 10 * rank
-    cpu = torch.device("cpu")
-    to_ranks = PooledEmbeddingsAllToAll(group(), [1] * world_size, cpu)
+    rows = on_rank(torch.arange(4.0).view(4, 1) + 10 * rank)
+    to_ranks = PooledEmbeddingsAllToAll(group(), [1] * world_size, device())
     added = PooledEmbeddingsReduceScatter(group())
     refused: list[str] = []
     for wrong in (lambda: to_ranks(rows[:3]), lambda: added(rows[:3]), lambda: added(rows, [1, 2])):

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from distributed.cases import group
+from distributed.cases import group, on_rank
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DrawnBatch, DrawnVariableBatch, jagged_batches
@@ -75,7 +75,7 @@ def exchange(rank: int, world_size: int, cases: list[Case]) -> list[Got]:
     for case in cases:
         move = KJTAllToAll(group(), case.splits, case.stagger, order=case.order, ids_dtype=case.ids_dtype)
         with count_traffic() as traffic:
-            arrival = move(case.batches[rank].kjt()).wait()
+            arrival = move(on_rank(case.batches[rank].kjt())).wait()
             by_rank, features = arrival.wait_by_rank(), arrival.wait()
         weights = features.weights_or_none()
         assert features.length_per_key() == features.unsync().length_per_key()
@@ -191,7 +191,7 @@ def some_have_weights(rank: int, world_size: int) -> str:
     weights = torch.ones(2) if rank == 1 else None
     batch = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2]), weights, lengths=torch.tensor([1, 1]))
     try:
-        KJTAllToAll(group(), [1, 1])(batch).wait().wait()
+        KJTAllToAll(group(), [1, 1])(on_rank(batch)).wait().wait()
     except ValueError as error:
         return str(error)
     return ""
@@ -211,7 +211,7 @@ def three_in_flight(rank: int, world_size: int) -> list[list[int]]:
     keys = [f"f{index}" for index in range(world_size)]
     numbers = [torch.arange(world_size) + 10 * rank + 100 * index for index in range(3)]
     batches = [KeyedJaggedTensor(keys, ids, lengths=torch.ones(world_size, dtype=torch.int64)) for ids in numbers]
-    arrivals = [sizes.wait() for sizes in [move(batch) for batch in batches]]
+    arrivals = [sizes.wait() for sizes in [move(on_rank(batch)) for batch in batches]]
     return [arrival.wait().values().tolist() for arrival in reversed(arrivals)][::-1]
 
 

@@ -28,6 +28,7 @@ from tutorec.distributed.collectives.pooled import (
 from tutorec.distributed.collectives.sequence import SequenceEmbeddingsAllToAll
 from tutorec.distributed.qcomm import CommCodec, QuantizedCommCodecs
 from tutorec.distributed.traffic import count_traffic
+from tutorec.spmd import device
 
 HALF = QuantizedCommCodecs(CommCodec(torch.float16), CommCodec(torch.bfloat16))
 
@@ -109,7 +110,8 @@ def begin(case: Case, rank: int, sent: Tensor) -> Awaitable[Tensor]:
 def run_cases(rank: int, cases: list[Case]) -> list[Outcome]:
     outcomes = []
     for case in cases:
-        sent, gradient = torch.cat(case.sent(rank)), case.gradient(rank)
+        sent = torch.cat(case.sent(rank)).to(device())
+        gradient = [part.to(device()) for part in case.gradient(rank)]
         if case.variable:
             coefficients = torch.cat(gradient)
         else:
@@ -252,7 +254,7 @@ def test_narrow_rows_take_half_the_bytes_and_stay_near(ranks):
 def exchange_rows(rank: int, world_size: int, counts: list[list[int]], codecs: QuantizedCommCodecs | None) -> tuple:
     """``counts[r][s]`` elements go from r to s; element i of them is 100 r + 10 s + i."""
     parts = [100.0 * rank + 10 * to + torch.arange(counts[rank][to]) for to in range(world_size)]
-    rows = torch.cat(parts).requires_grad_(sum(counts[rank]) > 0)
+    rows = torch.cat(parts).to(device()).requires_grad_(sum(counts[rank]) > 0)
     with count_traffic() as traffic:
         move = SequenceEmbeddingsAllToAll(group(), codecs)
         home = move(rows, counts[rank], [of[rank] for of in counts]).wait()
@@ -292,7 +294,8 @@ def late_hosts(rank: int, world_size: int, asleep: bool) -> list[Tensor]:
     comm.observers.extend(observed)
     try:
         move = HostPooledEmbeddings(comm.host_groups(group(), 2), rank, 2, [2, 1])
-        sent = [torch.full((world_size, [2, 1][rank // 2]), 10.0 * i + rank, requires_grad=True) for i in range(3)]
+        shape = world_size, [2, 1][rank // 2]
+        sent = [torch.full(shape, 10.0 * i + rank, requires_grad=True, device=device()) for i in range(3)]
         home = [flight.wait() for flight in [move(rows, [1] * world_size) for rows in sent]]
         torch.stack([(i + 1) * h.square().sum() for i, h in enumerate(home)]).sum().backward()
     finally:
@@ -324,7 +327,7 @@ def test_in_a_world_of_one_nothing_moves_and_nothing_is_rounded():
 
 def slices_with_gaps(rank: int, world_size: int) -> list[list[float]]:
     group = dist.group.WORLD
-    wide = torch.arange(8.0).view(2, 4) + 10 * rank
+    wide = torch.arange(8.0, device=device()).view(2, 4) + 10 * rank
     summed = PooledEmbeddingsReduceScatter(group)(wide[:, :1], [1, 1]).wait()
     joined = PooledEmbeddingsAllToAll(group, [1, 1])(wide[:, :1], [1, 1]).wait()
     return [summed.flatten().tolist(), joined.flatten().tolist()]

@@ -22,6 +22,7 @@ from tutorec.distributed.fbgemm_qcomm_codec import (
 )
 from tutorec.distributed.qcomm import CommCodec, CommOp, QuantizedCommCodecs
 from tutorec.distributed.traffic import count_traffic
+from tutorec.spmd import device
 
 # Relative error of a value that is rounded once, in the range where that holds.
 STATED = {torch.float16: 2**-11, torch.bfloat16: 2**-8}
@@ -70,10 +71,10 @@ def narrow_and_wide(rank: int, world_size: int, codecs: QuantizedCommCodecs) -> 
         for each in (codecs, None):
             draw = torch.Generator().manual_seed(rank)
             # Positive and near 1, so that a relative error of the sum is one of its parts.
-            rows = (1 + torch.rand(world_size * 5, 8, generator=draw)).requires_grad_()
+            rows = (1 + torch.rand(world_size * 5, 8, generator=draw)).to(device()).requires_grad_()
             with count_traffic() as traffic:
                 home = move(each)(rows, [5] * world_size).wait()
-                home.backward(1 + torch.rand(home.shape, generator=draw))
+                home.backward((1 + torch.rand(home.shape, generator=draw)).to(device()))
             assert rows.grad is not None, "a move has a way back"
             found.append((home.detach(), rows.grad, traffic.total(ROWS_STAGE), traffic.total(GRADIENTS_STAGE)))
         results.append(tuple(pair for pairs in zip(*found, strict=True) for pair in pairs))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.cases import group
+from distributed.cases import group, on_rank
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import rows_of, table_sets
@@ -182,8 +182,8 @@ def batch_of(case: Case, rank: int) -> KeyedJaggedTensor:
     lengths = torch.tensor([len(one) for one in lists], dtype=torch.int64)
     if strides is None:
         stride = len(next(iter(ids.values())))
-        return KeyedJaggedTensor(list(ids), values, weights, lengths=lengths, stride=stride)
-    return KeyedJaggedTensor(
+        return on_rank(KeyedJaggedTensor(list(ids), values, weights, lengths=lengths, stride=stride))
+    made = KeyedJaggedTensor(
         list(ids),
         values,
         weights,
@@ -191,6 +191,7 @@ def batch_of(case: Case, rank: int) -> KeyedJaggedTensor:
         stride_per_key_per_rank=[[stride] for stride in strides.values()],
         inverse_indices=None if inverse is None else (list(ids), torch.tensor(inverse)),
     )
+    return on_rank(made)
 
 
 def collection(case: Case) -> EmbeddingBagCollection:

@@ -18,6 +18,7 @@ from distributed.cases import (
     collection,
     held,
     local_weights,
+    on_rank,
     shard,
 )
 from torch import Tensor
@@ -47,7 +48,7 @@ def some(step: int) -> KeyedJaggedTensor:
         ids[feature] = [[], []]
     flat = [one for bags in ids.values() for bag in bags for one in bag]
     lengths = [len(bag) for bags in ids.values() for bag in bags]
-    return KeyedJaggedTensor([*ids], torch.tensor(flat, dtype=torch.int64), lengths=torch.tensor(lengths))
+    return on_rank(KeyedJaggedTensor([*ids], torch.tensor(flat, dtype=torch.int64), lengths=torch.tensor(lengths)))
 
 
 def loss_of(out: Tensor, step: int) -> Tensor:
@@ -57,7 +58,7 @@ def loss_of(out: Tensor, step: int) -> Tensor:
 def routes(rank: int, world_size: int, name: str, kind: str) -> list[tuple[Tensor, Tensor]]:
     """The tables after the same steps, unsharded and sharded; every rank brings the same samples."""
     optimizer, arguments = IN_BACKWARD[name]
-    unsharded, source = collection(), collection()
+    unsharded, source = on_rank(collection()), collection()
     for module in (unsharded, source):
         apply_optimizer_in_backward(optimizer, module.parameters(), arguments)
     sharded = shard(source, kind=kind)
@@ -103,9 +104,8 @@ def batch_of_rows(samples: int) -> KeyedJaggedTensor:
     """Every sample reads row 2 by all features, and every second sample row 3."""
     bags = [[2, 3] if sample % 2 else [2] for sample in range(samples)]
     lengths = torch.tensor([len(bag) for bag in bags] * 4)
-    return KeyedJaggedTensor(
-        ["f3", "f1", "f0", "f2"], torch.tensor([one for bag in bags for one in bag] * 4), lengths=lengths
-    )
+    ids = torch.tensor([one for bag in bags for one in bag] * 4)
+    return on_rank(KeyedJaggedTensor(["f3", "f1", "f0", "f2"], ids, lengths=lengths))
 
 
 def without_gradient(rank: int, world_size: int, kind: str, samples: int, pooled: bool) -> Any:

@@ -68,7 +68,7 @@ def train(
         sharded = shard(collection(pooled, weighted), optimizer, kind=kind)
         outputs = []
         for step in range(STEPS):
-            features = batch(seed_of(rank, step), samples_of(rank, step), weighted, dtype).to(device())
+            features = batch(seed_of(rank, step), samples_of(rank, step), weighted, dtype)
             out = sharded(features).wait()
             outputs.append(out.values().detach())
             (out.values() * coefficients(out.values(), seed_of(rank, step))).sum().backward()
@@ -123,7 +123,7 @@ def assert_equal_to_unsharded(pool: Ranks, kind: str, pooling: str, optimizer: s
 def touched_rows_only(rank: int, world_size: int) -> dict[str, tuple[bool, bool]]:
     before = {name: bag.get_parameter("weight").detach() for name, bag in collection().embedding_bags.items()}
     sharded = shard(collection(), "exact_row_wise_adagrad")
-    sharded(batch(rank, 4).to(device())).values().sum().backward()
+    sharded(batch(rank, 4)).values().sum().backward()
     state = local_state(sharded)
     return {
         name: (
@@ -153,7 +153,7 @@ def test_int32_ids_train_like_int64_ids(ranks, world_size):
 def train_dense(rank: int, world_size: int, kind: str) -> list[tuple[str, int, int, torch.Tensor]]:
     """The gradient of each piece here: its table, first row, first column."""
     sharded = shard(collection(), kernel="dense", kind=kind)
-    out = sharded(batch(rank, 3 + rank).to(device())).values()
+    out = sharded(batch(rank, 3 + rank)).values()
     (out * coefficients(out, rank)).sum().backward()
     gradients = {name: parameter.grad for name, parameter in sharded.named_parameters()}
     found = []
@@ -215,7 +215,7 @@ def learning_rate_change(rank: int, world_size: int) -> list[float]:
         for group in sharded.fused_optimizer.param_groups:
             group["lr"] = rate
         before = local_weights(sharded)
-        sharded(batch(3, 4).to(device())).values().sum().backward()
+        sharded(batch(3, 4)).values().sum().backward()
         after = local_weights(sharded)
         moved.append(sum(float((after[name] - before[name]).abs().sum()) for name in after))
     return moved

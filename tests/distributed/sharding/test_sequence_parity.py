@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 from tutorec._kernels.backend import use_backend
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.spmd import Ranks, device
+from tutorec.spmd import Ranks
 
 STEPS = 3
 BATCHES = ("samples", "lists")
@@ -47,7 +47,7 @@ def train(rank: int, world_size: int, kind: str, batches: str, optimizer: str, b
         sharded = shard(collection(need_indices=True), optimizer, kind=kind)
         results = []
         for step in range(STEPS):
-            rows = sharded(batch_of(batches, rank, step).to(device())).wait()
+            rows = sharded(batch_of(batches, rank, step)).wait()
             results.append(plain(rows))
             loss(rows, seed_of(rank, step)).backward()
     return {"results": results, "held": held(sharded)}
