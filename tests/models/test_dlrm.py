@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tutorec.awaitable import LazyAwaitable
 from tutorec.datasets.random import shop
@@ -57,19 +57,17 @@ def test_interaction_without_features_is_the_dense_vector() -> None:
     assert torch.equal(InteractionArch(0)(dense, torch.empty(3, 0, 4)), dense)
 
 
-def test_interaction_has_no_state_and_survives_to_empty() -> None:
+def test_interaction_has_no_state_and_survives_the_meta_device() -> None:
     arch = InteractionArch(2)
-    assert not arch.state_dict() and not list(arch.buffers())
+    assert not arch.state_dict()
     dense, sparse = torch.randn(3, 4).to(device()), torch.randn(3, 2, 4).to(device())
-    expected = arch(dense, sparse)
-    revived = nn.Sequential(arch.to("meta")).to_empty(device=device())[0]
-    assert torch.equal(revived(dense, sparse), expected)
-
-
-def test_interaction_made_under_a_meta_device_works_on_the_cpu() -> None:
+    expected = arch.to(device())(dense, sparse)
     with torch.device("meta"):
-        arch = InteractionArch(2)
-    assert arch(torch.randn(3, 4), torch.randn(3, 2, 4)).shape == (3, 7)
+        made = InteractionArch(2)
+    for on_meta in (made, arch.to("meta")):
+        revived = on_meta.to_empty(device=device())
+        revived.reset_parameters()
+        assert torch.equal(revived(dense, sparse), expected)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -24,7 +24,7 @@ ABOUT_THE_CPU = {
     ("00_setup", "backends"): "what runs on the CPU, by each backend",
     ("03_collections", "collection"): "the document's collection, in one process",
     ("10_dmp", "document"): "the document's collection, before it is wrapped",
-    ("09_planner", "speeds-cell"): "the processor is what is measured",
+    ("09_planner", "clock-cell"): "the processor is what is measured",
     ("10_dmp", "memory"): "memory of the CPU is measured",
     ("11_optimizers", "predict-memory"): "memory of the CPU is measured",
     ("14_serving", "document-shard"): "the document's inference, on the CPU",

@@ -39,12 +39,11 @@ def _batch(device: torch.device) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(["item"], torch.tensor([1, 2, 1]), lengths=torch.tensor([2, 1])).to(device)
 
 
-def case_interaction_made_beside_vectors_of_a_gpu() -> None:
-    arch, dense, sparse = InteractionArch(2), torch.rand(3, 4), torch.rand(3, 2, 4)
-    expected = arch(dense, sparse)
-    assert arch(dense.to("meta"), sparse.to("meta")).is_meta
-    torch.testing.assert_close(arch(dense.to(GPU), sparse.to(GPU)).cpu(), expected)
-    torch.testing.assert_close(arch(dense, sparse), expected)
+def case_interaction_made_on_a_gpu_or_moved_there() -> None:
+    dense, sparse = torch.rand(3, 4), torch.rand(3, 2, 4)
+    expected = InteractionArch(2)(dense, sparse)
+    for arch in (InteractionArch(2, device=torch.device(GPU)), InteractionArch(2).to(GPU)):
+        torch.testing.assert_close(arch(dense.to(GPU), sparse.to(GPU)).cpu(), expected)
 
 
 def case_strides_of_a_batch_stay_on_the_host() -> None:

@@ -33,8 +33,8 @@ double = Exercise(
 
 
 def sentences(capsys):
-    """What was printed, with wrapped lines joined."""
-    return capsys.readouterr().out.strip().replace("\n  ", " ").split("\n")
+    """What was printed."""
+    return capsys.readouterr().out.strip().split("\n")
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)

@@ -50,13 +50,18 @@ def drawn(chart: draw.Chart) -> list[list[tuple[str, float, float, float, float]
         (table_wise(1), [(1, 0, 0, 1, 1), (1, 1.35, 0, 1, 0.25)]),
         (row_wise(), [(0, 0, 0, 1, 0.5), (1, 0, 0.5, 1, 0.5), (0, 1.35, 0, 1, 0.125), (1, 1.35, 0.125, 1, 0.125)]),
         (column_wise(), [(0, 0, 0, 0.5, 1), (1, 0.5, 0, 0.5, 1), (0, 1.35, 0, 0.5, 0.25), (1, 1.85, 0, 0.5, 0.25)]),
-        (data_parallel(), [(0, 0, 0, 1, 1), (1, 0.12, 0.12, 1, 1), (0, 1.47, 0, 1, 0.25), (1, 1.59, 0.12, 1, 0.25)]),
+        (data_parallel(), [(0, 0, 0, 1, 1), (1, 0.2, 0.2, 1, 1), (0, 1.55, 0, 1, 0.25), (1, 1.75, 0.2, 1, 0.25)]),
     ],
     ids=repr,
 )
 def test_pieces_lie_where_the_plan_says_in_the_colour_of_their_rank(word, expected):
     boxes = [(RANK_COLORS[rank], *place) for rank, *place in expected]
     assert drawn(draw.cuts({"a plan": plan(word)})) == [boxes]
+
+
+def test_shards_have_their_offsets_and_tables_their_shape():
+    panel = draw.cuts({"a plan": plan(row_wise())}).figure.axes[0]
+    assert [text.get_text() for text in panel.texts] == ["[0, 0]", "[4, 0]", "t8\n8 x 4", "t2\n2 x 4"]
 
 
 def test_claim_and_facts_are_the_bytes_that_ranks_hold():

@@ -11,9 +11,9 @@ _GAP = 2
 _NARROWEST = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TextTable:
-    """Rows of words under a head.
+    """Rows of words under a head; as the last expression of a cell, an HTML table.
 
     Args:
         head: A word for each column.
@@ -34,7 +34,7 @@ class TextTable:
     right: Sequence[int] = ()
     width: int = 0
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         widths = self._widths()
         rule = ["-" * width for width in widths]
         return "\n".join(self._line(row, widths) for row in (self.head, rule, *self.rows))
@@ -55,6 +55,9 @@ class TextTable:
             shown = cell if len(cell) <= width else cell[: width - 2] + ".."
             placed.append(shown.rjust(width) if column in self.right else shown.ljust(width))
         return (" " * _GAP).join(placed).rstrip()
+
+    def _repr_html_(self) -> str:
+        return self.html()
 
     def html(self, caption: str = "") -> str:
         """The table as HTML without scripts or outside styles, so that it reads on a light and on a dark page."""

@@ -16,8 +16,6 @@ one answers with an awaitable, which waits when its result is first looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
@@ -94,6 +92,7 @@ class InteractionArch(nn.Module):
 
     Args:
         num_sparse_features: F.
+        device: where the positions of the inner products are made; vectors must be there, too.
 
     Example:
         >>> import torch
@@ -103,14 +102,23 @@ class InteractionArch(nn.Module):
         tensor([[ 1.,  0.,  2.,  4., 23.]])
     """
 
-    def __init__(self, num_sparse_features: int) -> None:
+    _pairs: Tensor
+
+    def __init__(self, num_sparse_features: int, device: torch.device | None = None) -> None:
         super().__init__()
         self.F: int = num_sparse_features
         vectors = 1 + num_sparse_features
+        self.register_buffer(
+            "_pairs", torch.empty(vectors * num_sparse_features // 2, dtype=torch.long, device=device), persistent=False
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Write the positions of the inner products, which to_empty() leaves undefined."""
+        vectors = 1 + self.F
         rows, columns = torch.triu_indices(vectors, vectors, offset=1, device="cpu")
-        # A constant, and no buffer: a buffer would be broadcast by DDP, and would lose its values in to_empty().
         # As positions in the flattened matrix: one index_select takes half the time of indexing by row and column.
-        self._pairs = rows * vectors + columns
+        self._pairs.copy_(rows * vectors + columns)
 
     def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
         """Vectors [B, D] and [B, F, D] to [B, D + F(F+1)/2]."""
@@ -120,27 +128,7 @@ class InteractionArch(nn.Module):
             _check_vectors(dense_features, sparse_features, self.F)
         vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
-        pairs = self._pairs
-        if not is_scripting():
-            pairs = self._pairs_beside(products)
-        return torch.cat((dense_features, products.flatten(1).index_select(1, pairs)), dim=1)
-
-    @torch.jit.unused
-    def _pairs_beside(self, products: Tensor) -> Tensor:
-        """The positions on the device of the vectors, which may be made there without a move of this module."""
-        if isinstance(products, torch.fx.Proxy) or products.device == self._pairs.device:
-            return self._pairs
-        moved = self._pairs.to(products.device)
-        if not moved.is_meta:
-            self._pairs = moved
-        return moved
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InteractionArch:
-        super()._apply(fn, recurse)
-        device = fn(torch.empty(0)).device
-        if device.type != "meta":
-            self._pairs = self._pairs.to(device)
-        return self
+        return torch.cat((dense_features, products.flatten(1).index_select(1, self._pairs)), dim=1)
 
 
 def _check_vectors(dense: Tensor, sparse: Tensor, features: int) -> None:
@@ -233,7 +221,7 @@ class DLRM(nn.Module):
                 "tables: the dense vector takes part in the inner products"
             )
         self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, device=dense_device)
-        self.inter_arch = InteractionArch(features).to(dense_device)
+        self.inter_arch = InteractionArch(features, device=dense_device)
         self.over_arch = OverArch(width + features * (features + 1) // 2, over_arch_layer_sizes, device=dense_device)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:

@@ -9,21 +9,17 @@ Example:
     >>> check.predict("99.1", 2.0, unit="s")
     prediction 99.1: 2 s, to be compared with the measurement below.
     >>> check.reveal("99.1", 0.25)
-    prediction 99.1: guessed 2 s, measured 250 ms: the guess is 8 times
-      too large.
+    prediction 99.1: guessed 2 s, measured 250 ms: the guess is 8 times too large.
 """
 
 from __future__ import annotations
 
 import importlib
-import textwrap
 from dataclasses import dataclass
 from typing import Any
 
 from tutorec.teach.grading import Exercise, Verdict, grade, is_untouched, same
 from tutorec.teach.units import number, seconds, size
-
-_COLUMNS = 68
 
 __all__ = ["all_right", "exercise", "find", "predict", "reveal", "status"]
 
@@ -69,7 +65,7 @@ def exercise(exercise_id: str, answer: Any) -> None:
     """
     verdict = grade(find(exercise_id), answer)
     _verdicts[exercise_id] = verdict
-    _say_it(verdict.text)
+    print(verdict.text)
 
 
 def status(exercise_id: str) -> str:
@@ -93,10 +89,10 @@ def predict(prediction_id: str, guess: Any, *, unit: str = "") -> None:
     """
     if is_untouched(guess):
         _predictions.pop(prediction_id, None)
-        _say_it(f"prediction {prediction_id}: none made yet. Write a guess before you run the next cell.")
+        print(f"prediction {prediction_id}: none made yet. Write a guess before you run the next cell.")
         return
     _predictions[prediction_id] = _Prediction(guess, unit)
-    _say_it(f"prediction {prediction_id}: {_say(guess, unit)}, to be compared with the measurement below.")
+    print(f"prediction {prediction_id}: {_say(guess, unit)}, to be compared with the measurement below.")
 
 
 def reveal(prediction_id: str, measured: Any, *, unit: str = "") -> None:
@@ -109,15 +105,10 @@ def reveal(prediction_id: str, measured: Any, *, unit: str = "") -> None:
     """
     prediction = _predictions.get(prediction_id)
     if prediction is None:
-        _say_it(f"prediction {prediction_id}: no guess was recorded, measured {_say(measured, unit)}.")
+        print(f"prediction {prediction_id}: no guess was recorded, measured {_say(measured, unit)}.")
         return
     said = f"prediction {prediction_id}: guessed {_say(prediction.guess, prediction.unit)}"
-    _say_it(f"{said}, measured {_say(measured, prediction.unit)}: {_compare(prediction.guess, measured)}.")
-
-
-def _say_it(text: str) -> None:
-    """Print a sentence in lines that fit the text column of the book, where longer ones would have to be scrolled."""
-    print(textwrap.fill(text, _COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+    print(f"{said}, measured {_say(measured, prediction.unit)}: {_compare(prediction.guess, measured)}.")
 
 
 def _is_number(value: Any) -> bool:

@@ -14,13 +14,15 @@ __all__ = ["cuts"]
 
 _BYTES = 4  # of a weight
 _GAP = 0.35  # between tables, in units of the widest
-_STEP = 0.12  # by which one copy stands out behind another
+_STEP = 0.2  # of a copy to the one behind it
+_ROOM = 0.2  # a shard that is so high, in units of the highest, has its offsets inside
+_NAME = 0.55  # room for a name under its table, in units of the highest
 
 
 def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) -> Chart:
-    """Plans side by side: a box for each piece, as high as it has rows and as wide as it has columns.
+    """Two plans in a row: a box for each shard, as high as it has rows and as wide as it has columns.
 
-    A piece has the colour of its rank. Copies of one table stand behind each other.
+    A shard has the colour of its rank and, where there is room, its offsets. Copies of one table overlap.
 
     Args:
         plans: Name to the plan of one module: table name -> entry with `shards()`, `table_shape()` and `ranks`.
@@ -48,15 +50,22 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
     highest, widest = max(rows for rows, _ in shapes), max(columns for _, columns in shapes)
     ranks = sorted({box[0] for tables in boxes.values() for of in tables.values() for box in of})
     with style():
-        figure = canvas(2.6)
-        grid = figure.subplots(1, len(plans), squeeze=False)[0]
-        for axes, (name, tables) in zip(grid, boxes.items(), strict=True):
+        lowest = 0.0
+        lines = -(-len(plans) // 2)
+        figure = canvas(0.8 + 2.5 * lines)
+        grid = figure.subplots(lines, min(2, len(plans)), squeeze=False).flatten()
+        for axes in grid[len(plans) :]:
+            axes.remove()
+        for axes, (name, tables) in zip(grid, boxes.items(), strict=False):
             left = 0.0
-            for of in tables.values():
-                left = _table(axes, of, left, highest, widest)
-            axes.set(xlim=(-0.1, left - _GAP + _STEP), ylim=(1.02 + _STEP * (len(ranks) - 1), -0.02))
+            for table, of in tables.items():
+                left, bottom = _table(axes, table, of, left, highest, widest)
+                lowest = max(lowest, bottom)
+            axes.set_xlim(-0.1, left - _GAP + 0.1)
             axes.set_title(name)
             axes.axis("off")
+        for axes in figure.axes:
+            axes.set_ylim(lowest + _NAME, -0.02)
         keys = [Patch(color=rank_color(rank), label=f"rank {rank}") for rank in ranks]
         figure.legend(handles=keys, loc="outside lower center", ncols=len(ranks))
         return finish(figure, claim, "a rank holds between {least} and {most}", facts)
@@ -69,14 +78,26 @@ def _boxes(entry: Any) -> list[tuple[int, int, int, int, int]]:
     return [(rank, 0, 0, *entry.table_shape()) for rank in entry.ranks]
 
 
-def _table(axes: Any, boxes: list[tuple[int, int, int, int, int]], left: float, highest: int, widest: int) -> float:
-    """Draw the pieces of one table from `left` on; where the next table begins."""
+def _table(
+    axes: Any, name: str, boxes: list[tuple[int, int, int, int, int]], left: float, highest: int, widest: int
+) -> tuple[float, float]:
+    """Draw the shards of one table from `left` on, its name and shape below; where the next one begins, and its end."""
     copies = len({box[1:] for box in boxes}) == 1 and len(boxes) > 1
-    right = left
+    right, bottom = left, 0.0
     for place, (rank, row, column, rows, columns) in enumerate(boxes):
         shift = _STEP * place if copies else 0.0
-        corner = left + column / widest + shift, row / highest + shift
+        x, y = left + column / widest + shift, row / highest + shift
         wide, high = columns / widest, rows / highest
-        axes.add_patch(Rectangle(corner, wide, high, facecolor=rank_color(rank), edgecolor="white", linewidth=1.0))
-        right = max(right, corner[0] + wide)
-    return right + _GAP
+        axes.add_patch(Rectangle((x, y), wide, high, facecolor=rank_color(rank), edgecolor="white", linewidth=1.0))
+        across = wide > 0.9
+        if not copies and high >= (_ROOM if across else 2 * _ROOM):
+            center = x + wide / 2, y + high / 2
+            turned = 0 if across else 90
+            axes.text(
+                *center, f"[{row}, {column}]", color="white", fontsize=9, ha="center", va="center", rotation=turned
+            )
+        right, bottom = max(right, x + wide), max(bottom, y + high)
+    rows, columns = (max(box[first] + box[first + 2] for box in boxes) for first in (1, 2))
+    label = f"{name.replace('_', chr(10), 1)}\n{rows} x {columns}"
+    axes.text(left, bottom + 0.04, label, fontsize=9, va="top")
+    return right + _GAP, bottom
