@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 __all__ = ["BOTH_BACKENDS", "backend_for", "device", "own_gpu", "pick_backend", "under_torchrun"]
 

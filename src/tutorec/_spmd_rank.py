@@ -118,9 +118,11 @@ def join_group(backend: str, rank: int, world_size: int, init_method: str, timeo
     """
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     limit, gpu = timedelta(seconds=timeout), own_gpu(place)
-    store, _, _ = next(dist.rendezvous(init_method, rank, world_size, timeout=limit))
+    store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=limit))
+    store.set_timeout(limit)
     name = pick_backend(backend, store, rank, world_size, gpu)
     if name == BOTH_BACKENDS:
         torch.cuda.set_device(gpu)
