@@ -47,12 +47,17 @@ def tables(rows: int = 6000) -> EmbeddingBagCollection:
 
 
 def model_of(world_size: int, rank: int, rows: int = 6000) -> Any:
-    """Three tables cut by rows under row-wise Adagrad, without a process group where the world is one rank."""
+    """Three tables cut by rows under row-wise Adagrad, without a process group where the world is one rank.
+
+    They are on the CPU: a process that is forked from one that has used a GPU has none.
+    """
     ebc = tables(rows)
     env = ShardingEnv(world_size, rank, dist.group.WORLD if world_size > 1 else None)
     words = {f"t{table}": row_wise() for table in range(3)}
     plan = construct_module_sharding_plan(ebc, words, local_size=world_size, world_size=world_size)
-    return EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"}).shard(ebc, plan, env)
+    return EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"}).shard(
+        ebc, plan, env, torch.device("cpu")
+    )
 
 
 def fill(model: Any, number: float) -> None:

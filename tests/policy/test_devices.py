@@ -30,6 +30,8 @@ ABOUT_A_DEVICE = {
     "tests/distributed/test_bad_inputs.py": "a plan for another device; an id found at once, on the CPU",
     "tests/distributed/test_model_parallel.py": "a device that is not here",
     "tests/distributed/test_model_memory.py": "memory of the CPU is measured",
+    "tests/distributed/checkpoint/test_memory.py": "memory of the CPU is measured",
+    "tests/distributed/checkpoint_kills.py": "processes that are forked, which have no GPU",
 }
 
 

@@ -1,15 +1,27 @@
-"""The quick start, every chapter, the examples and the parity of sharding on pretended GPU boxes.
+"""The quick start, every chapter, the examples and the tests of sharded modules on pretended GPU boxes.
 
 With 2 GPUs all of it runs by default, with 1 and 8 the short part; `pytest -m full tests/pretend` runs the rest.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pretend.boxes import HERE, ROOT, on_box, pytest_on_box
 
 NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+DISTRIBUTED = ROOT / "tests/distributed"
 PARITY = "tests/distributed/sharding/test_parity.py"
+BY_DEFAULT = ("test_bad_inputs.py", "test_exchanges.py")
+
+
+def files_of_ranks() -> list[Any]:
+    """Tests of sharded modules, most of them in the full run; the planner touches no device."""
+    paths = [path for path in sorted(DISTRIBUTED.rglob("test_*.py")) if path.parent.name != "planner"]
+    marks = [() if path.name in BY_DEFAULT else pytest.mark.full for path in paths]
+    names = [path.relative_to(DISTRIBUTED).as_posix() for path in paths]
+    return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 8])
@@ -59,6 +71,12 @@ print(model(here.dense_features, here.sparse_features).device)
 print(model.cpu()(batch.dense_features, batch.sparse_features).device)
 """
     assert on_box(1, ["-c", print_devices]).split() == ["cuda:0", "cpu"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", files_of_ranks())
+def test_tests_of_ranks_pass(file):
+    pytest_on_box(2, DISTRIBUTED / file)
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def growth(path: str, rank: int, rows: int, block_bytes: int) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("block", "most"), [(4 * MIB, 40 * MIB), (512 * MIB, None)])
 def test_saving_and_loading_take_a_few_blocks(tmp_path, block, most):
-    with Ranks(2, timeout=120) as world:
+    with Ranks(2, timeout=120, backend="gloo") as world:
         results = world.run(lambda rank: growth(str(tmp_path), rank, 600_000, block))
     for found in results:
         assert found["shard"] > 70 * MIB

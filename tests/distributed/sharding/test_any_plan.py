@@ -216,7 +216,8 @@ def first_step(case: Case, name: str, weight: Tensor, world_size: int) -> Tensor
 
 
 def gradient(like: Tensor, rank: int) -> Tensor:
-    return torch.linspace(-1, 1, max(like.numel(), 2))[: like.numel()].view_as(like) * (rank + 1)
+    numbers = torch.linspace(-1, 1, max(like.numel(), 2)).to(like.device)
+    return numbers[: like.numel()].view_as(like) * (rank + 1)
 
 
 def run_cases(rank: int, world_size: int, drawn: list[Case]) -> list[tuple[Tensor, dict[str, Tensor]]]:
