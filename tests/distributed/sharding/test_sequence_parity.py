@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed.cases import FEATURES, KINDS, MIXES, OPTIMIZERS, batch, kind_of, samples_of, seed_of
+from distributed.cases import FEATURES, KINDS, MIXES, OPTIMIZERS, batch, kind_of, on_rank, samples_of, seed_of
 from distributed.pairwise import pairwise_cover
 from distributed.row_cases import KEYS, RowsReference, collection, held, lists, loss, plain, shard
 from kernels.implementations import CUDA_ADAPTER, implementation
@@ -115,7 +115,7 @@ def repeated(rank: int, world_size: int, kind: str) -> list[tuple[str, list[int]
     """One id, many times, on every rank and in two features of one table: one update."""
     sharded = shard(collection(), "exact_row_wise_adagrad", kind=kind)
     ids = KeyedJaggedTensor(list(FEATURES), torch.full((12,), 5), lengths=torch.full((4,), 3))
-    loss(sharded(ids).wait(), 0).backward()
+    loss(sharded(on_rank(ids)).wait(), 0).backward()
     return [(name, *own[:2]) for name, pieces in held(sharded).items() for own in pieces]
 
 
