@@ -757,11 +757,12 @@ def _enter_every_backward() -> None:
 
 def _give_zeros_a_device() -> None:
     """Zero and empty gradients that C++ makes for a function in Python say the CPU, which is what C++ sees."""
-    forward, node = torch.autograd.Function.apply.__func__, torch.autograd.function.BackwardCFunction
+    # The class method itself, in Python or, from torch 2.15 on, in C++.
+    forward, node = vars(torch.autograd.Function)["apply"], torch.autograd.function.BackwardCFunction
     backward = node.apply
 
     def forward_and_note(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        out = forward(cls, *args, **kwargs)
+        out = forward.__get__(None, cls)(*args, **kwargs)
         leaves = out if isinstance(out, tuple) else (out,)
         for leaf in leaves:
             if isinstance(leaf, OnDevice) and isinstance(leaf.grad_fn, node):

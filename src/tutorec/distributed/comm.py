@@ -12,7 +12,8 @@ import pickle
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -292,6 +293,8 @@ class HostGroups:
 # Subgroups of a group, by ranks per host; None where it is the group itself, which must not keep itself alive.
 _Subgroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, _Subgroups]] = weakref.WeakKeyDictionary()
+# How often this rank has made subgroups with the other members of a group alone.
+_rounds_of_names = 0
 
 
 def host_groups(group: dist.ProcessGroup, local_size: int) -> HostGroups:
@@ -331,25 +334,31 @@ def _make_host_groups(group: dist.ProcessGroup, hosts: int, local_size: int) -> 
     inside = [ranks[host * local_size : (host + 1) * local_size] for host in range(hosts)] if hosts > 1 else []
     across = [ranks[place::local_size] for place in range(local_size)] if local_size > 1 else []
     # torch names a group by how many groups the rank has made, so that every rank of the program makes every group.
-    # Ranks outside of `group` do not know of this one: then its members alone make it, and agree on the number first.
+    # Ranks outside of `group` do not know of this one: then its members alone make it, and agree on its name.
     alone = group != default_group()
-    if alone:
-        _equal_group_counts(group)
     backend, me = dist.get_backend(group), dist.get_rank()
     found: list[dist.ProcessGroup | None] = []
-    for subgroups in (inside, across):
-        made = [dist.new_group(members, backend=backend, use_local_synchronization=alone) for members in subgroups]
-        mine = [each for members, each in zip(subgroups, made, strict=True) if me in members]
-        found.append(cast(dist.ProcessGroup, mine[0]) if mine else None)
+    with _agreed_names(group) if alone else nullcontext():
+        for subgroups in (inside, across):
+            made = [dist.new_group(members, backend=backend, use_local_synchronization=alone) for members in subgroups]
+            mine = [each for members, each in zip(subgroups, made, strict=True) if me in members]
+            found.append(cast(dist.ProcessGroup, mine[0]) if mine else None)
     return found[0], found[1]
 
 
-def _equal_group_counts(group: dist.ProcessGroup) -> None:
-    """Let every rank of ``group`` be in as many groups: torch names one that its members make by that number."""
-    known = distributed_c10d._world.pg_names
-    most = max(count for (count,) in all_gather_ints([len(known)], group, "host groups"))
-    while len(known) < most:
-        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+@contextmanager
+def _agreed_names(group: dist.ProcessGroup) -> Iterator[None]:
+    """Name what members of ``group`` make alone by a number they agree on: torch takes a count that may differ."""
+    global _rounds_of_names
+    number = max(rounds for (rounds,) in all_gather_ints([_rounds_of_names], group, "host groups"))
+    _rounds_of_names = number + 1
+    hashed, count = distributed_c10d._hash_ranks_to_str, distributed_c10d._world.group_count
+    distributed_c10d._hash_ranks_to_str = lambda ranks: f"tutorec_{number}_{'_'.join(map(str, ranks))}"
+    try:
+        yield
+    finally:
+        distributed_c10d._hash_ranks_to_str = hashed
+        distributed_c10d._world.group_count = count  # torch 2.15 counts them, and only where they are made
 
 
 def get_local_size(world_size: int | None = None) -> int:
