@@ -1,0 +1,143 @@
+"""One bag over all features of a sample, from rows that are divided among ranks: the parallel bag of document 003.
+
+my samples, all features         ids [B, F]
+  | concatenate   id of feature f + rows of the features before it
+one table of all rows            KJT [1 x B], F ids a bag
+  | row-wise      the exchanges of a sharded collection
+my samples                       [B, D]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from tutorec._spmd_device import device as own_device
+from tutorec.distributed import comm
+from tutorec.distributed.embedding import EmbeddingCollectionSharder
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.plan import EmbeddingComputeKernel, EmbeddingModuleShardingPlan, ShardingType
+from tutorec.distributed.shard_geometry import parameter_sharding, row_wise_pieces
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.id_check import FeatureRows, check_ids
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+Mode = Literal["sum", "mean", "max"]
+_TABLE, _FEATURE = "all_rows", "all_ids"
+
+
+class ParallelMixVocabEmbeddingBag(nn.Module):
+    """``nn.EmbeddingBag`` over the rows of F features, each rank holding ``ceil(R / W)`` of the R rows of all of them.
+
+    In: my samples, ids ``[B, F]``; ranks may bring different numbers of samples. Out: ``[B, D]``, for each sample the
+    sum, mean or maximum of its F rows. Sums and means add partial sums of ranks, ``W`` rows for a sample. A maximum is
+    taken where the sample is, of its F rows, so that no rank needs a value for ids that it does not own.
+
+    To build one is a collective: every rank does it with the same sizes.
+
+    Args:
+        embeddings_per_feat: R of each of the F features.
+        embedding_dim: D.
+        mode: ``"sum"``, ``"mean"`` or ``"max"``.
+        weight: Initial rows ``[R, D]``, those of the first feature first; drawn by default.
+        env: The ranks; by default those of the default process group, or this process alone.
+        device: Where the rows live, by default :func:`tutorec.spmd.device`.
+        fused_params: The optimizer that updates rows during backward, as of `EmbeddingBagCollectionSharder`. By
+            default there is none, and rows have a gradient ``[ceil(R / W), D]``, the mean over ranks.
+
+    Raises:
+        ValueError: ``mode`` is none of the three, a feature has no rows, or ``weight`` does not have R rows.
+
+    Example:
+        >>> bag = ParallelMixVocabEmbeddingBag([3, 2], embedding_dim=4, weight=torch.arange(5.0)[:, None].expand(5, 4))
+        >>> bag(torch.tensor([[2, 1], [0, 0]]))[:, 0].tolist()
+        [6.0, 3.0]
+
+    Source:
+        ``recsys.modules.embeddings.ParallelMixVocabEmbeddingBag`` of CachedEmbedding, where every rank looks at every
+        sample and the ids that it does not own are clamped to rows that it does.
+    """
+
+    starts: Tensor
+
+    def __init__(
+        self,
+        embeddings_per_feat: Sequence[int],
+        embedding_dim: int = 128,
+        mode: Mode = "sum",
+        weight: Tensor | None = None,
+        env: ShardingEnv | None = None,
+        device: torch.device | None = None,
+        fused_params: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        rows = [int(each) for each in embeddings_per_feat]
+        _check(rows, mode, weight)
+        self._mode, self._features = mode, [f"feature_{number}" for number in range(len(rows))]
+        self._feature_rows = FeatureRows(zip(self._features, self._features, rows, strict=True))
+        device = torch.device(device) if device is not None else own_device()
+        self.register_buffer("starts", torch.tensor([0, *accumulate(rows[:-1])], device=device), persistent=False)
+        env = env if env is not None else _env()
+        kernel = EmbeddingComputeKernel.DENSE if fused_params is None else EmbeddingComputeKernel.FUSED
+        pieces = row_wise_pieces(sum(rows), embedding_dim, range(env.world_size))
+        entry = parameter_sharding(ShardingType.ROW_WISE, pieces, device.type, env.local_size, kernel)
+        plan = EmbeddingModuleShardingPlan({_TABLE: entry})
+        config: dict[str, Any] = {
+            "num_embeddings": sum(rows),
+            "embedding_dim": embedding_dim,
+            "name": _TABLE,
+            "feature_names": [_FEATURE],
+            "init_fn": None if weight is None else lambda _: weight,
+        }
+        # The unsharded collection is on the meta device: each rank allocates its own rows only.
+        meta = torch.device("meta")
+        if mode == "max":
+            table = EmbeddingCollection([EmbeddingConfig(**config)], device=meta)
+            self.collection = EmbeddingCollectionSharder(fused_params).shard(table, plan, env, device)
+        else:
+            pooling = PoolingType.SUM if mode == "sum" else PoolingType.MEAN
+            table = EmbeddingBagCollection([EmbeddingBagConfig(**config, pooling=pooling)], device=meta)
+            self.collection = EmbeddingBagCollectionSharder(fused_params).shard(table, plan, env, device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Ids ``[B, F]`` -> ``[B, D]``.
+
+        Raises:
+            ValueError: ``x`` does not have F columns, or an id is not a row of its feature.
+        """
+        if x.dim() != 2 or x.shape[1] != len(self._features):
+            raise ValueError(
+                f"ids have shape {tuple(x.shape)}: expected [B, {len(self._features)}], a column for each feature"
+            )
+        samples, features = x.shape
+        # Before they are moved: an id too large for its feature is a row of the next one.
+        ones = torch.ones(x.numel(), dtype=torch.int64, device=x.device)
+        check_ids(KeyedJaggedTensor(self._features, x.t().reshape(-1), lengths=ones), self._feature_rows)
+        lengths = torch.full((samples,), features, device=x.device)
+        found = self.collection(KeyedJaggedTensor([_FEATURE], (x + self.starts).reshape(-1), lengths=lengths))
+        if self._mode != "max":
+            return found.values()
+        # Features have no row in common, so that each column's maximum is the row of one id.
+        return found[_FEATURE].values().unflatten(0, (samples, features)).max(dim=1).values
+
+
+def _env() -> ShardingEnv:
+    group = comm.default_group()
+    return ShardingEnv.from_local(1, 0) if group is None else ShardingEnv.from_process_group(group)
+
+
+def _check(rows: Sequence[int], mode: str, weight: Tensor | None) -> None:
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode={mode!r}: a bag is pooled by one of {list(get_args(Mode))}")
+    empty = [feature for feature, count in enumerate(rows) if count < 1]
+    if empty or not rows:
+        raise ValueError(f"features {empty} have no rows in embeddings_per_feat={list(rows)}: leave them out")
+    if weight is not None and len(weight) != sum(rows):
+        raise ValueError(f"weight has {len(weight)} rows, and the features have {sum(rows)} together: {list(rows)}")
