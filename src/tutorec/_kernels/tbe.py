@@ -29,6 +29,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -38,6 +39,7 @@ from tutorec._kernels.backend import backend
 from tutorec._kernels.gradient_listener import GradientListener, LookedUp, listened
 from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec, UpdateStep, check_rate
 from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_pooling
+from tutorec._kernels.row_file import CacheSpec, zeros_in_file
 from tutorec._kernels.weighted_step import PooledBatch
 
 __all__ = [
@@ -149,7 +151,13 @@ class TableBatch(nn.Module, ABC):
     _tables: list[Tensor]
     _states: list[tuple[Tensor, ...]]  # per table, as ``optimizer.states`` names them
 
-    def __init__(self, spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: GroupSpec,
+        optimizer: OptimizerSpec | None,
+        device: torch.device,
+        zeros: Callable[[int], Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.spec = spec
         self.optimizer = optimizer
@@ -159,7 +167,7 @@ class TableBatch(nn.Module, ABC):
         # A fused op's buffer requires grad only so that autograd records the lookup; it never gets a .grad.
         self._flat: Tensor
         self._kept: list[Tensor]
-        self._flat, self._kept = self._allocate(elements, rows, device)
+        self._flat, self._kept = self._allocate(elements, rows, device, zeros)
         # Steps of each table, always on the CPU: the factors that depend on them are computed there.
         self._counts = torch.zeros(len(spec.tables) if optimizer is not None and optimizer.counts_steps else 0)
         self._bind()
@@ -170,11 +178,14 @@ class TableBatch(nn.Module, ABC):
     def _place(self) -> tuple[int, int]:
         """Lay out the buffer: sets ``_table_places``; returns its number of elements and of rows."""
 
-    def _allocate(self, elements: int, rows: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    def _allocate(
+        self, elements: int, rows: int, device: torch.device, zeros: Callable[[int], Tensor] | None
+    ) -> tuple[Tensor, list[Tensor]]:
         """Zeros for all tables and for each state: so many elements, or rows where a state has one number a row."""
         states = () if self.optimizer is None else self.optimizer.states
-        kept = [torch.zeros(rows if state.rowwise else elements, device=device) for state in states]
-        return torch.zeros(elements, device=device), kept
+        zeros = zeros or partial(torch.zeros, device=device)
+        kept = [zeros(rows if state.rowwise else elements) for state in states]
+        return zeros(elements), kept
 
     def _bind_kernel(self) -> None:
         """Prepare what ``_lookup`` needs from the buffers; called again when they move."""
@@ -236,6 +247,10 @@ class TableBatch(nn.Module, ABC):
         for state, count in zip(found, self._counts, strict=False):
             state["step"] = count
         return found
+
+    def rows_at(self, table: int, ids: Tensor) -> Tensor:
+        """Rows of a table as they are now, ``[N, D]``."""
+        return self._tables[table].index_select(0, ids)
 
     def table_states(self) -> list[tuple[Tensor, ...]]:
         """The same without names and ``step``: of each table [R] or [R, D] tensors, as ``OptimizerSpec.states``."""
@@ -343,6 +358,7 @@ def build_table_batch(
     optimizer: OptimizerSpec | None,
     device: torch.device,
     weights: FirstRows | None = None,
+    cache: CacheSpec | None = None,
 ) -> TableBatch:
     """Build the operator for a group of tables on the backend of this process.
 
@@ -356,6 +372,7 @@ def build_table_batch(
         device: Where the tables live.
         weights: One tensor [R, D] for each table, copied; None, or one on the meta device, draws uniform numbers
             within 1/sqrt(R). Or a function that is given a table's number and its rows, and writes them.
+        cache: Where the tables are to lie in a file: how many of their rows are in memory.
 
     Returns:
         The operator.
@@ -375,7 +392,22 @@ def build_table_batch(
         [0.5, 1.0, 0.0]
     """
     device = torch.device(device)
-    built = _implementation(spec, optimizer, device)(spec, optimizer, device)
+    implementation = _implementation(spec, optimizer, device)
+    if cache is None:
+        built = implementation(spec, optimizer, device)
+    else:
+        if optimizer is None or device.type != "cpu":
+            what = "dense gradients" if optimizer is None else f"tables on {device}"
+            raise ValueError(
+                f"tables {_names(spec.tables)} cannot lie in a file with {what}: use a fused optimizer on the CPU"
+            )
+        zeros = partial(zeros_in_file, folder=cache.folder, what=f"tables {_names(spec.tables)}")
+        if cache.rows:
+            from tutorec._kernels.tbe_cached import CachedTableBatch
+
+            built = CachedTableBatch(spec, optimizer, cache, implementation, zeros)
+        else:
+            built = implementation(spec, optimizer, device, zeros)
     with torch.no_grad():
         for index, (table, own) in enumerate(zip(spec.tables, built.table_weights(), strict=True)):
             if callable(weights):
@@ -474,7 +506,6 @@ class _WeightsGradient(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         spec: GroupSpec = ctx.op.spec
-        tables = ctx.op.table_weights()
         lengths = ctx.offsets.diff().view(len(spec.feature_tables), -1)
         bounds = [0, *lengths.sum(1).cumsum(0).tolist()]
         pieces = []
@@ -482,7 +513,7 @@ class _WeightsGradient(torch.autograd.Function):
         for feature, table in enumerate(spec.feature_tables):
             ids = ctx.values[bounds[feature] : bounds[feature + 1]]
             own = grad[:, column : column + spec.tables[table].columns]
-            rows = tables[table].index_select(0, ids)
+            rows = ctx.op.rows_at(table, ids)
             pieces.append((rows * own[torch.repeat_interleave(lengths[feature])]).sum(1))
             column += spec.tables[table].columns
         return grad, torch.cat(pieces), None, None, None

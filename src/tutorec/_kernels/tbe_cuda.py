@@ -11,6 +11,7 @@ memory with formulas of the tests in place of fbgemm's kernels. Nothing here was
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -64,7 +65,9 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
         return f"fbgemm.{self.optimizer.kind}"
 
-    def _allocate(self, elements: int, rows: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    def _allocate(
+        self, elements: int, rows: int, device: torch.device, zeros: Callable[[int], Tensor] | None
+    ) -> tuple[Tensor, list[Tensor]]:
         module = self._build(device)
         flat, *kept = (getattr(module, name).detach() for name in self._buffers_of(module))
         return flat, kept

@@ -1,0 +1,75 @@
+"""Tables that lie in a file instead of memory, and how many of their rows are in memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["CacheAlgorithm", "CacheSpec", "zeros_in_file"]
+
+CacheAlgorithm = Literal["lru", "lfu"]
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """Tables of a group that lie in a file.
+
+    Args:
+        rows: Of each table, how many of its rows are in memory; none: every lookup reads the file.
+        algorithm: Which rows leave first: ``"lru"``, those unused for longest; ``"lfu"``, those used least often.
+        folder: Where the file is; the system's folder for temporary files by default.
+    """
+
+    rows: tuple[int, ...] = ()
+    algorithm: CacheAlgorithm = "lru"
+    folder: str | None = None
+
+
+def zeros_in_file(elements: int, folder: str | None = None, what: str = "tables") -> Tensor:
+    """Zeros ``[elements]`` of float32 in a file, which the system reads and writes page by page.
+
+    The file has no name, so that nobody truncates it, and its space is free when the process ends, however it ends. Its
+    space is reserved here: writing to the tensor cannot run out of disk.
+
+    Args:
+        elements: How many numbers.
+        folder: A folder on the disk to use; the system's folder for temporary files by default.
+        what: Whose numbers, for messages.
+
+    Raises:
+        OSError: There is no such folder, or not enough room on its disk.
+
+    Example:
+        >>> zeros_in_file(3).tolist()
+        [0.0, 0.0, 0.0]
+    """
+    if elements == 0:
+        return torch.zeros(0)
+    folder, size = folder or tempfile.gettempdir(), 4 * elements
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
+            mapped = mmap.mmap(file.fileno(), size)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}: {what} need {size:,} bytes in {_room(folder)}", folder) from None
+    if hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)  # read the page of a row, not the 30 behind it
+    return torch.frombuffer(mapped, dtype=torch.float32)
+
+
+def _room(folder: str) -> str:
+    if not os.path.isdir(folder):
+        return "a folder that does not exist: make it, or name another"
+    return (
+        f"a folder whose disk has {shutil.disk_usage(folder).free:,} free: free some, or name a folder of another disk"
+    )
