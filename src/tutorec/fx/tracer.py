@@ -114,7 +114,18 @@ class Tracer(torch.fx.Tracer):
             return self.create_arg(a.wait())
         if isinstance(a, NoWait):  # stays an awaitable: whoever calls the graph waits for it as for the model's own
             return self.create_node("call_function", NoWait, (self.create_arg(a.wait()),), {}, type_expr=NoWait)
+        if isinstance(a, torch.Tensor) and (path := self._path_of_tensor(a)):
+            return self.create_node("get_attr", path, (), {})
         return super().create_arg(a)
+
+    def _path_of_tensor(self, tensor: torch.Tensor) -> str | None:
+        """Where a parameter or buffer is in the model: `DistributedModelParallel` names them without itself."""
+        modules = self.root.named_modules() if isinstance(self.root, nn.Module) else ()
+        for path, module in modules:
+            for name, own in (*module._parameters.items(), *module._buffers.items()):
+                if own is tensor:
+                    return f"{path}.{name}" if path else name
+        return None
 
     def path_of_module(self, mod: nn.Module) -> str:
         """Where a module is in the model; one that hangs in no ``nn.Module`` attribute is traced through."""
