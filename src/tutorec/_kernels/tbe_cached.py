@@ -181,7 +181,7 @@ class CachedTableBatch(TableBatch):
         pairs = zip(
             (self._tables[table], *self._states[table]), (near._tables[table], *near._states[table]), strict=True
         )
-        # As .data: autograd need not hear of it. A lookup that waits for its backward reads other slots than are written.
+        # As .data: a lookup that waits for its backward reads other slots, and autograd would count this as a change.
         return [(in_file.data, in_memory.data, rows, slots) for in_file, in_memory in pairs]
 
 
