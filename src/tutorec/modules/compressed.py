@@ -1,0 +1,173 @@
+"""Compressed tables one by one, with the interface of ``torch.nn.EmbeddingBag``, and how much memory a model takes.
+
+Tables for a model over several ranks are in ``modules/compressed_collection.py``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tutorec._validation import validation_enabled
+from tutorec.modules.compressions import QR, Operation
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+
+
+def compute_mem(model: nn.Module) -> int:
+    """MiB of a model's parameters and buffers, rounded down.
+
+    Example:
+        >>> compute_mem(nn.Embedding(1024, 512))
+        2
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum(tensor.nelement() * tensor.element_size() for tensor in tensors) // 1024**2
+
+
+class BlockEmbeddingBag(nn.Module):
+    """Narrow rows and one matrix: a table [V, E_b] is looked up and pooled, the result multiplied by [E_b, E].
+
+    Sum and mean commute with the matrix, so that the result is that of a table [V, E] of rank E_b; ``max`` is taken of
+    the narrow columns.
+
+    Args:
+        vocab_size: V, rows.
+        block_embedding_dim: E_b, columns that are stored; with E of them there is no matrix.
+        embedding_dim: E, columns of the result.
+        mode: ``"sum"``, ``"mean"`` or ``"max"``.
+        include_last_offset: Whether offsets end with the number of ids.
+        device: Where the weights live; ``meta`` allocates nothing.
+
+    Raises:
+        ValueError: More columns are stored than the result has.
+
+    Example:
+        >>> bag = BlockEmbeddingBag(1000, 4, 16)
+        >>> bag(torch.tensor([[1, 2, 3], [4, 5, 6]])).shape, sum(weight.numel() for weight in bag.parameters())
+        (torch.Size([2, 16]), 4064)
+
+    See Also:
+        ``tutorec.modules.compressions.Block``, the same for a table of a collection.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        block_embedding_dim: int,
+        embedding_dim: int,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        if not 1 <= block_embedding_dim <= embedding_dim:
+            raise ValueError(
+                f"BlockEmbeddingBag: block_embedding_dim={block_embedding_dim} columns are widened to "
+                f"embedding_dim={embedding_dim}; store from 1 to {embedding_dim}"
+            )
+        weight = torch.empty(vocab_size, block_embedding_dim, device=device)
+        self.embedding = nn.EmbeddingBag(
+            vocab_size, block_embedding_dim, mode=mode, include_last_offset=include_last_offset, _weight=weight
+        )
+        narrow = block_embedding_dim < embedding_dim
+        self.linear = nn.Linear(block_embedding_dim, embedding_dim, False, device) if narrow else nn.Identity()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw initial values again."""
+        for weight in self.parameters():
+            nn.init.xavier_normal_(weight)
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Ids [B, L], or [N] with offsets [B] -> pooled rows [B, E]; weights are of the shape of the ids."""
+        return self.linear(self.embedding(input, offsets, per_sample_weights))
+
+
+class QREmbeddingBag(nn.Module):
+    """Row i is made of row i // buckets of one table and row i % buckets of another; bags are pooled afterwards.
+
+    The playground's class pools quotients and remainders separately, multiplies the results and sums over columns.
+    Here rows are combined id by id and then pooled, ``sum(q * r)``, as of a table [V, E]; the rows [N, E] of all N ids
+    are held in memory.
+
+    Args:
+        embedding_dim: E, columns.
+        num_buckets: Rows of the remainder table.
+        num_embeddings: V, rows of the table that the two replace, by default ``num_buckets ** 2``.
+        operation: ``"multiply"``, ``"add"`` or ``"concatenate"``.
+        mode: ``"sum"``, ``"mean"`` or ``"max"``; weights go with ``"sum"``.
+        include_last_offset: Whether offsets end with the number of ids.
+        verbose: Whether the number of parameters is printed.
+        device: Where the weights live; ``meta`` allocates nothing.
+
+    Raises:
+        ValueError: There are no buckets, or there is no such operation.
+
+    Example:
+        >>> bag = QREmbeddingBag(8, num_buckets=100, verbose=True)
+        QREmbeddingBag: 1,600 parameters instead of 80,000
+        >>> row = bag.quotient[12] * bag.remainder[34]
+        >>> torch.equal(bag(torch.tensor([[1234]])), row[None])
+        True
+
+    Source:
+        Shi et al., *Compositional Embeddings Using Complementary Partitions* (2020).
+
+    See Also:
+        ``tutorec.modules.compressions.QR``, the same for a table of a collection.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_buckets: int,
+        num_embeddings: int | None = None,
+        operation: Operation = "multiply",
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        verbose: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.compression = QR(num_buckets, operation)
+        self.num_buckets, self.num_embeddings = num_buckets, num_embeddings or num_buckets**2
+        self.mode, self.include_last_offset = mode, include_last_offset
+        whole = EmbeddingBagConfig(self.num_embeddings, embedding_dim, "table")
+        self._configs = [part.table for part in self.compression.parts(whole)]
+        shapes = [(config.num_embeddings, config.embedding_dim) for config in self._configs]
+        self.quotient, self.remainder = [nn.Parameter(torch.empty(shape, device=device)) for shape in shapes]
+        self.reset_parameters()
+        if verbose:
+            stored = self.quotient.numel() + self.remainder.numel()
+            print(f"QREmbeddingBag: {stored:,} parameters instead of {self.num_embeddings * embedding_dim:,}")
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw initial values again."""
+        for config, weight in zip(self._configs, (self.quotient, self.remainder), strict=True):
+            config.init_weight(weight)
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Ids [B, L], or [N] with offsets [B] -> pooled rows [B, E]; weights are of the shape of the ids."""
+        ids = input.flatten()
+        if validation_enabled() and ids.is_cpu and ids.numel():
+            low, high = ids.aminmax()
+            if low < 0 or high >= self.num_embeddings:
+                raise ValueError(
+                    f"QREmbeddingBag has rows for ids 0 to {self.num_embeddings - 1}, got ids from {low} to {high}; "
+                    "make it with num_embeddings="
+                )
+        found = [
+            F.embedding(ids.div(self.num_buckets, rounding_mode="floor"), self.quotient),
+            F.embedding(ids.remainder(self.num_buckets), self.remainder),
+        ]
+        places = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device).view(input.shape)
+        return F.embedding_bag(
+            places,
+            self.compression.combine(found),
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+        )

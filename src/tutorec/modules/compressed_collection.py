@@ -1,0 +1,283 @@
+"""CompressedEmbeddingBagCollection: compressed tables, made of ordinary collections of smaller tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
+from tutorec.awaitable import Awaitable
+from tutorec.modules.compressions import Compression, IdMap, Part, Whole
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import (
+    BaseEmbeddingConfig,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    pooling_type_to_str,
+)
+from tutorec.modules.embedding_modules import EmbeddingBagCollection, check_pooling
+from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
+from tutorec.modules.pooled_lookup import join_samples
+from tutorec.sparse.id_check import FeatureRows, check_ids
+from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.keyed import KeyedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.tensor_dict import maybe_td_to_kjt
+from tutorec.sparse.validate import missing_key
+from tutorec.types import data_type_to_dtype
+
+Features = dict[str, tuple[str, IdMap]]  # a collection's feature -> the caller's feature, and how ids are computed
+
+
+class TableBytes(NamedTuple):
+    """Bytes of a table's weights, without its compression and with it."""
+
+    whole: int
+    stored: int
+
+
+@dataclass(frozen=True)
+class _Result:
+    """One result: a feature's bags in one table.
+
+    Attributes:
+        feature: The caller's.
+        table: The caller's.
+        compression: Of the table.
+        lookups: Names of what is found in the table's parts.
+    """
+
+    feature: str
+    table: EmbeddingBagConfig
+    compression: Compression
+    lookups: tuple[str, ...]
+
+
+class CompressedEmbeddingBagCollection(nn.Module):
+    """An EmbeddingBagCollection some of whose tables are compressed; results are as wide as those of whole tables.
+
+    In: a batch of F features and B samples, ``KeyedJaggedTensor``. Out: ``KeyedTensor`` with values ``[B, D]``, the
+    keys of ``EmbeddingBagCollection(tables)``. Stored are plain tables in two ordinary collections, which
+    DistributedModelParallel, the planner, optimizers in backward, checkpoints and ``quantize`` treat as any other:
+
+    ==========  ==========================  =================================================================
+    ``pooled``  ``EmbeddingBagCollection``  tables without a compression, and parts whose pooled rows combine
+    ``rows``    ``EmbeddingCollection``     parts whose rows combine id by id; they are pooled here afterwards
+    ==========  ==========================  =================================================================
+
+    A collection without tables is None. The features of these collections are named for how their ids are computed,
+    ``item//1024`` and ``item%1024``. A sharded lookup in ``rows`` sends a row for each id, one in ``pooled`` a row for
+    each bag.
+
+    Args:
+        tables: What each table is, as without a compression.
+        compression: How some of them are compressed, by name: ``{"item_table": QR()}``.
+        is_weighted: Whether each id carries a weight that multiplies its row.
+        device: Where the tables live; ``meta`` allocates nothing.
+
+    Raises:
+        KeyError: A compression is for a table that there is not.
+        ValueError: As ``EmbeddingBagCollection``, or a table cannot be compressed so.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.modules.compressions import QR
+        >>> tables = [EmbeddingBagConfig(1_000_000, 8, "item_table", feature_names=["item"])]
+        >>> module = CompressedEmbeddingBagCollection(tables, {"item_table": QR()})
+        >>> module(KeyedJaggedTensor(["item"], torch.tensor([3, 999_999]), lengths=torch.tensor([1, 1])))["item"].shape
+        torch.Size([2, 8])
+        >>> module.table_bytes()
+        {'item_table': TableBytes(whole=32000000, stored=64000)}
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingBagConfig],
+        compression: Mapping[str, Compression],
+        is_weighted: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        tables = checked_tables("CompressedEmbeddingBagCollection", tables, EmbeddingBagConfig)
+        check_pooling(tables, is_weighted)
+        unknown = sorted(set(compression) - {table.name for table in tables})
+        if unknown:
+            raise KeyError(f"there are no tables {unknown} to compress; they are {[table.name for table in tables]}")
+        self._tables, self._is_weighted = tables, is_weighted
+        how = {table.name: compression.get(table.name, Whole()) for table in tables}
+        self._parts = {table.name: how[table.name].parts(table) for table in tables}
+        pooled = [part for table in tables if not how[table.name].per_id for part in self._parts[table.name]]
+        rows = [part for table in tables if how[table.name].per_id for part in self._parts[table.name]]
+        configs, row_configs = [_plain(part) for part in pooled], [_unpooled(_plain(part)) for part in rows]
+        self.pooled = EmbeddingBagCollection(configs, is_weighted, device) if pooled else None
+        self.rows = EmbeddingCollection(row_configs, device) if rows else None
+        self._pooled_features, self._row_features = _made_features(pooled), _made_features(rows)
+        self.projections = nn.ModuleDict(
+            {
+                table.name: nn.Linear(width, table.embedding_dim, bias=False, device=device)
+                for table in tables
+                if (width := how[table.name].width(table)) != table.embedding_dim
+            }
+        )
+        names = _result_names(configs) | _result_names(row_configs)  # by table: a table is in one of the two
+        self._results = [
+            _Result(feature, table, how[table.name], _lookups(index, self._parts[table.name], names))
+            for table in tables
+            for index, feature in enumerate(table.feature_names)
+        ]
+        self._checked = FeatureRows(
+            [(r.feature, r.table.name, r.table.num_embeddings) for r in self._results if r.compression.bounded]
+        )
+        self._names = [name for names in get_embedding_names_by_table(tables) for name in names]
+        self._widths = [result.table.embedding_dim for result in self._results]
+        self._keys = list(dict.fromkeys(result.feature for result in self._results))
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Look the parts up, combine them, pool each bag to one row.
+
+        Args:
+            features: F features, B samples. A TensorDict will do.
+
+        Returns:
+            The pooled rows side by side, ``[B, D]``, one key per feature and table.
+        """
+        features = maybe_td_to_kjt(features, self._keys)
+        check_ids(features, self._checked, self._is_weighted)
+        for key in self._keys:
+            if key not in features.index_per_key():
+                raise missing_key("KeyedJaggedTensor", key, features.keys())
+        # Both lookups are started before the results of either are waited for.
+        pooled = None if self.pooled is None else self.pooled(self._pooled_batch(features))
+        rows = None if self.rows is None else self.rows(_made(features, self._row_features, weighted=False))
+        pooled_of = {} if pooled is None else _waited(pooled).to_dict()
+        rows_of = {} if rows is None else {name: one.values() for name, one in _waited(rows).items()}
+        columns = [
+            self._columns(result, rows_of if result.compression.per_id else pooled_of, features)
+            for result in self._results
+        ]
+        order = [result.feature for result in self._results]
+        values = join_samples(order, columns, None, features.variable_stride_per_key())
+        return KeyedTensor(self._names, self._widths, values)
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """What each table is, in order."""
+        return self._tables
+
+    def is_weighted(self) -> bool:
+        """Whether each id carries a weight."""
+        return self._is_weighted
+
+    def reset_parameters(self) -> None:
+        """Draw initial values again."""
+        for module in (self.pooled, self.rows, *self.projections.values()):
+            if module is not None:
+                cast(EmbeddingBagCollection, module).reset_parameters()
+
+    def table_bytes(self) -> dict[str, TableBytes]:
+        """Bytes of each table's weights, without its compression and with it; the matrix of a ``Block`` counts."""
+        sizes: dict[str, TableBytes] = {}
+        for table in self._tables:
+            size = data_type_to_dtype(table.data_type).itemsize
+            parts = [part.table for part in self._parts[table.name]]
+            stored = size * sum(part.num_embeddings * part.embedding_dim for part in parts)
+            if table.name in self.projections:
+                stored += self.projections[table.name].get_parameter("weight").nbytes
+            sizes[table.name] = TableBytes(size * table.num_embeddings * table.embedding_dim, stored)
+        return sizes
+
+    def _pooled_batch(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """What the tables that are pooled at once look up."""
+        batch = _made(features, self._pooled_features, self._is_weighted)
+        inverse = features.inverse_indices_or_none()
+        if inverse is None:
+            return batch
+        made = [(name, feature) for name, (feature, _) in self._pooled_features.items() if feature in inverse[0]]
+        places = torch.tensor([inverse[0].index(feature) for _, feature in made], device=inverse[1].device)
+        return KeyedJaggedTensor(
+            batch.keys(),
+            batch.values(),
+            batch.weights_or_none(),
+            batch.lengths(),
+            stride_per_key_per_rank=[[lists] for lists in batch.stride_per_key()],
+            inverse_indices=([name for name, _ in made], inverse[1].index_select(0, places)),
+        )
+
+    def _columns(self, result: _Result, found: Mapping[str, Tensor], features: KeyedJaggedTensor) -> Tensor:
+        """One result [B, D] of what its lookups found: pooled rows, or rows id by id."""
+        rows = result.compression.combine([found[name] for name in result.lookups])
+        if result.compression.per_id:
+            inverse = features.inverse_indices_or_none()
+            pooled = self._pool(rows, features.to_dict()[result.feature], result.table)
+            rows = join_samples([result.feature], [pooled], inverse, features.variable_stride_per_key())
+        if result.table.name in self.projections:
+            rows = self.projections[result.table.name](rows)
+        return rows
+
+    def _pool(self, rows: Tensor, bags: JaggedTensor, table: EmbeddingBagConfig) -> Tensor:
+        """Rows id by id [N, D] -> one row for each bag."""
+        pooling = cast(PoolingKind, pooling_type_to_str(table.pooling))
+        weights = bag_weights(pooling, bags.offsets(), bags.weights() if self._is_weighted else None, rows.shape[0])
+        return F.embedding_bag(
+            torch.arange(rows.shape[0], dtype=bags.offsets().dtype, device=rows.device),
+            rows,
+            bags.offsets(),
+            mode=kernel_pooling(pooling, self._is_weighted),
+            per_sample_weights=None if weights is None else weights.to(rows.dtype),
+            include_last_offset=True,
+        )
+
+
+def _plain(part: Part) -> EmbeddingBagConfig:
+    """A part's table, looked up by the features that are computed for it."""
+    names = [feature + made.suffix for feature in part.table.feature_names for made in part.maps]
+    return replace(part.table, feature_names=names)
+
+
+def _unpooled(table: EmbeddingBagConfig) -> EmbeddingConfig:
+    return EmbeddingConfig(**{field.name: getattr(table, field.name) for field in fields(EmbeddingConfig)})
+
+
+def _made_features(parts: Sequence[Part]) -> Features:
+    return {
+        feature + made.suffix: (feature, made)
+        for part in parts
+        for feature in part.table.feature_names
+        for made in part.maps
+    }
+
+
+def _result_names(tables: Sequence[BaseEmbeddingConfig]) -> dict[str, list[str]]:
+    """For each table the names of its results."""
+    names = get_embedding_names_by_table(tables)
+    return {table.name: of_table for table, of_table in zip(tables, names, strict=True)}
+
+
+def _lookups(index: int, parts: Sequence[Part], names: Mapping[str, list[str]]) -> tuple[str, ...]:
+    """The names of a table's results that belong to its feature of that index, in the order of parts and maps."""
+    found: list[str] = []
+    for part in parts:
+        count = len(part.maps)
+        found += names[part.table.name][index * count : (index + 1) * count]
+    return tuple(found)
+
+
+def _made(features: KeyedJaggedTensor, made: Features, weighted: bool) -> KeyedJaggedTensor:
+    """A batch of features whose ids are computed from those of others; lengths and weights are the same."""
+    batch: dict[str, JaggedTensor] = {}
+    lists = features.to_dict()
+    for name, (feature, id_map) in made.items():
+        bags = lists[feature]
+        ids = bags.values() if id_map.rows is None else id_map.rows(bags.values())
+        weights = bags.weights() if weighted else None
+        batch[name] = JaggedTensor._from_parts(ids, weights, bags.lengths(), bags.offsets())
+    return KeyedJaggedTensor.from_jt_dict(batch)
+
+
+def _waited(found: Any) -> Any:
+    """The result of a sharded lookup, which is awaited, or of an unsharded one."""
+    return found.wait() if isinstance(found, Awaitable) else found
