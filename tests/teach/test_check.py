@@ -146,8 +146,8 @@ def test_exercise_prints_and_remembers_the_verdict(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("guess", "measured", "unit", "said"),
     [
-        (2.0, 0.25, "s", "guessed 2 s, measured 250 ms: the guess is 8 times too large"),
-        (1024, 3072, "B", "guessed 1 KiB, measured 3 KiB: the guess is 3 times too small"),
+        (2.0, 0.25, "s", "guessed 2 s, measured 250 ms: the guess is 8 times the measured value"),
+        (1024, 3072, "B", "guessed 1 KiB, measured 3 KiB: the measured value is 3 times the guess"),
         (100, 104, "ids", "guessed 100 ids, measured 104 ids: close, within 4 %"),
         (7, 7, "", "guessed 7, measured 7: exactly"),
         (0, 3, "rows", "guessed 0 rows, measured 3 rows: the guess is off by 3"),

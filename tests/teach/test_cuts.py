@@ -50,7 +50,7 @@ def drawn(chart: draw.Chart) -> list[list[tuple[str, float, float, float, float]
         (table_wise(1), [(1, 0, 0, 1, 1), (1, 1.35, 0, 1, 0.25)]),
         (row_wise(), [(0, 0, 0, 1, 0.5), (1, 0, 0.5, 1, 0.5), (0, 1.35, 0, 1, 0.125), (1, 1.35, 0.125, 1, 0.125)]),
         (column_wise(), [(0, 0, 0, 0.5, 1), (1, 0.5, 0, 0.5, 1), (0, 1.35, 0, 0.5, 0.25), (1, 1.85, 0, 0.5, 0.25)]),
-        (data_parallel(), [(0, 0, 0, 1, 1), (1, 0.2, 0.2, 1, 1), (0, 1.55, 0, 1, 0.25), (1, 1.75, 0.2, 1, 0.25)]),
+        (data_parallel(), [(0, 0, 0, 1, 1), (1, 0.1, 0.1, 1, 1), (0, 1.45, 0, 1, 0.25), (1, 1.55, 0.1, 1, 0.25)]),
     ],
     ids=repr,
 )
@@ -75,3 +75,8 @@ def test_claim_and_facts_are_the_bytes_that_ranks_hold():
 def test_a_plan_without_tables_is_refused(plans):
     with pytest.raises(ValueError, match="plans that have tables"):
         draw.cuts(plans)
+
+
+def test_a_table_is_as_wide_in_every_panel():
+    chart = draw.cuts({"rows": plan(row_wise()), "copies": plan(data_parallel())})
+    assert len({axes.get_xlim() for axes in chart.figure.axes}) == 1

@@ -9,7 +9,7 @@ Example:
     >>> check.predict("99.1", 2.0, unit="s")
     prediction 99.1: 2 s, to be compared with the measurement below.
     >>> check.reveal("99.1", 0.25)
-    prediction 99.1: guessed 2 s, measured 250 ms: the guess is 8 times too large.
+    prediction 99.1: guessed 2 s, measured 250 ms: the guess is 8 times the measured value.
 """
 
 from __future__ import annotations
@@ -138,4 +138,5 @@ def _compare(guess: Any, measured: Any) -> str:
     ratio = max(guess, measured) / min(guess, measured)
     if ratio < 1.1:
         return f"close, within {number(100 * (ratio - 1), 2)} %"
-    return f"the guess is {number(ratio)} times too {'large' if guess > measured else 'small'}"
+    larger, smaller = ("guess", "measured value") if guess > measured else ("measured value", "guess")
+    return f"the {larger} is {number(ratio)} times the {smaller}"

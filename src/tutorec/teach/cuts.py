@@ -14,7 +14,7 @@ __all__ = ["cuts"]
 
 _BYTES = 4  # of a weight
 _GAP = 0.35  # between tables, in units of the widest
-_STEP = 0.2  # of a copy to the one behind it
+_STEP = 0.1  # of a copy to the one behind it
 _ROOM = 0.2  # a shard that is so high, in units of the highest, has its offsets inside
 _NAME = 0.55  # room for a name under its table, in units of the highest
 
@@ -50,7 +50,7 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
     highest, widest = max(rows for rows, _ in shapes), max(columns for _, columns in shapes)
     ranks = sorted({box[0] for tables in boxes.values() for of in tables.values() for box in of})
     with style():
-        lowest = 0.0
+        lowest = farthest = 0.0
         lines = -(-len(plans) // 2)
         figure = canvas(0.8 + 2.5 * lines)
         grid = figure.subplots(lines, min(2, len(plans)), squeeze=False).flatten()
@@ -61,10 +61,11 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
             for table, of in tables.items():
                 left, bottom = _table(axes, table, of, left, highest, widest)
                 lowest = max(lowest, bottom)
-            axes.set_xlim(-0.1, left - _GAP + 0.1)
+            farthest = max(farthest, left - _GAP)
             axes.set_title(name)
             axes.axis("off")
         for axes in figure.axes:
+            axes.set_xlim(-0.1, farthest + 0.1)  # one scale: a table is as wide in every panel
             axes.set_ylim(lowest + _NAME, -0.02)
         keys = [Patch(color=rank_color(rank), label=f"rank {rank}") for rank in ranks]
         figure.legend(handles=keys, loc="outside lower center", ncols=len(ranks))
@@ -94,7 +95,7 @@ def _table(
             center = x + wide / 2, y + high / 2
             turned = 0 if across else 90
             axes.text(
-                *center, f"[{row}, {column}]", color="white", fontsize=9, ha="center", va="center", rotation=turned
+                *center, f"[{row}, {column}]", color="white", fontsize=8, ha="center", va="center", rotation=turned
             )
         right, bottom = max(right, x + wide), max(bottom, y + high)
     rows, columns = (max(box[first] + box[first + 2] for box in boxes) for first in (1, 2))
