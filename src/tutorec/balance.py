@@ -7,7 +7,7 @@ F features have a table each. All their rows, one feature after the other, are d
     whole features          | rank 1     | 2 | rank 0                         | 1    |     no feature is divided
 
 `LoadBalanceManager` is the class of the document *CachedEmbedding playground*, with its names. Its rules are corrected;
-with ``compat=True`` its numbers are the document's, defects included.
+with ``compat=True`` its numbers are the document's, defects included, which chapter 19 takes apart.
 """
 
 from __future__ import annotations
