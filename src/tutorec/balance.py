@@ -1,6 +1,6 @@
 """Load balancing of embedding rows by arithmetic: which rows of which feature each rank owns.
 
-F features have a table each. All their rows, one feature after the other, are divided among ranks:
+F features have a table each. All their rows, one feature after the other, are divided among ranks::
 
     rows of all features    | 0 ........ | 1 | 2 ............................ | 3 .. |
     fair, 3 ranks           | rank 0           | rank 1            | rank 2          |     ranges, equal within one row

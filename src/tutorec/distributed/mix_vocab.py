@@ -3,7 +3,7 @@
 my samples, all features         ids [B, F]
   | concatenate   id of feature f + rows of the features before it
 one table of all rows            KJT [1 x B], F ids a bag
-  | row-wise      the exchanges of a sharded collection
+  | row-wise      ids to the ranks of their rows, rows home
 my samples                       [B, D]
 """
 
