@@ -1,10 +1,12 @@
-"""One bag over all features of a sample, from rows that are divided among ranks: the parallel bag of document 003.
+"""One bag over all features of a sample, from rows that are divided among ranks.
 
-my samples, all features         ids [B, F]
-  | concatenate   id of feature f + rows of the features before it
-one table of all rows            KJT [1 x B], F ids a bag
-  | row-wise      ids to the ranks of their rows, rows home
-my samples                       [B, D]
+It is the parallel bag of the *CachedEmbedding playground*, on the exchanges of a sharded collection::
+
+    my samples, all features         ids [B, F]
+      | concatenate   id of feature f + rows of the features before it
+    one table of all rows            KJT [1 x B], F ids a bag
+      | row-wise      ids to the ranks of their rows, rows back
+    my samples                       [B, D]
 """
 
 from __future__ import annotations
