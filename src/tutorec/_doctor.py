@@ -185,7 +185,8 @@ def _kernels(device_types: list[str]) -> dict[str, dict[str, str]]:
     import torch
 
     from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
-    from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
+    from tutorec._kernels.tbe import GroupSpec, TableSpec
+    from tutorec._kernels.tbe_build import build_table_batch
 
     group = GroupSpec((TableSpec("probe", rows=1, columns=4),), feature_tables=(0,))
     rules = {"dense": None, **{kind: OptimizerSpec(kind) for kind in get_args(OptimizerKind)}}

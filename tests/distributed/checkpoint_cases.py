@@ -108,11 +108,13 @@ def kind_under(shift: int, index: int) -> str:
     return KINDS[(index + shift) % len(KINDS)]
 
 
-def plan_of(model: Model, shift: int, env: ShardingEnv) -> ShardingPlan:
-    """Table i of each optimizer is of sharding type i + shift."""
+def plan_of(model: Model, shift: int, env: ShardingEnv, kernel: str = "fused") -> ShardingPlan:
+    """Table i of each optimizer is of sharding type i + shift; copies are always fused."""
 
     def entry(name: str, index: int) -> Any:
-        return word(kind_under(shift, int(name[-1])), index, env.world_size, env.local_size)
+        kind = kind_under(shift, int(name[-1]))
+        own = "fused" if kind == "data_parallel" else kernel
+        return word(kind, index, env.world_size, env.local_size, own)
 
     ebc = model.sparse.ebc
     pooled = {config.name: entry(config.name, index) for index, config in enumerate(ebc.embedding_bag_configs())}
@@ -125,10 +127,13 @@ def plan_of(model: Model, shift: int, env: ShardingEnv) -> ShardingPlan:
     )
 
 
-def sharded(shift: int, kinds: Sequence[str] = tuple(OPTIMIZERS)) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+def sharded(
+    shift: int, kinds: Sequence[str] = tuple(OPTIMIZERS), kernel: str = "fused"
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     model = Model(kinds)
-    plan = plan_of(model, shift, ShardingEnv.from_process_group(group()))
-    sharders = [EmbeddingBagCollectionSharder(dict(FUSED_PARAMS)), EmbeddingCollectionSharder()]
+    plan = plan_of(model, shift, ShardingEnv.from_process_group(group()), kernel)
+    cache = {"cache_load_factor": 0.3}
+    sharders = [EmbeddingBagCollectionSharder({**FUSED_PARAMS, **cache}), EmbeddingCollectionSharder(cache)]
     return with_optimizer(DistributedModelParallel(model, plan=plan, sharders=sharders))
 
 

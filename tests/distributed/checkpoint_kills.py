@@ -49,11 +49,13 @@ def tables(rows: int = 6000) -> EmbeddingBagCollection:
 def model_of(world_size: int, rank: int, rows: int = 6000) -> Any:
     """Three tables cut by rows under row-wise Adagrad, without a process group where the world is one rank.
 
+    One is in memory, one in a file with a cache, and one in a file alone.
     They are on the CPU: a process that is forked from one that has used a GPU has none.
     """
     ebc = tables(rows)
     env = ShardingEnv(world_size, rank, dist.group.WORLD if world_size > 1 else None)
-    words = {f"t{table}": row_wise() for table in range(3)}
+    kernels = ("fused", "fused_uvm_caching", "fused_uvm")
+    words = {f"t{table}": row_wise(compute_kernel=kernel) for table, kernel in enumerate(kernels)}
     plan = construct_module_sharding_plan(ebc, words, local_size=world_size, world_size=world_size)
     return EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad"}).shard(
         ebc, plan, env, torch.device("cpu")
@@ -157,8 +159,12 @@ def first_exchange_kills(folder: str) -> list[tuple[str, str, int, int, list[str
 
 
 def _first_of_three(store: Path, doing: str, when: str, rank: int, ending: int) -> None:
-    dist.init_process_group("gloo", store=dist.FileStore(str(store), 3), rank=rank, world_size=3)
+    connections = dist.FileStore(str(store), 3)
+    dist.init_process_group("gloo", store=connections, rank=rank, world_size=3)
+    connections.add("connected", 1)
     if rank == ending:
+        while connections.add("connected", 0) < 3:  # who connects to a process that is gone waits half an hour
+            time.sleep(0.01)
         if when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         comm.observers.append(lambda issue: os.kill(os.getpid(), signal.SIGKILL))

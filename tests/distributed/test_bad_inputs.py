@@ -63,7 +63,7 @@ def ids(*values: int, key: str = "item", **options: Any) -> KeyedJaggedTensor:
         (EmbeddingModuleShardingPlan(), ValueError, r"says nothing about table 'products'; it names \[\]"),
         (plan() | {"user": entry()}, ValueError, r"names table 'user', which the module does not have: \['products'\]"),
         (plan(sharding_type="sideways"), ValueError, r"sharding type 'sideways'; supported now: table_wise"),
-        (plan(compute_kernel="fused_uvm"), ValueError, r"compute kernel 'fused_uvm'; supported now: fused, dense"),
+        (plan(compute_kernel="quant_uvm"), ValueError, r"compute kernel 'quant_uvm'; supported now: fused, fused_uvm"),
         (
             plan(sharding_spec=table_wise_sharding((8, 2), 0, "cpu").sharding_spec),
             ValueError,

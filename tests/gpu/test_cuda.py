@@ -12,7 +12,8 @@ from tutorec._kernels.backend import use_backend
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
 from tutorec._kernels.packed_layout import PACKED_TYPES
-from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
+from tutorec._kernels.tbe import GroupSpec, TableSpec
+from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise

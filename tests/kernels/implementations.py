@@ -10,11 +10,11 @@ import pytest
 import torch
 from kernels import pretended_fbgemm
 
-from tutorec._kernels import tbe, tbe_cuda, tbe_fbgemm
+from tutorec._kernels import tbe, tbe_build, tbe_cuda, tbe_fbgemm
 from tutorec._kernels.backend import BackendChoice, BackendError, use_backend
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 
-_choose = tbe._implementation
+_choose = tbe_build._implementation
 
 
 def has_fbgemm() -> bool:
@@ -52,6 +52,6 @@ _ADAPTERS = {CUDA_ADAPTER: _adapter_on_cpu, CUDA_FORM: _cuda_form}
 @contextmanager
 def implementation(name: str) -> Iterator[None]:
     """Build operators by the backend of this name, or by one of the two adapters."""
-    choose = patch.object(tbe, "_implementation", _ADAPTERS.get(name, _choose))
+    choose = patch.object(tbe_build, "_implementation", _ADAPTERS.get(name, _choose))
     with use_backend("fbgemm" if name in _ADAPTERS else name), choose:
         yield

@@ -20,7 +20,8 @@ from tutorec._kernels.backend import BackendChoice
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
 from tutorec._kernels.pooling import POOLINGS
-from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
+from tutorec._kernels.tbe import GroupSpec, TableSpec
+from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.quant.packing import pack_rows
 from tutorec.types import DataType
 

@@ -275,7 +275,8 @@ theirs = SplitTableBatchedEmbeddingBagsCodegen([(5, 4, EmbeddingLocation.HOST, C
 theirs(torch.tensor([1]), torch.tensor([0, 1])).sum().backward()
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
+from tutorec._kernels.tbe import GroupSpec, TableSpec
+from tutorec._kernels.tbe_build import build_table_batch
 ours = build_table_batch(GroupSpec((TableSpec("item", 5, 4),), (0,)), optimizer=OptimizerSpec("sgd"),
                          device=torch.device("cpu"))
 ours(torch.tensor([1]), torch.tensor([0, 1])).sum().backward()

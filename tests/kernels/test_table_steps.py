@@ -14,7 +14,8 @@ from tutorec._kernels.backend import use_backend
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
 from tutorec._kernels.table_steps import gradient_of_table, step_rows, step_tables, touched_rows
-from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec, build_table_batch
+from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
+from tutorec._kernels.tbe_build import build_table_batch
 from tutorec._kernels.weighted_step import PooledBatch
 
 CPU = torch.device("cpu")

@@ -18,7 +18,8 @@ from torch.testing import assert_close
 
 from tutorec._kernels import reference, tbe_fbgemm
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.tbe import GroupSpec, PoolingKind, TableBatch, TableSpec, build_table_batch
+from tutorec._kernels.tbe import GroupSpec, PoolingKind, TableBatch, TableSpec
+from tutorec._kernels.tbe_build import build_table_batch
 
 CPU = torch.device("cpu")
 RATE = 0.25

@@ -1,18 +1,21 @@
 """Cached tables: whatever is in memory, weights, state and results are those of an uncached table, bit for bit."""
 
 import errno
+from dataclasses import replace
+from itertools import count
 from unittest.mock import patch
 
 import pytest
 import torch
 from kernels.implementations import implementation, needs_fbgemm
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.row_cache import RowCache
 from tutorec._kernels.row_file import CacheSpec, zeros_in_file
-from tutorec._kernels.tbe import GroupSpec, PoolingKind, TableBatch, TableSpec, build_table_batch
-from tutorec._kernels.tbe_cached import CachedTableBatch
+from tutorec._kernels.tbe import GroupSpec, PoolingKind, TableBatch, TableSpec
+from tutorec._kernels.tbe_build import build_table_batch
+from tutorec._kernels.tbe_cached import CachedTableBatch, _readers
 
 CPU = torch.device("cpu")
 TABLES = (TableSpec("user", 50, 8), TableSpec("item", 40, 8), TableSpec("shop", 7, 12))
@@ -60,6 +63,7 @@ def pair(
     plain = build_table_batch(spec, optimizer=rule, device=CPU, weights=first)
     cached = build_table_batch(spec, optimizer=rule, device=CPU, weights=first, cache=cache)
     assert isinstance(cached, CachedTableBatch)
+    cached._cache._admitted = 1  # every batch moves rows
     return plain, cached
 
 
@@ -156,31 +160,109 @@ def test_prefetching_changes_no_bit(name, rows):
         assert_same(plain, cached)
 
 
-def test_a_prefetched_batch_reads_nothing_more():
+@backends
+def test_reading_many_pages_at_once_changes_no_bit(name):
+    waited = count()
+    with implementation(name), patch("tutorec._kernels.tbe_cached._major_faults", side_effect=lambda: next(waited)):
+        plain, cached = pair(group(), RULES[2], 5)
+        with patch.object(cached, "_read_pages", wraps=cached._read_pages) as read:
+            for seed in range(6):
+                given = batch(seed, False, "sum")
+                assert torch.equal(step(plain, given), step(cached, given))
+        assert read.call_count == 6
+        assert_same(plain, cached)
+
+
+def test_without_memory_for_threads_pages_are_read_one_after_the_other():
+    waited = count()
+    _readers.cache_clear()
+    with (
+        patch("tutorec._kernels.tbe_cached._major_faults", side_effect=lambda: next(waited)),
+        patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread")) as start,
+    ):
+        plain, cached = pair(group(), RULES[2], 5)
+        for seed in range(6):
+            given = batch(seed, False, "sum")
+            assert torch.equal(step(plain, given), step(cached, given))
+        assert start.call_count == 1, "it is tried once"
+        assert_same(plain, cached)
+    cached._reads_ahead = True
+    cached.prefetch(*batch(3, False, "sum")[:2]).result()
+    assert cached._reads_ahead, "there are threads again"
+
+
+def test_prefetching_moves_and_counts_nothing():
     _, cached = pair(group(), RULES[0], 50)
-    given = batch(0, False, "sum")
-    cached.prefetch(*given[:2]).result()
-    read = cached.counts.read
-    assert read > 0 and cached.counts.lookups == 0
-    cached(*given)
-    assert cached.counts.read == read and cached.counts.lookups == given[0].numel()
+    given = batch(1, False, "sum")
+    step(cached, given)
+    before, places = replace(cached.counts), cached._cache._place_of.clone()
+    cached.prefetch(*batch(3, False, "sum")[:2]).result()
+    assert cached.counts == before and torch.equal(cached._cache._place_of, places)
 
 
-def test_what_is_loaded_is_seen_and_the_rest_stays():
-    plain, cached = pair(group(), RULES[1], 20)
-    for seed in range(3):
+def trained(rule: OptimizerSpec = RULES[2]) -> tuple[TableBatch, CachedTableBatch]:
+    """The same tables after three batches; changed rows are in slots, and the file has not got them."""
+    plain, cached = pair(group(), rule, 20)
+    for seed in range(1, 7, 2):
         given = batch(seed, False, "sum")
         step(plain, given), step(cached, given)
-    cached.flush()
+    assert any(cached._cache._changed(table).any() for table in range(len(TABLES)))
+    return plain, cached
+
+
+@pytest.mark.parametrize("what", ["weights", "state", "both"])
+def test_what_is_loaded_is_seen_and_the_rest_stays(what):
+    plain, cached = trained()
     new = [torch.randn(table.rows, table.columns) for table in TABLES]
+    state = [{name: one + 1 for name, one in own.items()} for own in plain.optimizer_state()]
     for tables in (plain, cached):
-        tables.load_table_weights(new)
-        tables.load_optimizer_state(
-            [{name: state + 1 for name, state in one.items()} for one in tables.optimizer_state()]
-        )
-    given = batch(3, False, "sum")
+        if what != "state":
+            tables.load_table_weights(new)
+        if what != "weights":
+            tables.load_optimizer_state(state)
+    given = batch(7, False, "sum")
     assert torch.equal(step(plain, given), step(cached, given))
     assert_same(plain, cached)
+
+
+def test_what_is_asked_for_is_up_to_date():
+    plain, cached = trained()
+    for one, other in zip(plain.table_weights(), cached.table_weights(), strict=True):
+        assert torch.equal(one, other)
+    for asked in ("optimizer_state", "table_states"):
+        plain, cached = trained()
+        of_plain, of_cached = (tree_leaves(getattr(tables, asked)()) for tables in (plain, cached))
+        assert len(of_plain) == len(of_cached) > 0
+        assert all(torch.equal(one, other) for one, other in zip(of_plain, of_cached, strict=True))
+
+
+@backends
+def test_rows_written_into_tensors_from_before_are_seen_and_others_stay_trained(name):
+    with implementation(name):
+        plain, cached = pair(group(), RULES[2], 20)
+        held = [(tables.table_weights()[0], tables.table_states()[0][0]) for tables in (plain, cached)]
+        given = batch(1, False, "sum")
+        step(plain, given), step(cached, given)
+        one, other = given[0][:2].tolist()
+        assert cached._cache.find(torch.tensor([one, other])).min() >= TABLES[0].rows  # in slots, and changed there
+        for weights, states in held:
+            weights[one] = 5.0
+            states[other] = 0.5
+        assert torch.equal(step(plain, given), step(cached, given))
+        assert_same(plain, cached)
+
+
+def test_rows_written_while_a_lookup_waits_are_updated_by_its_backward():
+    with implementation("torch"):  # autograd refuses fbgemm's backward, of cached and of other tables
+        plain, cached = trained()
+        given = batch(1, False, "sum")
+        for tables in (plain, cached):
+            weights = tables.table_weights()[0]
+            step(tables, given)
+            pooled = tables(*given)
+            weights[int(given[0][0])] = 5.0
+            (pooled * torch.linspace(-1, 1, pooled.shape[1])).sum().backward()
+        assert_same(plain, cached)
 
 
 def test_a_table_in_a_file_without_slots_trains_there():
@@ -195,25 +277,17 @@ def test_a_table_in_a_file_without_slots_trains_there():
     )
 
 
-@pytest.mark.parametrize("algorithm", ["lru", "lfu"])
-def test_rows_leave_in_the_order_of_the_algorithm(algorithm):
-    cache = RowCache([10], [3], algorithm)
-    for ids in ([1, 1, 1], [2, 2], [3], [2], [1], [4]):
-        for _ in cache.place(torch.tensor(ids)):
-            pass
-    in_memory = {row for row in range(10) if cache.find(torch.tensor([row])) >= 0}
-    assert in_memory == ({1, 2, 4} if algorithm == "lfu" else {2, 1, 4})
-    for _ in cache.place(torch.tensor([5])):
-        pass
-    in_memory = {row for row in range(10) if cache.find(torch.tensor([row])) >= 0}
-    assert in_memory == ({1, 2, 5} if algorithm == "lfu" else {1, 4, 5})
-
-
-def test_dense_gradients_are_refused():
-    with pytest.raises(
-        ValueError, match=r"tables \['user', 'item', 'shop'\] cannot lie in a file with dense gradients"
-    ):
-        build_table_batch(group(), optimizer=None, device=CPU, cache=CacheSpec((5, 5, 5)))
+@pytest.mark.parametrize(
+    ("rule", "where", "message"),
+    [
+        (None, CPU, r"with dense gradients: give them a fused optimizer"),
+        (RULES[0], torch.device("meta"), r"on meta: put them on the CPU, or give them the compute kernel 'fused'"),
+    ],
+)
+def test_what_cannot_be_stored_in_a_file_is_refused(rule, where, message):
+    tables = r"tables \['user', 'item', 'shop'\] cannot be stored in a file "
+    with pytest.raises(ValueError, match=tables + message):
+        build_table_batch(group(), optimizer=rule, device=where, cache=CacheSpec((5, 5, 5)))
 
 
 def test_a_missing_folder_and_a_full_disk_are_named(tmp_path):

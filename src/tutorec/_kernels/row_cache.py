@@ -1,11 +1,20 @@
-"""Which rows of large tables are in memory: slots, hits, misses, and who makes room.
+"""Which rows of large tables have a slot in memory: who gets one, who gives his up, hits and misses.
 
-The rows of all tables of a group are counted through, table after table, and so are the slots. Each table has slots of
-its own. This file knows numbers of rows and slots; ``tbe_cached.py`` copies what stands in them.
+A table is its R rows and, behind them, its slots. A row has a *place*: its slot while it has one, else itself. Places
+are numbered through all tables of a group. This file knows numbers; ``tbe_cached.py`` copies what stands in the rows.
+
+A row without a slot is read and updated where it lies. That is why a miss need not lead to a move, and few do:
+
+- ``"lru"`` is q-LRU [Garetto, Leonardi and Martina 2016]: of one batch in 1/q, drawn at random, the missing rows take
+  the slots that were not used for longest. What is used once hardly ever pushes out what is used often.
+- ``"lfu"`` draws batches, too, and gives those of the missing rows a slot that as many batches used as the row in it.
+
+While a table has free slots, every missing row gets one.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -16,17 +25,22 @@ from torch import Tensor
 
 from tutorec._kernels.row_file import CacheAlgorithm
 
-__all__ = ["CacheCounts", "Held", "Move", "RowCache", "Rows"]
+__all__ = ["ADMITTED", "CacheCounts", "Held", "Move", "RowCache", "Rows"]
 
-_NEVER = torch.iinfo(torch.int64).max
-# A miss that finds no free slot frees so many at once: choosing them costs a pass over the table's slots, which a step
-# should not pay for each of its few misses. The rows that are least likely to be missed give their slots early for it.
-_FREED_AT_ONCE = 1 / 32
+# q: the share of batches whose missing rows may take slots of others. A batch that moves rows takes two or three times
+# as long; under LFU few move once the counts are settled.
+ADMITTED: dict[CacheAlgorithm, float] = {"lru": 1 / 32, "lfu": 1 / 16}
+_AT_ONCE = 1 << 14
+_NEVER = torch.iinfo(torch.int32).max
 
 
 @dataclass
 class CacheCounts:
-    """What a cache has done: ids looked up, rows that had to be read for them, rows written back."""
+    """What a cache has done: ids looked up, rows read from the file for them, rows written to it.
+
+    A row is counted once for each batch that reads or updates it in the file, and once when it gives up its slot and
+    has to be written back.
+    """
 
     lookups: int = 0
     read: int = 0
@@ -34,155 +48,193 @@ class CacheCounts:
 
     @property
     def hit_rate(self) -> float:
-        """The part of the ids whose rows were in memory; an id that repeats in a batch is read once."""
+        """The part of the ids for which no row was read: the row had a slot, or the batch had read it already."""
         return 1 - self.read / self.lookups if self.lookups else 0.0
 
 
 class Rows(NamedTuple):
-    """Rows of one table [N], and their slots [N]."""
+    """Rows of one table [N], and their slots [N], numbered from R; both within the table."""
 
     rows: Tensor
     slots: Tensor
 
 
 class Move(NamedTuple):
-    """Of one table: changed rows that leave their slots and must be written back, then rows to read into slots."""
+    """Of one table: changed rows to write back from their slots, then rows to read into slots."""
 
     table: int
     written: Rows
     read: Rows
 
 
-_NOTHING = Rows(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
-
-
 class RowCache:
-    """The slots of several tables.
+    """The places of the rows of several tables.
 
     Args:
         rows: R of each table.
-        slots: Of each table, at least 1 and at most R (0 where R is 0).
-        algorithm: ``"lru"`` makes room by the row that was not used for longest, ``"lfu"`` by the row that was used
-            least often since the beginning.
+        slots: Of each table, at least 1.
+        algorithm: Who gives up a slot: ``"lru"`` the row that was not used for longest, ``"lfu"`` the row that was used
+            by the fewest batches since the beginning.
+        admitted: The share of batches whose missing rows may take slots of others; by default that of ``ADMITTED``.
 
     Example:
         >>> import torch
-        >>> cache = RowCache(rows=[100], slots=[2], algorithm="lru")
+        >>> cache = RowCache(rows=[100], slots=[2], algorithm="lru", admitted=1)
         >>> for ids in ([7, 7, 9], [9, 3]):
-        ...     moves = list(cache.place(torch.tensor(ids)))
+        ...     places, moves, _ = cache.place(torch.tensor(ids))
         >>> moves[0].read.rows.tolist(), cache.find(torch.tensor([3, 7, 9])).tolist()  # 3 has taken the slot of 7
-        ([3], [0, -1, 1])
+        ([3], [100, 7, 101])
     """
 
-    def __init__(self, rows: Sequence[int], slots: Sequence[int], algorithm: CacheAlgorithm) -> None:
-        self.row_bounds = [*accumulate(rows, initial=0)]
-        self.slot_bounds = [*accumulate(slots, initial=0)]
-        # The slot of each row, -1 where it is not in memory; the row of each slot, -1 where it is free.
-        self._slot_of = torch.full((self.row_bounds[-1],), -1, dtype=torch.int32)
-        self._row_of = torch.full((self.slot_bounds[-1],), -1)
-        self._last_use = torch.zeros(self.slot_bounds[-1], dtype=torch.int64)
-        self._uses = torch.zeros(self.row_bounds[-1], dtype=torch.int32) if algorithm == "lfu" else None
-        self._changed = torch.zeros(self.slot_bounds[-1], dtype=torch.bool)
-        self._free = [torch.arange(*bounds) for bounds in pairwise(self.slot_bounds)]
-        self._held: dict[int, Tensor] = {}
+    def __init__(
+        self, rows: Sequence[int], slots: Sequence[int], algorithm: CacheAlgorithm, admitted: float | None = None
+    ) -> None:
+        # The first place of each table, and behind its rows the first of its slots.
+        self.bases = [*accumulate((r + s for r, s in zip(rows, slots, strict=True)), initial=0)]
+        self._first_slots = [base + r for base, r in zip(self.bases, rows, strict=False)]
+        total = self.bases[-1]
+        # Of a row its place; of a slot the row in it, or itself while it is free.
+        self._place_of = torch.arange(total, dtype=torch.int32 if total <= _NEVER else torch.int64)
+        self._last_use = torch.full((total,), -1, dtype=torch.int32)  # of each place, the number of the batch
+        self._uses = torch.zeros(total, dtype=torch.int32) if algorithm == "lfu" else None
+        self._copied = [
+            torch.full((s,), -1, dtype=torch.int32) for s in slots
+        ]  # up to which batch a slot is written back
+        self._last_change = -1
+        self._free = [*slots]
+        self._admitted, self._draw = ADMITTED[algorithm] if admitted is None else admitted, random.Random(0)
+        self._held: dict[int, int] = {}
         self._batches = 0
         self.counts = CacheCounts()
 
     def find(self, rows: Tensor) -> Tensor:
-        """Slots of rows ``[N]``; -1 where a row is not in memory."""
-        return self._slot_of[rows].long()
+        """Places of rows ``[N]``."""
+        return self._place_of.index_select(0, rows).long()
 
-    def place(self, rows: Tensor, counted: bool = True) -> Iterator[Move]:
-        """Give every row of a batch ``[N]`` a slot: yields, table by table, what the caller must copy before going on.
-
-        Rows of the batch and rows that are held keep their slots. Where the slots of a table are too few it ends early:
-        ``find`` then still gives -1 for some rows.
+    def place(self, rows: Tensor) -> tuple[Tensor, list[Move], int]:
+        """Places of the rows of a batch ``[N]``, what must be copied first, and how many of the rows have no slot.
 
         Args:
             rows: Of all tables, in any order, repeated as they come.
-            counted: Whether the batch counts as used: one that is prefetched counts when it is looked up.
         """
-        found = self._slot_of[rows]
-        missing = rows[found < 0]
+        places = self.find(rows)
+        missing = rows.masked_select(places == rows)
+        used_before = self._last_use.index_select(0, missing) if self._held else None
+        # Of the numbers that are written for one row, one stays.
+        numbers = torch.arange(missing.numel(), dtype=torch.int32)
+        self._last_use.index_copy_(0, missing, numbers)
+        first = self._last_use.index_select(0, missing) == numbers
+        read = int(first.sum())
+        self.counts.lookups += rows.numel()
+        self.counts.read += read
         self._batches += 1
-        self._last_use[found[found >= 0] if missing.numel() else found] = self._batches
-        if counted:
-            self.counts.lookups += rows.numel()
-            if self._uses is not None:
-                self._uses.index_add_(0, rows, torch.ones((), dtype=torch.int32).expand(rows.numel()))
-        for table, own in _cut(missing.unique(), self.row_bounds):
-            slots, gone = self._free[table], _NOTHING
-            if slots.numel() < own.numel():
-                room = self._make_room(table, own.numel() - slots.numel())
-                if room is None:
-                    return
-                slots, gone = torch.cat([slots, room[0]]), room[1]
-            slots, self._free[table] = slots[: own.numel()], slots[own.numel() :]
-            yield Move(table, gone, Rows(own, slots))
-            self._row_of[slots] = own
-            self._slot_of[own] = slots.int()
-            self._last_use[slots] = self._batches
-            self.counts.read += own.numel()
+        self._last_use.index_fill_(0, places, self._batches)
+        if self._uses is not None:
+            self._uses.index_copy_(0, rows, self._uses.index_select(0, rows) + 1)
+        drawn = self._draw.random() < self._admitted
+        if not missing.numel() or not (drawn or any(self._free)):
+            return places, [], read
+        if used_before is not None:  # a lookup that waits for its backward will update them where they are
+            first &= used_before < min(self._held.values())
+        moves = [*self._moves(missing.masked_select(first), drawn)]
+        return (self.find(rows) if moves else places), moves, read - sum(move.read.rows.numel() for move in moves)
 
-    def hold(self, slots: Tensor) -> Held:
-        """Keep rows in their slots ``[N]`` until ``release()``, or until the result is garbage."""
-        return Held(self._held, slots)
+    def hold(self) -> Held:
+        """Keep the rows of this batch in their places until ``release()``, or until the result is garbage."""
+        return Held(self._held, self._batches)
 
-    def change(self, slots: Tensor) -> None:
-        """Note that the rows in these slots are updated."""
-        self._changed[slots] = True
+    def change(self, in_file: int) -> None:
+        """Note that the rows of a batch, which are held, are updated: so many of them in the file."""
+        self._last_change = self._batches
+        self.counts.written += in_file
 
-    def take_changed(self, rows: Tensor | None = None) -> Iterator[tuple[int, Rows]]:
-        """What must be written back for the far tier to be up to date, table by table; it counts as written.
+    def take_changed(self) -> Iterator[tuple[int, Rows]]:
+        """What must be written back for the file to be up to date, of one table after another; it counts as written."""
+        for table, copied in enumerate(self._copied):
+            changed = self._changed(table).nonzero().view(-1) + self._first_slots[table]
+            # What is held may be updated yet.
+            copied.fill_(min(self._held.values()) - 1 if self._held else self._batches)
+            self.counts.written += changed.numel()
+            yield from self._parts(table, changed)
 
-        Args:
-            rows: Of these distinct rows; by default of all.
-        """
-        slots = self._changed.nonzero().view(-1) if rows is None else self.find(rows)
-        slots = slots[self._changed[slots] & (slots >= 0)].sort().values
-        self._changed[slots] = False
-        self.counts.written += slots.numel()
-        yield from self._slots_by_table(slots)
+    def missing(self, rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Of rows ``[N]`` those that have no slot, each once, table by table and counted within it."""
+        for table, own in self._by_table(rows.masked_select(self.find(rows) == rows).unique()):
+            yield table, own - self.bases[table]
 
-    def take_all(self, rows: Tensor | None = None) -> Iterator[tuple[int, Rows]]:
-        """What must be read again after the far tier was written by others: of these distinct rows, or of all."""
-        slots = (self._row_of >= 0).nonzero().view(-1) if rows is None else self.find(rows)
-        slots = slots[slots >= 0].sort().values
-        self._changed[slots] = False
-        yield from self._slots_by_table(slots)
+    def in_slots(self) -> Iterator[tuple[int, Rows]]:
+        """Every row that has a slot, of one table after another."""
+        for table, (first, last) in enumerate(zip(self._first_slots, self.bases[1:], strict=True)):
+            taken = self._place_of[first:last] != torch.arange(first, last)
+            yield from self._parts(table, taken.nonzero().view(-1) + first)
 
-    def _slots_by_table(self, slots: Tensor) -> Iterator[tuple[int, Rows]]:
-        for table, own in _cut(slots, self.slot_bounds):
-            yield table, Rows(self._row_of[own], own)
+    def _changed(self, table: int) -> Tensor:
+        """Of each slot of a table whether its row was used since it was copied, and may have been updated."""
+        copied = self._copied[table]
+        used = self._last_use[self._first_slots[table] : self.bases[table + 1]]
+        return (used > copied) & (copied < self._last_change)
 
-    def _make_room(self, table: int, wanted: int) -> tuple[Tensor, Rows] | None:
-        """Free slots of a table: (slots, the rows in them that were changed); None where too few can be freed."""
-        first, last = self.slot_bounds[table], self.slot_bounds[table + 1]
-        used, rows = self._last_use[first:last], self._row_of[first:last]
-        worth = used.clone() if self._uses is None else self._uses[rows.clamp(min=0)].long()
-        worth[(used == self._batches) | (rows < 0)] = _NEVER
-        for slots in list(self._held.values()):
-            worth[slots[(slots >= first) & (slots < last)] - first] = _NEVER
-        able = int((worth != _NEVER).sum())
-        if able < wanted:
-            return None
-        number = min(able, max(wanted, int(_FREED_AT_ONCE * (last - first))))
-        slots = worth.topk(number, largest=False).indices + first
-        changed = slots[self._changed[slots]]
-        gone = Rows(self._row_of[changed], changed)
-        self._slot_of[self._row_of[slots]] = -1
-        self._row_of[slots] = -1
-        self._changed[slots] = False
-        self.counts.written += changed.numel()
-        return slots, gone
+    def _parts(self, table: int, slots: Tensor) -> Iterator[tuple[int, Rows]]:
+        """The rows in slots, in parts whose copies need little memory."""
+        for part in slots.split(_AT_ONCE):
+            if part.numel():
+                yield table, self._rows_in(table, part)
+
+    def _rows_in(self, table: int, slots: Tensor) -> Rows:
+        return Rows(self.find(slots) - self.bases[table], slots - self.bases[table])
+
+    def _moves(self, missing: Tensor, drawn: bool) -> Iterator[Move]:
+        """Give distinct rows slots: all tables if the batch was drawn, else those with free slots."""
+        for table, own in self._by_table(missing.sort().values):
+            wanted = own if drawn else own[: self._free[table]]
+            if wanted.numel():
+                wanted, slots = self._choose(table, wanted)
+                if wanted.numel():
+                    yield self._give(table, wanted, slots)
+
+    def _by_table(self, rising: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Rising rows, cut where a table begins: (table, its own), where there are some."""
+        cuts = torch.searchsorted(rising, torch.tensor(self.bases)).tolist()
+        for table, (first, last) in enumerate(pairwise(cuts)):
+            if last > first:
+                yield table, rising[first:last]
+
+    def _choose(self, table: int, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of a table's missing rows get a slot, and which slots."""
+        first, last = self._first_slots[table], self.bases[table + 1]
+        used = self._last_use[first:last]
+        offered = None
+        if self._uses is None:
+            worth = used
+        else:
+            worth = self._uses.index_select(0, self._place_of[first:last])
+            offered, order = self._uses.index_select(0, own).sort(descending=True)
+            own = own[order]
+        oldest = min(self._held.values(), default=self._batches)
+        worth = worth.masked_fill(used >= oldest, _NEVER)
+        victims = worth.topk(min(own.numel(), last - first), largest=False)
+        fits = victims.values < _NEVER if offered is None else victims.values <= offered[: victims.values.numel()]
+        number = int(fits.sum())
+        return own[:number], victims.indices[:number] + first
+
+    def _give(self, table: int, own: Tensor, slots: Tensor) -> Move:
+        before, base, numbers = self.find(slots), self.bases[table], slots - self._first_slots[table]
+        written = self._rows_in(table, slots.masked_select(self._changed(table).index_select(0, numbers)))
+        self._free[table] -= int((before == slots).sum())
+        self.counts.written += written.rows.numel()
+        self._copied[table].index_fill_(0, numbers, self._batches - 1)
+        for one, other in ((before, before), (slots, own), (own, slots)):
+            self._place_of.index_copy_(0, one, other.to(self._place_of.dtype))
+        self._last_use.index_fill_(0, slots, self._batches)
+        return Move(table, written, Rows(own - base, slots - base))
 
 
 class Held:
-    """Slots whose rows stay."""
+    """Rows that stay in their places: those of one batch, and of the batches after it."""
 
-    def __init__(self, held: dict[int, Tensor], slots: Tensor) -> None:
+    def __init__(self, held: dict[int, int], batch: int) -> None:
         self._held = held
-        held[id(self)] = slots
+        held[id(self)] = batch
 
     def release(self) -> None:
         """Let the rows go; a second time nothing."""
@@ -190,11 +242,3 @@ class Held:
 
     def __del__(self) -> None:
         self.release()
-
-
-def _cut(numbers: Tensor, bounds: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """Ascending numbers, cut at bounds: (number of the range, its own), where there are some."""
-    places = torch.searchsorted(numbers, torch.tensor(bounds)).tolist()
-    for index, (first, last) in enumerate(pairwise(places)):
-        if last > first:
-            yield index, numbers[first:last]

@@ -1,28 +1,34 @@
-"""Tables that lie in a file instead of memory, and how many of their rows are in memory."""
+"""Tables that are stored in a file instead of memory, and how many of their rows are in memory."""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["CacheAlgorithm", "CacheSpec", "zeros_in_file"]
+__all__ = ["CacheAlgorithm", "CacheSpec", "keep_in_memory", "zeros_in_file"]
+
+_MAP_FIXED = 0x10  # Linux; the module mmap does not have it
 
 CacheAlgorithm = Literal["lru", "lfu"]
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """Tables of a group that lie in a file.
+    """Tables of a group that are stored in a file.
 
     Args:
-        rows: Of each table, how many of its rows are in memory; none: every lookup reads the file.
+        rows: Of each table, how many of its rows are in memory; none: the tables are used in the file, of which the
+            system keeps those pages in memory that it has room for.
         algorithm: Which rows leave first: ``"lru"``, those unused for longest; ``"lfu"``, those used least often.
         folder: Where the file is; the system's folder for temporary files by default.
     """
@@ -65,6 +71,43 @@ def zeros_in_file(elements: int, folder: str | None = None, what: str = "tables"
     if hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)  # read the page of a row, not the 30 behind it
     return torch.frombuffer(mapped, dtype=torch.float32)
+
+
+def keep_in_memory(part: Tensor) -> bool:
+    """Put memory in place of the file behind a part of such a tensor: the whole pages in it, which become zeros.
+
+    What is behind them in the file stays unused. Where the system is not Linux, nothing happens: the system keeps pages
+    in memory that are used often.
+
+    Args:
+        part: Whole rows ``[N, D]``, or numbers ``[N]``.
+
+    Returns:
+        Whether it was done.
+    """
+    page = mmap.PAGESIZE
+    start = -(-part.data_ptr() // page) * page
+    length = (part.data_ptr() + 4 * len(part) * part.stride(0)) // page * page - start
+    map_memory = _map_memory()
+    if map_memory is None or length <= 0:
+        return False
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    return map_memory(start, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == start
+
+
+@cache
+def _map_memory() -> Any:
+    """The system's call, or None where there is none."""
+    if sys.platform != "linux":
+        return None
+    try:
+        call = ctypes.CDLL(None).mmap
+    except (OSError, AttributeError):
+        return None
+    number, address = ctypes.c_int, ctypes.c_void_p
+    call.argtypes = [address, ctypes.c_size_t, number, number, number, ctypes.c_long]
+    call.restype = address
+    return call
 
 
 def _room(folder: str) -> str:

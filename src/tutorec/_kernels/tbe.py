@@ -25,9 +25,8 @@ checked before they come here, by the module that owns the tables.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -35,11 +34,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.backend import backend
 from tutorec._kernels.gradient_listener import GradientListener, LookedUp, listened
-from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec, UpdateStep, check_rate
+from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep, check_rate
 from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_pooling
-from tutorec._kernels.row_file import CacheSpec, zeros_in_file
 from tutorec._kernels.weighted_step import PooledBatch
 
 __all__ = [
@@ -50,13 +47,10 @@ __all__ = [
     "TableBatch",
     "TableSpec",
     "as_one_buffer",
-    "build_table_batch",
-    "runs_in_fbgemm",
 ]
 
 # Rows [R, D] of each table; or what writes the rows of table number i where they lie, so that they exist once.
 FirstRows = Sequence[Tensor] | Callable[[int, Tensor], None]
-_CUDA_COLUMNS = 2048  # the widest rows that fbgemm's CUDA kernels train
 Cut = tuple[int, int, int, int]  # of a table in a buffer: first element, rows, elements from row to row, columns
 
 
@@ -135,6 +129,16 @@ class GroupSpec:
         """Width D of each input feature's table, in input order."""
         return tuple(self.tables[table].columns for table in self.feature_tables)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the tables."""
+        return [table.name for table in self.tables]
+
+    def check_count(self, given: Sequence[object], what: str) -> None:
+        """Refuse another number of things than tables."""
+        if len(given) != len(self.tables):
+            raise ValueError(f"got {len(given)} {what} for {len(self.tables)} tables {self.names}")
+
 
 class TableBatch(nn.Module, ABC):
     """A table-batched embedding operator: every table of a group in one flat buffer, looked up in one call.
@@ -207,7 +211,7 @@ class TableBatch(nn.Module, ABC):
             raise ValueError(_describe_bad_input(self.spec, values, offsets))
         if (weights is not None) != self.spec.weighted:
             wanted, got = ("weights", "none") if self.spec.weighted else ("no weights", "some")
-            raise ValueError(f"the group of tables {_names(self.spec.tables)} takes {wanted}, and the batch has {got}")
+            raise ValueError(f"the group of tables {self.spec.names} takes {wanted}, and the batch has {got}")
         if values.dtype != offsets.dtype:  # kernels take both as int32 or both as int64
             values, offsets = values.long(), offsets.long()
         # What a kernel's sum or mean is not, enters the weights: sqrtn, and the divisor of a weighted mean. That is the
@@ -227,6 +231,9 @@ class TableBatch(nn.Module, ABC):
         columns, rows = [table.columns for table in tables], [table.rows for table in tables]
         return listened(found, self, LookedUp(batch, pooling != "none", columns, rows))
 
+    def flush(self) -> None:
+        """Write rows that are held elsewhere into the tables; here every row is in its table already."""
+
     def table_weights(self) -> list[Tensor]:
         """Live weights of each table, [R, D] each, in the order of ``spec.tables``; Parameters of a dense op."""
         return list(self._tables)
@@ -234,8 +241,8 @@ class TableBatch(nn.Module, ABC):
     @torch.no_grad()
     def load_table_weights(self, weights: Sequence[Tensor]) -> None:
         """Copy weights [R, D] into every table, in the order of ``spec.tables``."""
-        _check_count(self.spec, weights, "weights")
-        for table, own, new in zip(self.spec.tables, self._tables, weights, strict=True):
+        self.spec.check_count(weights, "weights")
+        for table, own, new in zip(self.spec.tables, self.table_weights(), weights, strict=True):
             if new.shape != own.shape:
                 raise ValueError(f"table {table.name!r} is {list(own.shape)}, and the weights are {list(new.shape)}")
             own.copy_(new)
@@ -272,7 +279,7 @@ class TableBatch(nn.Module, ABC):
     @torch.no_grad()
     def load_optimizer_state(self, states: Sequence[dict[str, Tensor]]) -> None:
         """Copy optimizer state into every table; names and shapes must be those of ``optimizer_state()``."""
-        _check_count(self.spec, states, "optimizer states")
+        self.spec.check_count(states, "optimizer states")
         for table, own, new in zip(self.spec.tables, self.optimizer_state(), states, strict=True):
             if own.keys() != new.keys():
                 raise KeyError(f"table {table.name!r} has optimizer state {sorted(own)}, got {sorted(new)}")
@@ -335,7 +342,7 @@ class TableBatch(nn.Module, ABC):
         """Move the buffers (``.to``, ``.share_memory``); the views follow them."""
         flat = fn(self._flat.detach())
         if flat.dtype != torch.float32:
-            raise ValueError(f"tables {_names(self.spec.tables)} cannot become {flat.dtype}: they train in float32")
+            raise ValueError(f"tables {self.spec.names} cannot become {flat.dtype}: they train in float32")
         self._flat, before = flat, self._kept
         self._kept = [fn(kept) for kept in before]
         for old, new in zip(before, self._kept, strict=True):
@@ -350,114 +357,6 @@ class TableBatch(nn.Module, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._bind()
-
-
-def build_table_batch(
-    spec: GroupSpec,
-    *,
-    optimizer: OptimizerSpec | None,
-    device: torch.device,
-    weights: FirstRows | None = None,
-    cache: CacheSpec | None = None,
-) -> TableBatch:
-    """Build the operator for a group of tables on the backend of this process.
-
-    fbgemm's operators run on the CPU, and on CUDA where its CUDA wheel fits. Where fbgemm has no kernel for what is
-    asked, the plain-torch operator stands behind the same signature and ``kernel`` says so. (Neither has been run on a
-    GPU yet.)
-
-    Args:
-        spec: Tables, features and pooling.
-        optimizer: Applied in the backward; None for dense gradients.
-        device: Where the tables live.
-        weights: One tensor [R, D] for each table, copied; None, or one on the meta device, draws uniform numbers
-            within 1/sqrt(R). Or a function that is given a table's number and its rows, and writes them.
-        cache: Where the tables are to lie in a file: how many of their rows are in memory.
-
-    Returns:
-        The operator.
-
-    Raises:
-        ValueError: Weights whose number or shape differs from the tables'.
-
-    Example:
-        >>> import torch
-        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
-        >>> from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
-        >>> group = GroupSpec((TableSpec("item", rows=3, columns=4),), feature_tables=(0,))
-        >>> op = build_table_batch(group, optimizer=OptimizerSpec("sgd", learning_rate=0.5),
-        ...                        device=torch.device("cpu"), weights=[torch.ones(3, 4)])
-        >>> op(torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3])).sum().backward()
-        >>> op.table_weights()[0][:, 0].tolist()  # row 2 is in the batch twice: one update with the summed gradient
-        [0.5, 1.0, 0.0]
-    """
-    device = torch.device(device)
-    implementation = _implementation(spec, optimizer, device)
-    if cache is None:
-        built = implementation(spec, optimizer, device)
-    else:
-        if optimizer is None or device.type != "cpu":
-            what = "dense gradients" if optimizer is None else f"tables on {device}"
-            raise ValueError(
-                f"tables {_names(spec.tables)} cannot lie in a file with {what}: use a fused optimizer on the CPU"
-            )
-        zeros = partial(zeros_in_file, folder=cache.folder, what=f"tables {_names(spec.tables)}")
-        if cache.rows:
-            from tutorec._kernels.tbe_cached import CachedTableBatch
-
-            built = CachedTableBatch(spec, optimizer, cache, implementation, zeros)
-        else:
-            built = implementation(spec, optimizer, device, zeros)
-    with torch.no_grad():
-        for index, (table, own) in enumerate(zip(spec.tables, built.table_weights(), strict=True)):
-            if callable(weights):
-                weights(index, own.detach())
-            elif (weights is None or weights[index].is_meta) and table.rows:
-                own.uniform_(-1 / math.sqrt(table.rows), 1 / math.sqrt(table.rows))
-    if weights is not None and not callable(weights):
-        _check_count(spec, weights, "weights")
-        built.load_table_weights(
-            [own if new.is_meta else new for own, new in zip(built.table_weights(), weights, strict=True)]
-        )
-    return built
-
-
-def runs_in_fbgemm(optimizer: OptimizerSpec | None, columns: Iterable[int], device_type: str) -> bool:
-    """Whether fbgemm's operators stand behind a group of tables, which store widths as multiples of 4.
-
-    Args:
-        optimizer: Applied in the backward; None for dense gradients.
-        columns: D of each table.
-        device_type: Where they live, ``"cpu"``, ``"cuda"`` or another.
-
-    Example:
-        >>> runs_in_fbgemm(OptimizerSpec("adam"), [64], "cpu")  # fbgemm has Adam for CUDA only
-        False
-    """
-    if optimizer is not None and device_type == "cpu" and optimizer.kind not in FBGEMM_KINDS:
-        return False
-    columns = list(columns)
-    if device_type == "cuda" and max(columns) > _CUDA_COLUMNS:
-        return False
-    # Padding is exact but for rules that would average the squares of a row over its padded width.
-    averages = optimizer is not None and optimizer.averages_squares
-    return not (averages and any(width % 4 for width in columns)) and backend().serves(device_type)
-
-
-def _implementation(spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> type[TableBatch]:
-    """The class that runs a group: fbgemm's where fbgemm was chosen and has the kernel, else torch's."""
-    # Imported here: all three modules subclass TableBatch, and a process needs one or two of them.
-    if not runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):
-        from tutorec._kernels import tbe_torch
-
-        return tbe_torch.TorchTableBatchedEmbeddingBags
-    if device.type == "cpu":
-        from tutorec._kernels import tbe_fbgemm as kernels
-    else:
-        from tutorec._kernels import tbe_cuda as kernels
-    if optimizer is None:
-        return kernels.DenseTableBatchedEmbeddingBagsCodegen
-    return kernels.SplitTableBatchedEmbeddingBagsCodegen
 
 
 def as_one_buffer(flat: Tensor, cuts: Sequence[Cut], tables: Sequence[Tensor]) -> Tensor:
@@ -519,20 +418,11 @@ class _WeightsGradient(torch.autograd.Function):
         return grad, torch.cat(pieces), None, None, None
 
 
-def _check_count(spec: GroupSpec, given: Sequence[object], what: str) -> None:
-    if len(given) != len(spec.tables):
-        raise ValueError(f"got {len(given)} {what} for {len(spec.tables)} tables {_names(spec.tables)}")
-
-
-def _names(tables: Iterable[TableSpec]) -> list[str]:
-    return [table.name for table in tables]
-
-
 def _describe_bad_input(spec: GroupSpec, values: Tensor, offsets: Tensor) -> str:
     if values.is_floating_point():
-        return f"ids of tables {_names(spec.tables)} are {values.dtype}: pass int32 or int64 ids"
+        return f"ids of tables {spec.names} are {values.dtype}: pass int32 or int64 ids"
     features = len(spec.feature_tables)
     return (
-        f"{offsets.numel()} offsets do not fit {features} features of tables {_names(spec.tables)}: "
+        f"{offsets.numel()} offsets do not fit {features} features of tables {spec.names}: "
         f"expected features * batch + 1, that is 1 more than a multiple of {features}"
     )

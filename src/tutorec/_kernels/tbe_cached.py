@@ -1,44 +1,54 @@
-"""Table-batched lookups in tables that lie in a file, by way of the rows that are in memory.
+"""Table-batched lookups in tables that are stored in a file, by way of the rows that have a slot in memory.
 
-    ids [N]  --slots-->  ids of slots [N]  --an ordinary operator on the slots-->  pooled [B, D]
+    ids [N]  --places-->  ids of places [N]  --an ordinary operator on rows and slots-->  pooled [B, D]
                  |
-        rows that are missing are read from the file; rows that make room for them are written back
+        now and then: rows used often are copied into slots, rows that make room are copied back
 
-Two ordinary operators of one backend do the work. The *far* one holds the tables, in a file; the *near* one holds as
-many rows of each table as there are slots, in memory. Rows move between them together with their optimizer state, so
-that weights and state are those of an uncached table, bit for bit. A batch that needs more rows of a table than there
-are slots is looked up in the file itself.
+One ordinary operator does the work, whose tables are R rows in a file with slots in memory behind them. An id becomes
+its row's place, a slot or the row itself. Rows move together with their optimizer state, so that weights and state are
+those of an uncached table, bit for bit. A row without a slot is used where it lies in the file, as fbgemm's
+``UVM_CACHING`` does with rows for which its cache has no room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
+from functools import cache
+from threading import Lock, stack_size
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_cache import CacheCounts, RowCache, Rows
-from tutorec._kernels.row_file import CacheSpec
+from tutorec._kernels.row_file import CacheSpec, keep_in_memory
 from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
 
 __all__ = ["CachedTableBatch"]
 
+_READERS, _STACK = 16, 1 << 20  # threads that wait for the disk, and bytes that each has for its stack
+
 
 class CachedTableBatch(TableBatch):
-    """Fused tables in a file, whose rows in memory are updated there and written back when they make room.
+    """Fused tables in a file, whose rows in slots are updated there and written back when they make room.
 
-    ``table_weights()`` and ``optimizer_state()`` are the tables in the file: call :meth:`flush` before reading them.
-    What is written into them is seen by the next lookup.
+    ``table_weights()``, ``table_states()`` and ``optimizer_state()`` are the tables in the file. Asking for them writes
+    changed rows back, as :meth:`flush` does, so that they are up to date until the next backward. What torch writes
+    into them is seen by the next lookup. Of tensors that were asked for before a backward that holds row by row: a row
+    that was written is what stands in the tensor, every other row keeps what it was trained to.
 
     Args:
         spec: Tables, features and pooling.
-        optimizer: Applied in backward, to the rows in memory.
-        cache: How many rows of each table are in memory.
-        implementation: The class of the two operators.
+        optimizer: Applied in backward, to each row where it is.
+        cache: How many slots each table has: at least 1, at most one for each row.
+        implementation: The class of the operator.
         zeros: Makes the file.
     """
 
@@ -50,42 +60,51 @@ class CachedTableBatch(TableBatch):
         implementation: type[TableBatch],
         zeros: Callable[[int], Tensor],
     ) -> None:
-        slots = [max(1, min(wanted, table.rows)) for wanted, table in zip(cache.rows, spec.tables, strict=True)]
-        tables = [TableSpec(table.name, rows, table.columns) for rows, table in zip(slots, spec.tables, strict=True)]
-        near_spec = GroupSpec(tuple(tables), spec.feature_tables, spec.pooling, spec.weighted)
-        cpu = torch.device("cpu")
-        far = implementation(spec, optimizer, cpu, zeros)
-        near = implementation(near_spec, optimizer, cpu)
-        # In a tuple: they are not modules of this one, whose parameters are the tables in the file.
-        self._far_and_near = (far, near)
-        super().__init__(spec, optimizer, cpu)
-        far._counts = near._counts = self._counts
-        self._cache = RowCache([table.rows for table in spec.tables], slots, cache.algorithm)
-        self._first_rows = torch.tensor([self._cache.row_bounds[table] for table in spec.feature_tables])
-        self._first_slots = torch.tensor([self._cache.slot_bounds[table] for table in spec.feature_tables])
+        rows = [table.rows for table in spec.tables]
+        slots = [max(1, min(wanted, own)) for wanted, own in zip(cache.rows, rows, strict=True)]
+        tables = [TableSpec(t.name, t.rows + more, t.columns) for t, more in zip(spec.tables, slots, strict=True)]
+        with_slots = GroupSpec(tuple(tables), spec.feature_tables, spec.pooling, spec.weighted)
+        # In a tuple: it is not a module of this one, whose tables are the rows in the file.
+        self._operators = (implementation(with_slots, optimizer, torch.device("cpu"), zeros),)
+        super().__init__(spec, optimizer, torch.device("cpu"))
+        self._operators[0]._counts = self._counts
+        self._cache = RowCache(rows, slots, cache.algorithm)
+        self._bases = torch.tensor([self._cache.bases[table] for table in spec.feature_tables])
         self._lock = Lock()
         self._reader = ThreadPoolExecutor(1, "tutorec-prefetch")
+        for table, own in enumerate(rows):
+            for tensor in self._tensors(table):
+                keep_in_memory(tensor[own:])
+        # Of each row with a slot what its weights and states in the file were when it was last copied.
+        self._copied = [
+            [torch.zeros(number, dtype=torch.int32) for _ in self._tensors(table)] for table, number in enumerate(slots)
+        ]
         self._versions = self._written()
+        self._faults, self._reads_ahead = _major_faults(), True
 
     def _place(self) -> tuple[int, int]:
-        far = self._far_and_near[0]
-        self._table_places = far._table_places
+        self._table_places = self._operators[0]._table_places
         return 0, 0
 
     def _allocate(
         self, elements: int, rows: int, device: torch.device, zeros: Callable[[int], Tensor] | None
     ) -> tuple[Tensor, list[Tensor]]:
-        far = self._far_and_near[0]
-        return far._flat, far._kept
+        return self._operators[0]._flat, self._operators[0]._kept
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableBatch:
+        self._operators[0]._apply(fn)
+        self._flat, self._kept = self._allocate(0, 0, torch.device("cpu"), None)
+        self._bind()
+        return self
 
     @property
     def kernel(self) -> str:
         """Name of the kernel really used, ``cached`` before it."""
-        return f"cached {self._far_and_near[1].kernel}"
+        return f"cached {self._operators[0].kernel}"
 
     @property
     def counts(self) -> CacheCounts:
-        """Hits and misses since the beginning; of a batch that did not fit, its rows count as neither."""
+        """Hits and misses since the beginning."""
         return self._cache.counts
 
     @torch.no_grad()
@@ -93,135 +112,153 @@ class CachedTableBatch(TableBatch):
         """Write every changed row back to the file, so that tables and state can be read there."""
         with self._lock:
             self._take_what_others_wrote()
-            self._write(self._cache.take_changed())
+            for table, own in self._cache.take_changed():
+                self._copy(table, own.slots, own.rows)
+                self._note_copied(table, own)
 
-    def prefetch(self, values: Tensor, offsets: Tensor) -> Future[None]:
-        """Read the rows of a coming batch, on a thread of its own; the result says when it is done.
+    def table_weights(self) -> list[Tensor]:
+        """Live weights of each table, [R, D] each, up to date until the next backward."""
+        self.flush()
+        return super().table_weights()
 
-        Ids ``[N]`` and offsets ``[F*B+1]`` are those of the forward to come, which gives the same bits without.
-        """
-        rows = self._rows_of(values, offsets)
-        return self._reader.submit(self._prefetch, rows)
+    def table_states(self) -> list[tuple[Tensor, ...]]:
+        """Live states of each table, [R] or [R, D], up to date until the next backward."""
+        self.flush()
+        return super().table_states()
 
-    @torch.no_grad()
-    def _prefetch(self, rows: Tensor) -> None:
-        with self._lock:
-            self._bring(rows, counted=False)
-
-    def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        for operator in self._far_and_near:
-            operator._learning_rate = self._learning_rate
-        rows = self._rows_of(values, offsets)
-        with torch.no_grad(), self._lock:
-            slots = self._bring(rows)
-            if slots is None:  # too many rows at once for the slots: those in memory go to the file, where all are read
-                distinct = rows.unique()
-                self._write(self._cache.take_changed(distinct))
-                pending: _InFile | _InMemory = _InFile(self, distinct)
-            else:
-                local = slots - self._per_id(self._first_slots, offsets, slots.numel())
-                values, pending = local.to(values.dtype), _InMemory(self, slots)
-        operator = self._far_and_near[0 if slots is None else 1]
-        if not torch.is_grad_enabled():
-            return operator._lookup(values, offsets, weights)
-        return cast(Tensor, _Lookup.apply(self._flat, pending, operator, values, offsets, weights))
+    def optimizer_state(self) -> list[dict[str, Tensor]]:
+        """Live state of each table by name, up to date until the next backward."""
+        self.flush()
+        return super().optimizer_state()
 
     def rows_at(self, table: int, ids: Tensor) -> Tensor:
         """Rows ``[N, D]`` of a table as they are now, wherever they are."""
         with torch.no_grad(), self._lock:
-            self._write(self._cache.take_changed((ids + self._cache.row_bounds[table]).unique()))
-            return super().rows_at(table, ids)
+            self._take_what_others_wrote()
+            base = self._cache.bases[table]
+            return self._operators[0].rows_at(table, self._cache.find(ids + base) - base)
 
-    def _rows_of(self, values: Tensor, offsets: Tensor) -> Tensor:
-        """Rows counted through all tables ``[N]``, of feature-major ids."""
-        return values.long() + self._per_id(self._first_rows, offsets, values.numel())
+    def prefetch(self, values: Tensor, offsets: Tensor) -> Future[None]:
+        """Let the system read what a coming batch needs from the disk, on threads; the result says when it is done.
 
-    def _per_id(self, by_feature: Tensor, offsets: Tensor, ids: int) -> Tensor | int:
-        """What an id's feature has, ``[N]``; 0 where there is one table."""
-        batch = (offsets.numel() - 1) // by_feature.numel()
+        Nothing else changes: no bit, no place, no count. Ids ``[N]`` and offsets ``[F*B+1]`` are those of the forward.
+        """
+        return self._reader.submit(self._read_pages, self._rows_of(values, offsets)[0])
+
+    def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        operator = self._operators[0]
+        operator._learning_rate = self._learning_rate
+        rows, bases = self._rows_of(values, offsets)
+        with torch.no_grad(), self._lock:
+            self._take_what_others_wrote()
+            faults = _major_faults()
+            if faults > self._faults:  # the file does not fit in memory: better wait for many pages at once
+                self._read_pages(rows)
+            places, moves, in_file = self._cache.place(rows)
+            pending = _Pending(self, in_file)
+            for move in moves:
+                self._copy(move.table, move.written.slots, move.written.rows)
+                self._copy(move.table, move.read.rows, move.read.slots)
+                self._note_copied(move.table, move.read)
+            self._faults = faults
+        values = (places - bases).to(values.dtype)
+        if torch.is_grad_enabled():
+            return cast(Tensor, _Lookup.apply(self._flat, pending, operator, values, offsets, weights))
+        found = operator._lookup(values, offsets, weights)
+        pending.held.release()
+        return found
+
+    def _rows_of(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Of feature-major ids ``[N]`` their rows, numbered as in ``RowCache``, and the first of their tables."""
+        batch = (offsets.numel() - 1) // len(self.spec.feature_tables)
         if not batch or len(self.spec.tables) == 1:
-            return 0
-        return by_feature.repeat_interleave(offsets[::batch].diff(), output_size=ids)
+            return values.long(), 0
+        bases = self._bases.repeat_interleave(offsets[::batch].diff(), output_size=values.numel())
+        return values + bases, bases
 
-    def _bring(self, rows: Tensor, counted: bool = True) -> Tensor | None:
-        """Slots ``[N]`` of rows that are in memory from now on; None where there are too few slots."""
-        self._take_what_others_wrote()
-        for table, written, read in self._cache.place(rows, counted):
-            self._write([(table, written)])
-            self._read([(table, read)])
-        slots = self._cache.find(rows)
-        return None if bool((slots < 0).any()) else slots
+    def _read_pages(self, rows: Tensor) -> None:
+        """Read a number of each row that has no slot, on many threads: each waits for one page at a time."""
+        if not self._reads_ahead:
+            return
+        missing = [(tensor, own) for table, own in self._cache.missing(rows) for tensor in self._tensors(table)]
+        number = max(64, sum(own.numel() for _, own in missing) // _READERS)
+        parts = [(tensor, part) for tensor, own in missing for part in own.split(number)]
+        stack = stack_size(_STACK)  # of threads that start here: the usual 8 MiB each would count as memory in use
+        try:
+            try:
+                done = _readers().map(lambda part: part[0].view(len(part[0]), -1)[:, 0].index_select(0, part[1]), parts)
+            finally:
+                stack_size(stack)
+            for _ in done:
+                pass
+        except RuntimeError:  # no memory for more threads: lookups wait for one page after the other
+            self._reads_ahead = False
+            _readers().shutdown(wait=False, cancel_futures=True)
+            _readers.cache_clear()
 
     def _take_what_others_wrote(self) -> None:
-        """Read every row again where the file was written by others since, by ``load_state_dict`` for example."""
-        if self._versions != self._written():
-            self._read(self._cache.take_all())
-            self._versions = self._written()
+        """Copy rows into their slots that others wrote in the file, ``load_state_dict`` for example."""
+        if self._versions == self._written():
+            return
+        for table, own in self._cache.in_slots():
+            slots = own.slots - self.spec.tables[table].rows
+            for tensor, copied in zip(self._tensors(table), self._copied[table], strict=True):
+                other = (_fingerprint(tensor, own.rows) != copied.index_select(0, slots)).nonzero().view(-1)
+                tensor.index_copy_(0, own.slots[other], tensor.index_select(0, own.rows[other]))
+            self._note_copied(table, own)
+        self._versions = self._written()
 
     def _written(self) -> list[int]:
         """How often torch has written to each buffer."""
         return [buffer._version for buffer in (self._flat, *self._kept)]
 
-    def _write(self, moves: Iterable[tuple[int, Rows]]) -> None:
-        """Copy rows and their state from memory to the file."""
-        for table, own in moves:
-            for far, near, rows, slots in self._tensors(table, own):
-                far.index_copy_(0, rows, near.index_select(0, slots))
+    def _copy(self, table: int, sources: Tensor, targets: Tensor) -> None:
+        """Copy the weights and states of rows or slots of a table."""
+        if sources.numel():
+            for tensor in self._tensors(table):
+                tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
-    def _read(self, moves: Iterable[tuple[int, Rows]]) -> None:
-        """Copy rows and their state from the file to memory."""
-        for table, own in moves:
-            for far, near, rows, slots in self._tensors(table, own):
-                near.index_copy_(0, slots, far.index_select(0, rows))
+    def _note_copied(self, table: int, own: Rows) -> None:
+        """Remember what rows in the file are now, to tell whether others write them."""
+        slots = own.slots - self.spec.tables[table].rows
+        for tensor, copied in zip(self._tensors(table), self._copied[table], strict=True):
+            copied.index_copy_(0, slots, _fingerprint(tensor, own.rows))
 
-    def _tensors(self, table: int, own: Rows) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Weights and each state of a table: (in the file, in memory, rows, slots)."""
-        near = self._far_and_near[1]
-        rows, slots = own.rows - self._cache.row_bounds[table], own.slots - self._cache.slot_bounds[table]
-        pairs = zip(
-            (self._tables[table], *self._states[table]), (near._tables[table], *near._states[table]), strict=True
-        )
-        # As .data: a lookup that waits for its backward reads other slots, and autograd would count this as a change.
-        return [(in_file.data, in_memory.data, rows, slots) for in_file, in_memory in pairs]
+    def _tensors(self, table: int) -> list[Tensor]:
+        """Weights and each state of a table, slots included."""
+        operator = self._operators[0]
+        # As .data: what is written here is not what others wrote, and no lookup that waits for its backward reads it.
+        return [tensor.data for tensor in (operator._tables[table], *operator._states[table])]
 
 
-class _InMemory:
-    """A lookup whose rows stay in their slots until its backward, or until its result is garbage."""
+class _Pending:
+    """A lookup whose rows stay in their places until its backward, or until its result is garbage."""
 
-    def __init__(self, tables: CachedTableBatch, slots: Tensor) -> None:
-        self._tables, self._slots = tables, slots
-        self._held = tables._cache.hold(slots)
-
-    def update(self, backward: Callable[[], None]) -> None:
-        with self._tables._lock:
-            self._tables._cache.change(self._slots)
-        backward()
-        self._held.release()
-
-
-class _InFile:
-    """A lookup in the file, of rows of which some are, or come to be, in memory, too."""
-
-    def __init__(self, tables: CachedTableBatch, rows: Tensor) -> None:
-        self._tables, self._rows = tables, rows
+    def __init__(self, tables: CachedTableBatch, in_file: int) -> None:
+        self._tables, self._in_file = tables, in_file
+        self.held = tables._cache.hold()
 
     def update(self, backward: Callable[[], None]) -> None:
         tables = self._tables
         with torch.no_grad(), tables._lock:
-            tables._write(tables._cache.take_changed(self._rows))
+            tables._take_what_others_wrote()
+        try:
             backward()
-            tables._read(tables._cache.take_all(self._rows))
-            tables._versions = tables._written()
+        finally:
+            with tables._lock:
+                tables._cache.change(self._in_file)
+                tables._versions = tables._written()
+            self.held.release()
 
 
 class _Lookup(torch.autograd.Function):
-    """A lookup of one of the operators, with a graph of its own: its backward is that of the operator."""
+    """A lookup of the operator, with a graph of its own: its backward is that of the operator."""
 
     @staticmethod
     def forward(
         ctx: Any,
         flat: Tensor,
-        pending: _InMemory | _InFile,
+        pending: _Pending,
         operator: TableBatch,
         values: Tensor,
         offsets: Tensor,
@@ -236,3 +273,26 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         ctx.pending.update(lambda: torch.autograd.backward(ctx.found, grads))
         return None, None, None, None, None, None
+
+
+@cache
+def _readers() -> ThreadPoolExecutor:
+    """Threads that wait for the disk, of all tables of this process."""
+    return ThreadPoolExecutor(_READERS, "tutorec-reader")
+
+
+def _major_faults() -> int:
+    """How often this process has waited for the disk to read a page; 0 where the system does not count."""
+    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def _fingerprint(tensor: Tensor, rows: Tensor) -> Tensor:
+    """32 bits of each row ``[N]`` of weights or states, which tell one content from another."""
+    bits = tensor.index_select(0, rows).view(torch.int32)
+    return bits if bits.dim() == 1 else (bits * _factors(bits.shape[1])).sum(1, dtype=torch.int32)
+
+
+@cache
+def _factors(columns: int) -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randint(-(2**31), 2**31, (columns,), generator=draw).int() | 1

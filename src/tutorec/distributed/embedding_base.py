@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
+from tutorec._kernels.row_cache import CacheCounts
+from tutorec._kernels.tbe_cached import CachedTableBatch
 from tutorec._spmd_device import device as own_device
 from tutorec.awaitable import Awaitable
 from tutorec.distributed import comm
@@ -33,6 +35,7 @@ from tutorec.distributed.sharded_module import CompIn, Ctx, DistOut, Out, Sharde
 from tutorec.distributed.sharding.base import EmbeddingSharding, SparseFeaturesDist
 from tutorec.distributed.state_dict import local_state, sharded_state
 from tutorec.distributed.tables import (
+    IN_FILE,
     HeldTable,
     PlacedTable,
     PlacementRules,
@@ -194,8 +197,23 @@ class ShardedEmbeddingModule(
         """What updates this rank's tables during backward, one optimizer for each group of tables."""
         return self._optimizer
 
+    def flush(self) -> None:
+        """Write the rows that a cache holds into their tables, so that parameters and optimizer state show them.
+
+        State dicts and checkpoints do so by themselves; whoever reads a parameter of a cached table calls it before.
+        """
+        for lookup in self._lookups:
+            for optimizer in lookup.fused_optimizers():
+                optimizer.operator.flush()
+
+    def cache_counts(self) -> list[CacheCounts]:
+        """What this rank's caches have done since the beginning: lookups, rows read and written; one of each group."""
+        operators = [optimizer.operator for lookup in self._lookups for optimizer in lookup.fused_optimizers()]
+        return [operator.counts for operator in operators if isinstance(operator, CachedTableBatch)]
+
     def held_tables(self) -> list[HeldTable]:
         """Every table of the collection, and of each what lies on this rank."""
+        self.flush()
         parameters, rank = dict(self.named_parameters()), self._env.rank
         found: list[HeldTable] = []
         for table in self._tables:
@@ -420,7 +438,8 @@ class BaseEmbeddingSharder:
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """`EmbeddingComputeKernel` values that it can build, on any device."""
-        return [kernel.value for kernel in SUPPORTED_KERNELS]
+        replicated = sharding_type == ShardingType.DATA_PARALLEL.value
+        return [kernel.value for kernel in SUPPORTED_KERNELS if not (replicated and kernel in IN_FILE)]
 
     def _check_module(self, module: nn.Module, wanted: type[nn.Module]) -> None:
         if not isinstance(module, wanted):
@@ -493,6 +512,7 @@ def _local_keys(module: Any, state_dict: Mapping[str, Any], prefix: str, table: 
 
 def _store_sharded(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
     """Name every table in the state dict, as a ShardedTensor; in a world of 1 without a process group as a tensor."""
+    module.flush()
     if module._env.process_group is None and module._env.world_size > 1:
         return
     local = {
@@ -510,6 +530,7 @@ def _copy_in(module: Any, state_dict: Any, prefix: str, local_metadata: dict[str
 
 def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Leave in the state dict what this rank holds."""
+    module.flush()
     stem = f"{prefix}{module._path}."
     keys = {table.name: f"{stem}{table.name}.weight" for table in module._tables}
     loaded = {name: state_dict.pop(key) for name, key in keys.items() if key in state_dict}

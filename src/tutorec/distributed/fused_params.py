@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
+from tutorec.distributed.cache_params import CACHE_KEYS
 from tutorec.optim.optimizers import PartialRowWiseAdam
 from tutorec.optim.rates import check_rate
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -54,7 +55,8 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
     Args:
         fused_params: ``optimizer`` (`EmbOptimType`, fbgemm's member, or its value as text), ``learning_rate`` or
             ``lr``, ``eps``, of the Adams ``beta1``, ``beta2`` and ``weight_decay``, and ``gradient_clipping=True`` with
-            ``max_gradient``, 1.0 by default, which cuts each number of the gradient of the pooled rows.
+            ``max_gradient``, 1.0 by default, which cuts each number of the gradient of the pooled rows. Keys of
+            `cache_params.CACHE_KEYS` are left to that module.
 
     Raises:
         TypeError: A number that is none.
@@ -64,10 +66,10 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
         >>> optimizer_spec({"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02, "eps": 0.002}).kind
         'rowwise_adagrad'
     """
-    given = dict(fused_params or {})
+    given = {key: value for key, value in (fused_params or {}).items() if key not in CACHE_KEYS}
     unknown = sorted(str(key) for key in given if key not in _KEYS)
     if unknown:
-        raise ValueError(f"fused_params has unknown keys {unknown}: known are {', '.join(_KEYS)}")
+        raise ValueError(f"fused_params has unknown keys {unknown}: known are {', '.join((*_KEYS, *CACHE_KEYS))}")
     if "lr" in given:
         if "learning_rate" in given:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Which tables of a rank are looked up in one call.
 
 A table-batched operator pools and updates all its tables alike, so the tables of a rank are grouped by how they pool,
-whether ids carry weights, their dtype, their kernel and their optimizer.
+whether ids carry weights, their dtype, their kernel, their optimizer and the file that they are in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
+from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.tbe import GroupSpec, TableSpec
+from tutorec.distributed.cache_params import cache_spec
 from tutorec.distributed.plan import EmbeddingComputeKernel
 from tutorec.distributed.tables import PlacedTable, TableShard
 
@@ -39,6 +41,12 @@ class TableGroup:
     def optimizer(self) -> OptimizerSpec | None:
         """What is applied during backward; None keeps gradients."""
         return self.shards[0].table.optimizer
+
+    @property
+    def cache(self) -> CacheSpec | None:
+        """Where rows are in a file: how many of each shard are in memory."""
+        caches = [(shard.table.cache, shard.piece.rows) for shard in self.shards if shard.table.cache is not None]
+        return cache_spec(caches) if caches else None
 
     @property
     def features(self) -> list[str]:
@@ -80,7 +88,8 @@ def group_tables(shards: Sequence[TableShard]) -> list[TableGroup]:
         pooling = _lookup_pooling(table)
         # Rows that come one by one fit into one tensor only where they are equally long.
         width = shard.piece.columns if pooling == "none" else 0
-        alike = (pooling, table.weighted, table.dtype, table.kernel, table.optimizer, width)
+        cache = None if table.cache is None else table.cache._replace(load_factor=0.0)
+        alike = (pooling, table.weighted, table.dtype, table.kernel, table.optimizer, cache, width)
         groups.setdefault(alike, []).append((shard, name))
     return [TableGroup(*zip(*members, strict=True)) for members in groups.values()]
 

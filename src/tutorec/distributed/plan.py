@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec, ShardingSpec
 
+from tutorec.distributed.cache_params import CacheParams
 from tutorec.distributed.plan_diff import PlanDiff, plan_diff
 from tutorec.distributed.plan_json import StoredShard, StoredTable, fingerprint, from_text, to_text, write_whole
 from tutorec.distributed.text_table import TextTable
@@ -47,8 +48,10 @@ class ShardingType(enum.Enum):
 class EmbeddingComputeKernel(enum.Enum):
     """How the rows of a shard are kept and updated.
 
-    ``FUSED`` updates the rows during backward and never builds a gradient; ``DENSE`` leaves a gradient to look at. The
-    names of 2022, ``batched_fused`` and ``batched_dense``, are accepted.
+    ``FUSED`` updates the rows during backward and never builds a gradient; ``DENSE`` leaves a gradient to look at.
+    ``FUSED_UVM`` and ``FUSED_UVM_CACHING`` are fused, for tables larger than memory: the rows are in a file, and with
+    ``FUSED_UVM_CACHING`` a part of them is in memory, see `CacheParams`. The names of 2022, ``batched_fused`` and
+    ``batched_dense``, are accepted.
 
     Example:
         >>> EmbeddingComputeKernel("batched_fused").value
@@ -71,7 +74,7 @@ class EmbeddingComputeKernel(enum.Enum):
         return None
 
 
-@dataclass
+@dataclass(repr=False)
 class ParameterSharding:
     """How one table is sharded.
 
@@ -81,6 +84,7 @@ class ParameterSharding:
         ranks: The ranks that hold a piece, in the order of the pieces.
         sharding_spec: The pieces: offsets ``[row, column]``, sizes ``[R, D]``, placement ``"rank:0/cpu"``. None for
             ``data_parallel``.
+        cache_params: The cache, for the kernel ``"fused_uvm_caching"``; not printed where there is none.
         shape: ``(R, D)`` of the table that the entry was made for, where it is known: what a stored plan is compared
             with. Not printed, and two entries that say the same are equal without it.
         source: The file that the entry was read from, for messages; likewise.
@@ -94,8 +98,17 @@ class ParameterSharding:
     compute_kernel: str
     ranks: list[int] | None = None
     sharding_spec: ShardingSpec | None = None
+    cache_params: CacheParams | None = None
     shape: tuple[int, int] | None = field(default=None, repr=False, compare=False)
     source: str = field(default="", repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        shown = [
+            each.name
+            for each in fields(self)
+            if each.repr and not (each.name == "cache_params" and not self.cache_params)
+        ]
+        return f"ParameterSharding({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def shards(self) -> list[ShardMetadata]:
         """The pieces, empty where the plan lists none."""
@@ -122,6 +135,7 @@ class ParameterSharding:
             list(self.ranks) if self.ranks is not None else None,
             shards if self.sharding_spec is not None else None,
             self.table_shape(),
+            self.cache_params and self.cache_params._stored(),
         )
 
     @classmethod
@@ -142,7 +156,8 @@ class ParameterSharding:
             spec = EnumerableShardingSpec(shards) if stored.shards is not None else None
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"{source}: a shard of table {table!r} cannot be placed: {error}") from None
-        return cls(stored.sharding_type, stored.compute_kernel, stored.ranks, spec, stored.shape, source)
+        cache = stored.cache and CacheParams._from_stored(stored.cache)
+        return cls(stored.sharding_type, stored.compute_kernel, stored.ranks, spec, cache, stored.shape, source)
 
 
 class ModuleShardingPlan:

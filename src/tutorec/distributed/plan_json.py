@@ -16,7 +16,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,15 @@ class StoredShard:
 
 
 @dataclass(frozen=True)
+class StoredCache:
+    """The cache of a table: ``"lru"`` or ``"lfu"``, the part of the rows in memory, and the file's folder."""
+
+    algorithm: str | None
+    load_factor: float | None
+    folder: str | None
+
+
+@dataclass(frozen=True)
 class StoredTable:
     """The entry of a table.
 
@@ -43,6 +52,7 @@ class StoredTable:
         ranks: Who holds a piece, or None.
         shards: The pieces; None where the plan lists none.
         shape: ``(R, D)`` of the table, or None where it is not known.
+        cache: Of a table that has one.
     """
 
     sharding_type: str
@@ -50,6 +60,7 @@ class StoredTable:
     ranks: list[int] | None
     shards: list[StoredShard] | None
     shape: tuple[int, int] | None
+    cache: StoredCache | None = None
 
 
 # Path of a module -> table -> entry.
@@ -149,6 +160,7 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
 def _entry(table: StoredTable) -> dict[str, Any]:
     rows, columns = table.shape or (None, None)
     shards = table.shards
+    cache = {} if table.cache is None else {"cache": asdict(table.cache)}
     return {
         "sharding_type": table.sharding_type,
         "compute_kernel": table.compute_kernel,
@@ -158,6 +170,7 @@ def _entry(table: StoredTable) -> dict[str, Any]:
         "shards": None
         if shards is None
         else [{"offsets": s.offsets, "sizes": s.sizes, "placement": s.placement} for s in shards],
+        **cache,
     }
 
 
@@ -208,6 +221,16 @@ class _Reader:
             if shards is None
             else [self._shard(f"shard {index} of {where}", shard) for index, shard in enumerate(shards)],
             shape=None if rows is None or columns is None else (rows, columns),
+            cache=self._cache(f"the cache of {where}", entry["cache"]) if "cache" in entry else None,
+        )
+
+    def _cache(self, where: str, cache: Any) -> StoredCache:
+        if not isinstance(cache, dict) or cache.get("algorithm") not in (None, "lru", "lfu"):
+            raise ValueError(f"{self._source} is damaged: {where} is {cache!r}, of which the algorithm is lru or lfu")
+        return StoredCache(
+            cache.get("algorithm"),
+            self.value(where, cache, "load_factor", float, int, type(None)),
+            self.value(where, cache, "folder", str, type(None)),
         )
 
     def _shard(self, where: str, shard: Any) -> StoredShard:

@@ -14,6 +14,7 @@ import torch
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
+from tutorec.distributed.cache_params import TableCache, table_cache
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
@@ -28,6 +29,7 @@ _POOLINGS: dict[PoolingType, PoolingKind] = {
     PoolingType.NONE: "none",
 }
 _ROW_SPLITS = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
+IN_FILE = (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)
 _E = TypeVar("_E", bound=Enum)
 
 
@@ -49,6 +51,7 @@ class PlacedTable:
         kernel: How its rows are kept and updated.
         optimizer: Applied during backward; None where gradients are kept (dense).
         pieces: In column order, and in row order within; of a replicated table the whole of it for every rank.
+        cache: Of a table that is in a file; else None.
     """
 
     name: str
@@ -63,6 +66,7 @@ class PlacedTable:
     kernel: EmbeddingComputeKernel
     optimizer: OptimizerSpec | None
     pieces: tuple[ShardPiece, ...]
+    cache: TableCache | None = None
 
     @property
     def splits_rows(self) -> bool:
@@ -94,6 +98,7 @@ class PlacedTable:
             "sharding type": self.sharding_type.value,
             "compute kernel": self.kernel.value,
             "optimizer": str(self.optimizer),
+            "cache": str(self.cache),
             "ranks": str([piece.rank for piece in self.pieces]),
             "shard offsets": str([[piece.row_offset, piece.column_offset] for piece in self.pieces]),
             "shard sizes": str([[piece.rows, piece.columns] for piece in self.pieces]),
@@ -250,6 +255,13 @@ def _placed(
         )
     if kernel is not EmbeddingComputeKernel.DENSE:
         optimizer = optimizer or optimizer_spec(rules.fused_params)
+    in_file = kernel in IN_FILE
+    if in_file and sharding_type is ShardingType.DATA_PARALLEL:
+        raise ValueError(
+            f"the plan gives every rank a copy of table {config.name!r}, data_parallel, and the compute kernel "
+            f"{kernel.value!r}, for tables larger than memory: cut the table, by row_wise for example, or use 'fused'"
+        )
+    has_cache = kernel is EmbeddingComputeKernel.FUSED_UVM_CACHING
     return PlacedTable(
         name=config.name,
         rows=rows,
@@ -263,6 +275,7 @@ def _placed(
         kernel=kernel,
         optimizer=optimizer,
         pieces=pieces,
+        cache=table_cache(config.name, sharding.cache_params, rules.fused_params, has_cache) if in_file else None,
     )
 
 

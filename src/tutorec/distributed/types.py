@@ -4,6 +4,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
 from tutorec.awaitable import Awaitable, LazyAwaitable, LazyNoWait, NoWait
+from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams, CacheStatistics
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import (
     EmbeddingModuleShardingPlan,
@@ -18,6 +19,9 @@ from tutorec.distributed.sharded_tensor import ShardedTensor
 
 __all__ = [
     "Awaitable",
+    "CacheAlgorithm",
+    "CacheParams",
+    "CacheStatistics",
     "CommOp",
     "EmbeddingModuleShardingPlan",
     "EnumerableShardingSpec",

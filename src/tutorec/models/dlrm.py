@@ -31,11 +31,11 @@ class SparseArch(nn.Module):
     """The tables: ids in, one pooled vector per feature out.
 
     Args:
-        embedding_bag_collection: tables of one width D; F is the number of their (table, feature) pairs.
+        embedding_bag_collection: Tables of one width D; F is the number of their (table, feature) pairs.
 
     Raises:
-        TypeError: it is no collection of tables.
-        ValueError: no tables, or tables of different widths.
+        TypeError: It is not a collection of tables.
+        ValueError: No tables, or tables of different widths.
     """
 
     def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
@@ -74,8 +74,8 @@ class DenseArch(nn.Module):
 
     Args:
         in_features: D_in.
-        layer_sizes: width of each layer; the last one is D.
-        device: where the weights are made.
+        layer_sizes: Width of each layer; the last one is D.
+        device: Where the weights are made.
     """
 
     def __init__(self, in_features: int, layer_sizes: list[int], device: torch.device | None = None) -> None:
@@ -92,7 +92,7 @@ class InteractionArch(nn.Module):
 
     Args:
         num_sparse_features: F.
-        device: where the positions of the inner products are made; vectors must be there, too.
+        device: Where the positions of the inner products are made; vectors must be there, too.
 
     Example:
         >>> import torch
@@ -151,12 +151,12 @@ class OverArch(nn.Module):
     """The last MLP: all layers but the last with ReLU, the last one linear.
 
     Args:
-        in_features: width of what the interaction gives.
-        layer_sizes: width of each layer; the last one is 1 for a logit.
-        device: where the weights are made.
+        in_features: Width of what the interaction gives.
+        layer_sizes: Width of each layer; the last one is 1 for a logit.
+        device: Where the weights are made.
 
     Raises:
-        ValueError: fewer than two layers.
+        ValueError: Fewer than two layers.
     """
 
     def __init__(self, in_features: int, layer_sizes: list[int], device: torch.device | None = None) -> None:
@@ -179,14 +179,14 @@ class DLRM(nn.Module):
     """The click model of this module's figure: logits [B, 1], not probabilities.
 
     Args:
-        embedding_bag_collection: tables of one width D, with F features in all.
+        embedding_bag_collection: Tables of one width D, with F features in all.
         dense_in_features: D_in, number of dense columns.
-        dense_arch_layer_sizes: layers of the dense MLP; the last one must be D.
-        over_arch_layer_sizes: layers of the last MLP; the last one is 1 for a logit.
-        dense_device: where the MLPs are made.
+        dense_arch_layer_sizes: Layers of the dense MLP; the last one must be D.
+        over_arch_layer_sizes: Layers of the last MLP; the last one is 1 for a logit.
+        dense_device: Where the MLPs are made.
 
     Raises:
-        ValueError: no tables, tables of different widths, or a dense MLP that ends in another width.
+        ValueError: No tables, tables of different widths, or a dense MLP that ends in another width.
 
     Example:
         >>> from tutorec.datasets.random import shop
@@ -237,10 +237,10 @@ class DLRMTrain(nn.Module):
     A rank without samples has the loss 0, with a backward that takes part in the ranks' exchanges.
 
     Args:
-        dlrm_module: the model.
+        dlrm_module: The model.
 
     Raises:
-        TypeError: it is no module.
+        TypeError: It is no module.
     """
 
     def __init__(self, dlrm_module: DLRM) -> None:

@@ -35,14 +35,14 @@ class TwoTower(nn.Module):
     """Queries and candidates as vectors whose inner product is the score of the pair.
 
     Args:
-        embedding_bag_collection: the tables; both towers may share some.
-        query_features: features that say who asks.
-        candidate_features: features that say what may be found; the first is its id, one for each sample.
-        layer_sizes: layers of both MLPs; the last is D, the width of the vectors.
-        dense_device: where the MLPs are made.
+        embedding_bag_collection: The tables; both towers may share some.
+        query_features: Features that say who asks.
+        candidate_features: Features that say what may be found; the first is its id, one for each sample.
+        layer_sizes: Layers of both MLPs; the last is D, the width of the vectors.
+        dense_device: Where the MLPs are made.
 
     Raises:
-        TypeError: there is no collection of tables, or features are no list of names.
+        TypeError: There is no collection of tables, or features are not a list of names.
         ValueError: a tower has no features, or a feature that no table has.
 
     Example:
@@ -128,11 +128,11 @@ class TwoTowerTrain(nn.Module):
     gradient is the mean over ranks, however many samples each has.
 
     Args:
-        two_tower: the model.
-        negatives: which candidates stand for all.
+        two_tower: The model.
+        negatives: Which candidates stand for all.
         frequency: [rows], how often each id is a candidate, in any unit; for ``"in_batch"``. None: no correction.
-        rows: ids to draw from, 0 .. rows-1; for ``"random"``.
-        drawn: how many are drawn; for ``"random"``.
+        rows: Ids to draw from, 0 .. rows-1; for ``"random"``.
+        drawn: How many are drawn; for ``"random"``.
 
     Raises:
         TypeError: ``two_tower`` is no two-tower model.

@@ -88,7 +88,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     Example:
         >>> import torch
         >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
-        >>> from tutorec._kernels.tbe import GroupSpec, TableSpec, build_table_batch
+        >>> from tutorec._kernels.tbe import GroupSpec, TableSpec
+        >>> from tutorec._kernels.tbe_build import build_table_batch
         >>> tables = build_table_batch(
         ...     GroupSpec((TableSpec("item", 3, 4),), feature_tables=(0,)),
         ...     optimizer=OptimizerSpec("sgd", learning_rate=0.02), device=torch.device("cpu"))
@@ -113,6 +114,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As of every keyed optimizer; of a sharded module each table once, its states as ShardedTensors."""
+        self._tables.flush()
         found = super().state_dict()
         return found if self._form is None else {**found, "state": self._form.stored(found["state"])}
 
@@ -122,6 +124,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         Raises:
             ValueError: See ``KeyedOptimizer.load_state_dict``, or it was stored under another plan.
         """
+        self._tables.flush()
         super().load_state_dict(self._of_parameters(state_dict))
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -187,7 +190,7 @@ def _why_not(name: str, exchanged: bool) -> str:
     if exchanged:
         return (
             f"parameter {name!r} was given other memory (.data = ...), and rows are still looked up in the old one: "
-            "write into it, parameter.data.copy_(rows)"
+            "write into it, parameter.copy_(rows) under torch.no_grad()"
         )
     return (
         f"parameter {name!r} is frozen (requires_grad=False), and its fused optimizer would move its rows in backward: "

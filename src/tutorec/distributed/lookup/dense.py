@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from tutorec._kernels.tbe import FirstRows, GroupSpec, build_table_batch
+from tutorec._kernels.tbe import FirstRows, GroupSpec
+from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.grouping import TableGroup
 
 

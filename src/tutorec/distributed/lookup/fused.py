@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from tutorec._kernels.tbe import FirstRows, GroupSpec, build_table_batch
+from tutorec._kernels.tbe import FirstRows, GroupSpec
+from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.grouping import TableGroup
 from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizerModule
 
@@ -35,7 +36,7 @@ class BatchedFusedEmbeddingBag(nn.Module, FusedOptimizerModule):
         self._group = group
         assert group.optimizer is not None, "a fused group has an optimizer"
         self._emb_module = build_table_batch(
-            spec or group.spec(), optimizer=group.optimizer, device=device, weights=weights
+            spec or group.spec(), optimizer=group.optimizer, device=device, weights=weights, cache=group.cache
         )
         # Views of the operator's rows: writing into a parameter moves the rows.
         self._weights = [nn.Parameter(rows) for rows in self._emb_module.table_weights()]

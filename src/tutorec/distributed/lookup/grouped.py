@@ -18,6 +18,8 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 _KERNELS: dict[EmbeddingComputeKernel, type[BatchedFusedEmbeddingBag] | type[BatchedDenseEmbeddingBag]] = {
     EmbeddingComputeKernel.FUSED: BatchedFusedEmbeddingBag,
+    EmbeddingComputeKernel.FUSED_UVM: BatchedFusedEmbeddingBag,
+    EmbeddingComputeKernel.FUSED_UVM_CACHING: BatchedFusedEmbeddingBag,
     EmbeddingComputeKernel.DENSE: BatchedDenseEmbeddingBag,
 }
 SUPPORTED_KERNELS = tuple(_KERNELS)

@@ -55,6 +55,8 @@ class BatchedDenseEmbedding(BatchedDenseEmbeddingBag):
 
 _KERNELS: dict[EmbeddingComputeKernel, type[BatchedFusedEmbedding] | type[BatchedDenseEmbedding]] = {
     EmbeddingComputeKernel.FUSED: BatchedFusedEmbedding,
+    EmbeddingComputeKernel.FUSED_UVM: BatchedFusedEmbedding,
+    EmbeddingComputeKernel.FUSED_UVM_CACHING: BatchedFusedEmbedding,
     EmbeddingComputeKernel.DENSE: BatchedDenseEmbedding,
 }
 

@@ -16,6 +16,7 @@ from tutorec.distributed.planner.kernels import kernel_model
 from tutorec.distributed.simulate.work import SimulatedTable
 from tutorec.distributed.tables import check_plan_covers
 from tutorec.distributed.text_table import ranks_text
+from tutorec.errors import PlannerError, PlannerErrorType
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 
 Configs = Sequence[BaseEmbeddingConfig]
@@ -76,6 +77,12 @@ def _placed(
     path: str, config: BaseEmbeddingConfig, sharding: ParameterSharding, topology: Any, weighted: bool
 ) -> SimulatedTable:
     kernel = kernel_model(sharding.compute_kernel)
+    if sharding.compute_kernel in ("fused_uvm", "fused_uvm_caching"):
+        raise PlannerError(
+            f"table {config.name!r} has the compute kernel {sharding.compute_kernel!r}, and caches are not simulated: "
+            "give it 'fused'",
+            PlannerErrorType.INVALID_COMPUTE_KERNEL,
+        )
     try:
         kind = ShardingType(sharding.sharding_type)
     except ValueError:

@@ -1,0 +1,127 @@
+"""Which operator looks up a group of tables: fbgemm's or torch's, in memory or in a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+
+from tutorec._kernels.backend import backend
+from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec
+from tutorec._kernels.row_file import CacheSpec, zeros_in_file
+from tutorec._kernels.tbe import FirstRows, GroupSpec, TableBatch
+
+__all__ = ["build_table_batch", "runs_in_fbgemm"]
+
+_CUDA_COLUMNS = 2048  # the widest rows that fbgemm's CUDA kernels train
+
+
+def build_table_batch(
+    spec: GroupSpec,
+    *,
+    optimizer: OptimizerSpec | None,
+    device: torch.device,
+    weights: FirstRows | None = None,
+    cache: CacheSpec | None = None,
+) -> TableBatch:
+    """Build the operator for a group of tables on the backend of this process.
+
+    fbgemm's operators run on the CPU, and on CUDA where its CUDA wheel fits. Where fbgemm has no kernel for what is
+    asked, the plain-torch operator stands behind the same signature and ``kernel`` says so. (Neither has been run on a
+    GPU yet.)
+
+    Args:
+        spec: Tables, features and pooling.
+        optimizer: Applied in the backward; None for dense gradients.
+        device: Where the tables live.
+        weights: One tensor [R, D] for each table, copied; None, or one on the meta device, draws uniform numbers
+            within 1/sqrt(R). Or a function that is given a table's number and its rows, and writes them.
+        cache: Where the tables are to be stored in a file: how many of their rows are in memory.
+
+    Returns:
+        The operator.
+
+    Raises:
+        ValueError: Weights whose number or shape differs from the tables'.
+
+    Example:
+        >>> import torch
+        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
+        >>> from tutorec._kernels.tbe import GroupSpec, TableSpec
+        >>> from tutorec._kernels.tbe_build import build_table_batch
+        >>> group = GroupSpec((TableSpec("item", rows=3, columns=4),), feature_tables=(0,))
+        >>> op = build_table_batch(group, optimizer=OptimizerSpec("sgd", learning_rate=0.5),
+        ...                        device=torch.device("cpu"), weights=[torch.ones(3, 4)])
+        >>> op(torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3])).sum().backward()
+        >>> op.table_weights()[0][:, 0].tolist()  # row 2 is in the batch twice: one update with the summed gradient
+        [0.5, 1.0, 0.0]
+    """
+    device = torch.device(device)
+    implementation = _implementation(spec, optimizer, device)
+    if cache is None:
+        built = implementation(spec, optimizer, device)
+    else:
+        if optimizer is None or device.type != "cpu":
+            why, remedy = "with dense gradients", "give them a fused optimizer"
+            if optimizer is not None:
+                why, remedy = f"on {device}", "put them on the CPU, or give them the compute kernel 'fused'"
+            raise ValueError(f"tables {spec.names} cannot be stored in a file {why}: {remedy}")
+        zeros = partial(zeros_in_file, folder=cache.folder, what=f"tables {spec.names}")
+        if cache.rows:
+            from tutorec._kernels.tbe_cached import CachedTableBatch
+
+            built = CachedTableBatch(spec, optimizer, cache, implementation, zeros)
+        else:
+            built = implementation(spec, optimizer, device, zeros)
+    with torch.no_grad():
+        for index, (table, own) in enumerate(zip(spec.tables, built.table_weights(), strict=True)):
+            if callable(weights):
+                weights(index, own.detach())
+            elif (weights is None or weights[index].is_meta) and table.rows:
+                own.uniform_(-1 / math.sqrt(table.rows), 1 / math.sqrt(table.rows))
+    if weights is not None and not callable(weights):
+        spec.check_count(weights, "weights")
+        built.load_table_weights(
+            [own if new.is_meta else new for own, new in zip(built.table_weights(), weights, strict=True)]
+        )
+    return built
+
+
+def runs_in_fbgemm(optimizer: OptimizerSpec | None, columns: Iterable[int], device_type: str) -> bool:
+    """Whether fbgemm's operators stand behind a group of tables, which store widths as multiples of 4.
+
+    Args:
+        optimizer: Applied in the backward; None for dense gradients.
+        columns: D of each table.
+        device_type: Where they live, ``"cpu"``, ``"cuda"`` or another.
+
+    Example:
+        >>> runs_in_fbgemm(OptimizerSpec("adam"), [64], "cpu")  # fbgemm has Adam for CUDA only
+        False
+    """
+    if optimizer is not None and device_type == "cpu" and optimizer.kind not in FBGEMM_KINDS:
+        return False
+    columns = list(columns)
+    if device_type == "cuda" and max(columns) > _CUDA_COLUMNS:
+        return False
+    # Padding is exact but for rules that would average the squares of a row over its padded width.
+    averages = optimizer is not None and optimizer.averages_squares
+    return not (averages and any(width % 4 for width in columns)) and backend().serves(device_type)
+
+
+def _implementation(spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> type[TableBatch]:
+    """The class that runs a group: fbgemm's where fbgemm was chosen and has the kernel, else torch's."""
+    # Imported here: all three modules subclass TableBatch, and a process needs one or two of them.
+    if not runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):
+        from tutorec._kernels import tbe_torch
+
+        return tbe_torch.TorchTableBatchedEmbeddingBags
+    if device.type == "cpu":
+        from tutorec._kernels import tbe_fbgemm as kernels
+    else:
+        from tutorec._kernels import tbe_cuda as kernels
+    if optimizer is None:
+        return kernels.DenseTableBatchedEmbeddingBagsCodegen
+    return kernels.SplitTableBatchedEmbeddingBagsCodegen

@@ -1,0 +1,37 @@
+"""Tables in a file: room is reserved, and parts of them can be kept in memory."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tutorec._kernels.row_file import keep_in_memory, zeros_in_file
+
+
+def _mapped(address: int) -> str:
+    """What the system says is behind an address: its line of ``/proc/self/maps``."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(number, 16) for number in line.split()[0].split("-"))
+        if first <= address < last:
+            return line
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked")
+def test_a_part_is_in_memory_and_the_rest_stays_in_the_file() -> None:
+    table = zeros_in_file(3 * 4096).view(-1, 8)
+    table.fill_(1.0)
+    part = table[100:1400]  # 32 bytes a row: begins and ends inside pages
+    assert keep_in_memory(part)
+    inside, outside = table[700].data_ptr(), table[0].data_ptr()
+    assert _mapped(inside).split()[4] == "0" and _mapped(outside).split()[4] != "0"
+    assert not table[700].any() and bool(table[:100].all()) and bool(table[1400:].all())  # zeros, and nothing else
+    table[100:1400] = 2.0
+    assert float(table.sum()) == 8 * (100 + 2 * 1300 + len(table) - 1400)
+
+
+def test_a_part_smaller_than_a_page_stays_in_the_file() -> None:
+    numbers = zeros_in_file(2000)
+    numbers.fill_(1.0)
+    assert not keep_in_memory(numbers[10:20])
+    assert bool(numbers.all())
