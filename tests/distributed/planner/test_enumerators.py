@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from strategies import table_sets
 from torch import nn
 
+from tutorec.distributed.cache_params import CacheParams, CacheStatistics
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.placed_pieces import placed_pieces
@@ -182,23 +183,23 @@ def test_kernel_that_is_asked_for_is_the_only_one(asked: str):
 
 
 def test_kernel_that_is_registered_later_is_listed():
-    class UvmSharder(EmbeddingBagCollectionSharder):
+    class PackedSharder(EmbeddingBagCollectionSharder):
         def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-            return ["fused", "fused_uvm"]
+            return ["fused", "quant_uvm"]
 
     module, topology = bags(item=(8, 4)), Topology(2, "cuda")
     enumerator = EmbeddingEnumerator(topology, estimator=NoEstimate())
-    assert {option.compute_kernel for option in enumerator.enumerate(module, [UvmSharder()])} == {"fused"}
+    assert {option.compute_kernel for option in enumerator.enumerate(module, [PackedSharder()])} == {"fused"}
     assert any("cost is not known" in refusal.reason for refusal in enumerator.refusals)
     try:
-        register_kernel("fused_uvm", KernelModel(devices=("cuda",)))
-        options = enumerator.enumerate(module, [UvmSharder()])
+        register_kernel("quant_uvm", KernelModel(devices=("cuda",)))
+        options = enumerator.enumerate(module, [PackedSharder()])
     finally:
         from tutorec.distributed.planner import kernels
 
-        kernels._kernels.pop("fused_uvm", None)
-    assert {option.compute_kernel for option in options} == {"fused", "fused_uvm"}
-    assert "fused_uvm" not in registered_kernels()
+        kernels._kernels.pop("quant_uvm", None)
+    assert {option.compute_kernel for option in options} == {"fused", "quant_uvm"}
+    assert "quant_uvm" not in registered_kernels()
 
 
 # --- how wide slices are
@@ -228,7 +229,6 @@ def test_column_wise_table_that_stays_whole_is_a_warning_that_says_what_would_cu
     [
         ({"min_partition": 32, "sharding_types": ["row_wise"]}, "min_partition=32 has no effect: no sharding type"),
         ({"min_partition": 33}, "min_partition=33 has no effect: 64 columns have no equal slices of 33 to 63"),
-        ({"cache_params": object()}, "cache_params has no effect: no kernel keeps rows in a cache"),
         ({"stochastic_rounding": True}, "stochastic_rounding has no effect"),
         ({"use_virtual_table": True}, "use_virtual_table has no effect"),
         ({"output_dtype": "fp16"}, "output_dtype has no effect"),
@@ -460,3 +460,40 @@ def test_optimizer_without_a_fused_form_is_an_error_that_names_the_table():
     apply_optimizer_in_backward(torch.optim.RMSprop, module.parameters(), {"lr": 0.5})
     with pytest.raises(ValueError, match="table 'item': RMSprop in backward has no fused form"):
         listed(module, Topology(2, "cpu"))
+
+
+# --- tables in files
+
+
+class HalfMissed(CacheStatistics):
+    """Of a cache of any size every second lookup misses."""
+
+    expected_lookups, cacheability = 100, 0.5
+
+    def expected_miss_rate(self, clf: float) -> float:
+        return 0.5
+
+
+def cached_options(**constraint: Any) -> dict[tuple[str, float | None], float]:
+    """(Kernel, load factor) of the row-wise options of a table -> milliseconds of its misses."""
+    words = ParameterConstraints(sharding_types=["row_wise"], **constraint)
+    enumerator = EmbeddingEnumerator(Topology(2, "cpu"), constraints={"item": words})
+    options = enumerator.enumerate(bags(item=(1000, 64)), [EmbeddingBagCollectionSharder()])
+    return {(one.compute_kernel, one.cache_load_factor): one.shards[0].perf.prefetch_compute for one in options}  # type: ignore[union-attr]
+
+
+def test_tables_in_files_are_options_where_a_constraint_asks_for_them():
+    assert list(cached_options()) == [("fused", None)]
+    assert list(cached_options(compute_kernels=["fused_uvm"])) == [("fused_uvm", None)]
+    sizes = cached_options(compute_kernels=["fused_uvm_caching"])
+    assert {kernel for kernel, _ in sizes} == {"fused_uvm_caching"} and len(sizes) > 3
+    assert sorted(sizes.values(), reverse=True) == [sizes[one] for one in sorted(sizes)]  # the smaller, the slower
+    asked = cached_options(cache_params=CacheParams(load_factor=0.3))
+    assert set(asked) == {("fused", None), ("fused_uvm", None), ("fused_uvm_caching", 0.3)}
+
+
+def test_misses_are_those_of_the_statistics():
+    as_told = cached_options(cache_params=CacheParams(load_factor=0.3, stats=HalfMissed()))
+    as_if_even = cached_options(cache_params=CacheParams(load_factor=0.5))
+    assert as_told["fused_uvm_caching", 0.3] == as_if_even["fused_uvm_caching", 0.5]
+    assert as_told["fused_uvm", None] == 2 * as_told["fused_uvm_caching", 0.3]

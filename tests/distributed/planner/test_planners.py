@@ -142,7 +142,7 @@ def test_table_that_fits_nowhere_is_named_with_a_change_that_works():
         ({"constraints": only(["absent"], "row_wise")}, "absent"),
         ({"constraints": only(["t0"], "diagonal")}, "diagonal"),
         ({"constraints": {"t0": ParameterConstraints(pin=[7])}}, r"rank.*7"),
-        ({"constraints": {"t0": ParameterConstraints(compute_kernels=["fused_uvm"])}}, "t0"),
+        ({"constraints": {"t0": ParameterConstraints(compute_kernels=["quant_uvm"])}}, "t0"),
         ({"timeout_seconds": 0}, "timeout_seconds=0 is"),
         ({"batch_size": 0}, "batch_size=0 is"),
     ],
@@ -217,3 +217,20 @@ def test_plan_for_gpus_is_placed_on_the_cpu_where_there_are_none(ranks):
         pytest.skip("needs a machine without a GPU")
     found = ranks(2).run(cuda_plan_on_cpu)
     assert {device for devices in found for device in devices} == {"cpu"}
+
+
+def test_tables_that_do_not_fit_get_caches_and_the_story_says_what_others_would_cost():
+    words = ParameterConstraints(compute_kernels=["fused", "fused_uvm_caching"])
+    model = bags((100_000, 64), (100_000, 64))
+    planner = EmbeddingShardingPlanner(
+        Topology(1, "cpu", ddr_cap=40 * MIB), 8, constraints={"t0": words, "t1": words}, storage_reservation=ALL
+    )
+    plan = planner.plan(model)
+    entries = plan.plan[""].values()
+    assert sorted(entry.compute_kernel for entry in entries) == ["fused", "fused_uvm_caching"]
+    [cached] = [entry.cache_params for entry in entries if entry.cache_params is not None]
+    assert cached.load_factor is not None and cached.load_factor > 0.3
+    name = next(name for name, entry in plan.plan[""].items() if entry.cache_params is not None)
+    assert "table_wise 1 % cached" in str(plan.explain(name))
+    assert "24.4 MiB in files" in str(plan.explain())
+    assert ShardingPlan.from_json(plan.to_json()).plan[""][name].cache_params == cached

@@ -11,23 +11,27 @@ from distributed.cases import CUT_IN_TWO, KINDS, MIXES, group, kind_of, tables, 
 from torch import nn
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.tbe import TableBatch
+from tutorec._kernels.row_file import CacheSpec
+from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
+from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner import kernels
+from tutorec.distributed.planner.cost import piece_perf
 from tutorec.distributed.planner.kernels import KernelModel, register_kernel
 from tutorec.distributed.planner.options import PartitionByType, Shard, ShardingOption
 from tutorec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from tutorec.distributed.planner.storage import piece_storage, stored_bytes
-from tutorec.distributed.planner.table_facts import TableFacts
+from tutorec.distributed.planner.table_facts import CachedRows, TableFacts
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_geometry import data_parallel_pieces, pieces_of
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from tutorec.spmd import device
 
 # Of 5 rows some ranks of 4 hold none; 6 and 10 columns are stored as 8 and 12 where fbgemm's kernels hold them.
 ROW_TABLES = ((11, 8), (5, 8), (9, 8))
@@ -169,6 +173,36 @@ def test_a_kernel_may_keep_rows_elsewhere(monkeypatch):
     register_kernel("fused_uvm", KernelModel(memory=on_host))
     memory = piece_storage(facts(), ShardingType.TABLE_WISE, "fused_uvm", WHOLE, Topology(2, "cuda"))
     assert memory.tolist() == [[480 + 2560, 128_000, 0]]
+
+
+def tensors_in(*owners: Any) -> list[torch.Tensor]:
+    """The tensors that objects have as attributes, alone or in lists."""
+    found: list[torch.Tensor] = []
+    left = [value for owner in owners for value in vars(owner).values()]
+    while left:
+        value = left.pop()
+        found += [value] if isinstance(value, torch.Tensor) else []
+        left += list(value) if isinstance(value, list | tuple) else []
+    return found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tables in files are on the CPU")
+def test_cache_counts_its_rows_and_index_in_memory_and_the_table_in_the_file():
+    cached = facts(optimizer=ADAGRAD, cache=CachedRows(load_factor=0.1, miss_rate=0.5))
+    topology = Topology(1, "cpu")
+    found = stored_bytes(cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology)
+    [memory] = piece_storage(cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology).tolist()
+    assert memory[2] == 128_000 + 4000
+    assert memory[1] == found.cache[0] + found.input[0] + found.output[0]
+    group = GroupSpec((TableSpec("t", 1000, 32),), (0,))
+    tables: Any = build_table_batch(group, optimizer=ADAGRAD, device=device(), cache=CacheSpec((100,)))
+    copied = sum(part.nbytes for of_table in tables._copied for part in of_table)
+    index = sum(part.nbytes for part in tensors_in(tables._cache)) + copied
+    assert found.cache[0] == pytest.approx(100 * (128 + 4) + index, rel=0.05)
+    slower = piece_perf(cached, ShardingType.TABLE_WISE, "fused_uvm_caching", WHOLE, topology)[0]
+    assert slower[5] == pytest.approx(2 * 0.5 * 20 * (128 + 4) / topology.ssd_mem_bw)
+    none = facts(cache=CachedRows(load_factor=0.0, miss_rate=1.0))
+    assert stored_bytes(none, ShardingType.TABLE_WISE, "fused_uvm", WHOLE, topology).cache[0] == 0
 
 
 def option(sharding_type: str = "table_wise") -> ShardingOption:

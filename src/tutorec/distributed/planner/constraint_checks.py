@@ -19,12 +19,11 @@ _E = TypeVar("_E", bound=Enum)
 
 # Fields of TorchRec's that ask for what no kernel of this edition does.
 WITHOUT_EFFECT = {
-    "cache_params": "no kernel keeps rows in a cache",
-    "enforce_hbm": "no kernel keeps rows in a cache",
+    "enforce_hbm": "the rows of a cache, and their optimizer state, are always in the faster memory",
     "stochastic_rounding": "tables are trained in 32 bits",
     "bounds_check_mode": "ids are always checked: tutorec.validation(False) switches that off",
-    "key_value_params": "no kernel keeps rows on disk",
-    "use_virtual_table": "no kernel keeps rows on disk",
+    "key_value_params": "there is no key-value store; the kernel fused_uvm keeps tables in files",
+    "use_virtual_table": "there is no key-value store; the kernel fused_uvm keeps tables in files",
     "output_dtype": "rows are looked up as float32: get_qcomm_codecs_registry narrows them while they travel",
 }
 # A message names so many tables and counts the others.

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tutorec.distributed.cache_params import CacheParams
+
 POOLING_FACTOR = 1.0
 
 
@@ -18,15 +20,17 @@ class ParameterConstraints:
 
     Args:
         sharding_types: `ShardingType` values that it may have; None: all.
-        compute_kernels: `EmbeddingComputeKernel` values that it may have; None: all.
+        compute_kernels: `EmbeddingComputeKernel` values that it may have; None: all but those in files.
         min_partition: Least number of columns of a column-wise shard; 128 by default.
         pooling_factors: Ids of a sample, on average, for each feature of the table. A single number holds for all of
             its features.
         num_poolings: Bags of a sample, for each feature; 1 by default.
         batch_sizes: B of a rank, for each feature; the planner's batch size by default.
         is_weighted: Whether ids come with weights.
-        cache_params: TorchRec's, for kernels that keep rows in a cache.
-        enforce_hbm: TorchRec's, for kernels that keep rows in a cache.
+        cache_params: The cache of the kernel ``fused_uvm_caching``, which the table may then have: without a
+            ``load_factor`` the planner chooses one, by ``stats`` where they are given, else as if all rows were looked
+            up equally often.
+        enforce_hbm: TorchRec's; no effect, as the cache and its optimizer state are always in the faster memory.
         stochastic_rounding: TorchRec's, for tables of 16 bits.
         bounds_check_mode: TorchRec's; ids are always checked here.
         feature_names: Features that read the table; those of its configuration by default.
@@ -52,7 +56,7 @@ class ParameterConstraints:
     num_poolings: list[float] | None = None
     batch_sizes: list[int] | None = None
     is_weighted: bool = False
-    cache_params: Any = None
+    cache_params: CacheParams | None = None
     enforce_hbm: bool | None = None
     stochastic_rounding: bool | None = None
     bounds_check_mode: Any = None

@@ -30,7 +30,7 @@ import numpy as np
 
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.constants import DENSE_GRADIENT_PASSES, ROW_READ_BYTES
-from tutorec.distributed.planner.kernels import KernelModel, kernel_model
+from tutorec.distributed.planner.kernels import KernelModel, kernel_model, slower_bandwidth
 from tutorec.distributed.planner.options import Floats, Ints
 from tutorec.distributed.planner.table_facts import TableFacts
 from tutorec.distributed.planner.topology import CollectiveType, Topology
@@ -215,7 +215,8 @@ def piece_perf(
     A lookup of i ids that gives s rows of d columns moves ``i * (8 + max(4 * d, 128)) + s * 4 * d`` bytes at the
     bandwidth of the kernel (eq-cost-forward). The update moves as many, times the topology's multiplier, and five times
     the bytes of each whole gradient; each of its ids takes the topology's ``id_ms`` besides (eq-cost-backward).
-    Exchanges take as long as their slower wire (eq-cost-wire).
+    Exchanges take as long as their slower wire (eq-cost-wire). Of a table in a file, each lookup that misses reads a
+    row with its optimizer state, which is written back later.
 
     Args:
         facts: The table.
@@ -314,14 +315,21 @@ def _perf(facts: TableFacts, kernel: KernelModel, size: Size, work: Work, topolo
     if facts.weighted:
         backward *= topology.weighted_feature_bwd_compute_multiplier
     whole = work.table + (0 if kernel.updates else rows * columns)
+    missed = 0.0 if facts.cache is None else facts.cache.miss_rate * work.lookups
+    moved = facts.row_bytes(columns) + _state_bytes_of_a_row(facts, columns)
     return [
         forward / bandwidth,
         sum(leg.ms(topology) for leg in work.rows_home),
         (backward + DENSE_GRADIENT_PASSES * _FLOAT * whole) / bandwidth + topology.id_ms * work.updates,
         sum(leg.ms(topology) for leg in work.gradients_back),
         sum(leg.ms(topology) for leg in work.ids_in),
-        0.0,
+        2 * missed * moved / slower_bandwidth(topology),  # read, and later written back
     ]
+
+
+def _state_bytes_of_a_row(facts: TableFacts, columns: int) -> int:
+    states = () if facts.optimizer is None else facts.optimizer.states
+    return _FLOAT * sum(1 if state.rowwise else columns for state in states)
 
 
 def _rows_to_ranks(

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from tutorec.distributed.cache_params import CacheParams
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner.constants import BATCH_SIZE, MIN_CW_DIM
 from tutorec.distributed.planner.constraint_checks import (
@@ -35,11 +36,15 @@ from tutorec.distributed.planner.option_checks import check_options
 from tutorec.distributed.planner.options import PartitionByType, Pieces, ShardingOption
 from tutorec.distributed.planner.refusals import Refusal
 from tutorec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
+from tutorec.distributed.planner.table_facts import CachedRows
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.utils import sharder_name
 from tutorec.distributed.shard_geometry import cut_arrays, slice_width
 from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.tables import IN_FILE
 
+_IN_FILE = [kernel.value for kernel in IN_FILE]
+_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # half an order of magnitude apart: each halves the memory or so
 _COLUMN_CUTS = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID_SHARD)
 _BLOCK = 1024  # options that are estimated at once
 _ONLY_COLUMN_CUTS = {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE}
@@ -63,6 +68,8 @@ class EmbeddingEnumerator(Enumerator):
     known (`kernels.register_kernel`), except that
 
     - grid_shard is taken only where a constraint asks for it;
+    - so are ``fused_uvm`` and ``fused_uvm_caching``, or where it gives ``cache_params``: without a load factor caches
+      of several sizes are taken;
     - of fused and dense, which compute the same, one is taken: fused, and for replicated tables dense, unless an
       optimizer is named for them;
     - columns are cut into slices of at least ``min_partition`` (128 by default) columns, equal ones, each a multiple
@@ -199,28 +206,30 @@ class EmbeddingEnumerator(Enumerator):
             "input_lengths": table.input_lengths,
             "num_poolings": table.num_poolings,
             "batch_size": self._batch_size,
-            "cache_params": constraint.cache_params,
             "enforce_hbm": constraint.enforce_hbm,
             "stochastic_rounding": constraint.stochastic_rounding,
             "bounds_check_mode": constraint.bounds_check_mode,
             "output_dtype": constraint.output_dtype,
             "key_value_params": constraint.key_value_params,
         }
-        for kind, kernel in ways:
+        kept = [(*way, *cache) for way in ways for cache in _caches(way[1], constraint)]
+        for kind, kernel, cache_params, cached_rows in kept:
             yield ShardingOption.from_pieces(
-                facts,
+                replace(facts, cache=cached_rows) if cached_rows else facts,
                 table.tensor,
                 table.module,
                 cuts.pieces(kind, (facts.rows, facts.columns), width),
                 sharding_type=kind.value,
                 partition_by=_PARTITION_BY[kind].value,
                 compute_kernel=kernel,
+                cache_params=cache_params,
                 **words,
             )
 
     def _ways(self, table: ModelTable) -> Iterator[tuple[ShardingType, str]]:
         """The types and kernels that a table may have, in its sharder's order; the others are refused with a reason."""
         wanted_types, wanted_kernels = asked(table.constraint, table.facts.name)
+        wanted_values = [kernel.value for kernel in wanted_kernels]
         device = self._topology.compute_device
         built = [ShardingType(value) for value in table.sharder.sharding_types(device)]
         for kind in wanted_types:
@@ -231,7 +240,11 @@ class EmbeddingEnumerator(Enumerator):
             if reason is not None:
                 self._refuse(table, kind.value, "", reason)
                 continue
-            kernels = table.sharder.compute_kernels(kind.value, device)
+            kernels = [
+                each
+                for each in table.sharder.compute_kernels(kind.value, device)
+                if each not in _IN_FILE or each in wanted_values or table.constraint.cache_params is not None
+            ]
             for kernel in _known(wanted_kernels, kernels):
                 self._refuse(table, kind.value, kernel, f"{type(table.sharder).__name__} does not build this kernel")
             for kernel, why in _kernels(table, kind, kernels, wanted_kernels, self._costed):
@@ -271,6 +284,22 @@ class EmbeddingEnumerator(Enumerator):
 
     def _refuse(self, table: ModelTable, kind: str, kernel: str, reason: str) -> None:
         self.refusals.append(Refusal(table.facts.path, table.facts.name, kind, kernel, reason))
+
+
+def _caches(kernel: str, constraint: ParameterConstraints) -> list[tuple[CacheParams | None, CachedRows | None]]:
+    """The caches that a table may have with a kernel: of several sizes where the caller leaves that to the planner."""
+    if kernel not in _IN_FILE:
+        return [(None, None)]
+    asked_for = constraint.cache_params or CacheParams()
+    if kernel == EmbeddingComputeKernel.FUSED_UVM.value:
+        return [(replace(asked_for, load_factor=None), CachedRows(0.0, 1.0))]
+    return [
+        (
+            replace(asked_for, load_factor=factor),
+            CachedRows(factor, asked_for.stats.expected_miss_rate(factor) if asked_for.stats else 1 - factor),
+        )
+        for factor in (_LOAD_FACTORS if asked_for.load_factor is None else [asked_for.load_factor])
+    ]
 
 
 def _known(wanted: Sequence[EmbeddingComputeKernel], built: Sequence[str]) -> list[str]:

@@ -105,7 +105,8 @@ def _memory_facts(report: PlanReport) -> list[tuple[str, str]]:
             f"{bytes_text(room[fullest])} ({held[fullest] / max(room[fullest], 1):.1%}){reserved}."
         )
         lines.append((name, words))
-    return lines
+    files = sum(int(option.total_storage.ssd) for choice in report.taken for option in choice.options)
+    return [*lines, ("SSD", f"{bytes_text(files)} in files.")] if files else lines
 
 
 def _search_facts(report: PlanReport) -> list[tuple[str, str]]:

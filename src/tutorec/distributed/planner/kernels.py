@@ -2,7 +2,7 @@
 
 A kernel that is added to the library registers its model here, and the planner takes it into account:
 
-    register_kernel("fused_uvm", KernelModel(row_bandwidth=lambda topology: topology.hbm_to_ddr_mem_bw / 10, ...))
+    register_kernel("dense", KernelModel(row_bandwidth=lambda topology: topology.ddr_mem_bw / 2, updates=False))
 """
 
 from __future__ import annotations
@@ -40,6 +40,28 @@ def on_device(topology: Topology, stored: Ints) -> Ints:
     memory = np.zeros((len(stored), 3), dtype=np.int64)
     memory[:, 1 if topology.compute_device == "cpu" else 0] = stored
     return memory
+
+
+def in_slower_memory(topology: Topology, stored: Ints) -> Ints:
+    """Rows in the next slower memory: bytes ``[P]`` -> ``[P, 3]``, on the CPU SSD, else DDR.
+
+    Example:
+        >>> in_slower_memory(Topology(1, "cpu"), np.array([7])).tolist()
+        [[0, 0, 7]]
+    """
+    memory = np.zeros((len(stored), 3), dtype=np.int64)
+    memory[:, 2 if topology.compute_device == "cpu" else 1] = stored
+    return memory
+
+
+def slower_bandwidth(topology: Topology) -> float:
+    """Bytes per ms at which rows come from the next slower memory, and go back.
+
+    Example:
+        >>> slower_bandwidth(Topology(1, "cpu", ssd_mem_bw=2.0))
+        2.0
+    """
+    return topology.ssd_mem_bw if topology.compute_device == "cpu" else topology.hbm_to_ddr_mem_bw
 
 
 @dataclass(frozen=True)
@@ -95,7 +117,7 @@ def registered_kernels(device: str | None = None) -> Mapping[str, KernelModel]:
 
     Example:
         >>> sorted(registered_kernels("cpu"))
-        ['dense', 'fused', 'quant']
+        ['dense', 'fused', 'fused_uvm', 'fused_uvm_caching', 'quant']
     """
     return MappingProxyType(
         {value: model for value, model in _kernels.items() if device is None or device in model.devices}
@@ -123,5 +145,7 @@ def kernel_model(value: str) -> KernelModel:
 
 
 register_kernel("fused", KernelModel())
+register_kernel("fused_uvm", KernelModel(memory=in_slower_memory))
+register_kernel("fused_uvm_caching", KernelModel(memory=in_slower_memory))
 register_kernel("dense", KernelModel(lambda topology: DENSE_BANDWIDTH * device_bandwidth(topology), updates=False))
 register_kernel("quant", KernelModel(devices=("cpu", "cuda"), serves=True))

@@ -212,7 +212,7 @@ class ShardingOption:
         partition_by: `PartitionByType` value.
         compute_kernel: `EmbeddingComputeKernel` value.
         shards: Its pieces.
-        cache_params: TorchRec's, carried along, as the next four are.
+        cache_params: The cache, where the kernel has one.
         enforce_hbm: Carried along.
         stochastic_rounding: Carried along.
         bounds_check_mode: Carried along.
@@ -469,17 +469,13 @@ class ShardingOption:
         return [shard.rank for shard in self.shards]
 
     def __hash__(self) -> int:
-        return hash((self.fqn, self.sharding_type, self.compute_kernel, tuple(self.shards)))
+        return hash((self.fqn, self.sharding_type, self.compute_kernel, self.cache_load_factor, tuple(self.shards)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardingOption):
             return NotImplemented
-        same = (self.fqn, self.sharding_type, self.compute_kernel) == (
-            other.fqn,
-            other.sharding_type,
-            other.compute_kernel,
-        )
-        return same and self.shards == other.shards
+        names = ("fqn", "sharding_type", "compute_kernel", "cache_load_factor", "shards")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardingOption:
         """A copy whose shards can be placed elsewhere; table and module are shared."""

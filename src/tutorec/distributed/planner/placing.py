@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -116,5 +117,6 @@ def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
         compute_kernel=option.compute_kernel,
         ranks=ranks,
         sharding_spec=spec,
+        cache_params=option.cache_params and replace(option.cache_params, stats=None),
         shape=(int(rows), int(columns)),
     )

@@ -108,8 +108,10 @@ def names_of(choice: Choice) -> str:
 
 
 def type_of(choice: Choice) -> str:
-    """Sharding type, and the kernel where it is not the usual one."""
+    """Sharding type, and the kernel where it is not the usual one, with the part of the rows in its cache."""
     option = choice.options[0]
+    if option.cache_load_factor is not None:
+        return f"{option.sharding_type} {100 * option.cache_load_factor:g} % cached"
     return (
         option.sharding_type if option.compute_kernel == "fused" else f"{option.sharding_type} {option.compute_kernel}"
     )

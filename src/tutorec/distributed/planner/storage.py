@@ -13,7 +13,7 @@ from math import ceil
 import numpy as np
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.tbe import runs_in_fbgemm
+from tutorec._kernels.tbe_build import runs_in_fbgemm
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.cost import Size, distinct_sizes, work_of
 from tutorec.distributed.planner.kernels import KernelModel, kernel_model
@@ -24,6 +24,8 @@ from tutorec.errors import PlannerError, PlannerErrorType
 
 _FLOAT = 4  # bytes of a number that is computed with, and of a row's state
 _ID = 8  # bytes of an id or a length in memory
+# Bytes that a cache keeps for each row of the table, and besides for each row in memory.
+_ROW_INDEX, _SLOT_INDEX = 8, 24
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class StoredBytes:
         gradients: Those of whole tables.
         input: Ids, lengths and weights of a batch.
         output: Rows of a batch.
+        cache: Rows in memory, with their state and an index, of a table in a file.
     """
 
     weights: Ints
@@ -43,6 +46,7 @@ class StoredBytes:
     gradients: Ints
     input: Ints
     output: Ints
+    cache: Ints
 
     @property
     def buffers(self) -> Ints:
@@ -73,7 +77,7 @@ def stored_bytes(
     """
     few, places = distinct_sizes(sizes)
     lines = [_stored(facts, sharding_type, kernel_model(compute_kernel), size, topology) for size in few]
-    return StoredBytes(*np.array(lines, dtype=np.int64).reshape(-1, 5)[places].T)
+    return StoredBytes(*np.array(lines, dtype=np.int64).reshape(-1, 6)[places].T)
 
 
 def piece_storage(
@@ -103,16 +107,16 @@ def piece_storage(
     kernel = kernel_model(compute_kernel)
     few, places = distinct_sizes(sizes)
     parts = [_stored(facts, sharding_type, kernel, size, topology) for size in few]
-    weights, state, *buffers = np.array(parts, dtype=np.int64).reshape(-1, 5).T
+    weights, state, *others = np.array(parts, dtype=np.int64).reshape(-1, 6).T
     memory = kernel.memory(topology, weights if inference else weights + state)
     if not inference:
-        memory[:, 1 if topology.compute_device == "cpu" else 0] += sum(buffers)
+        memory[:, 1 if topology.compute_device == "cpu" else 0] += sum(others)
     return np.broadcast_to(memory, (len(places), 3)) if len(few) == 1 else memory[places]
 
 
 def _stored(
     facts: TableFacts, sharding_type: ShardingType, kernel: KernelModel, size: Size, topology: Topology
-) -> tuple[int, int, int, int, int]:
+) -> tuple[int, int, int, int, int, int]:
     """The parts of a piece, as the fields of `StoredBytes`.
 
     Raises:
@@ -130,6 +134,7 @@ def _stored(
         summed + own,
         ceil(max(work.updates, work.lookups if kernel.serves else 0.0) * id_bytes + _ID * work.lists),
         ceil(_FLOAT * max(work.outputs, work.gradients) * size[1]),
+        _cache_bytes(facts, optimizer, rows, columns),
     )
     if sum(parts) > MOST_BYTES:
         raise PlannerError(
@@ -147,6 +152,15 @@ def _state_bytes(optimizer: OptimizerSpec | None, rows: int, columns: int) -> in
         return 0
     numbers = sum(rows if state.rowwise else rows * columns for state in optimizer.states)
     return _FLOAT * (numbers + int(optimizer.counts_steps))
+
+
+def _cache_bytes(facts: TableFacts, optimizer: OptimizerSpec | None, rows: int, columns: int) -> int:
+    """Rows in memory and their state; for each row of the table its slot, for each slot its row, its last use ..."""
+    if facts.cache is None or not facts.cache.load_factor:
+        return 0
+    slots = max(1, ceil(facts.cache.load_factor * rows))
+    index = _ROW_INDEX * rows + _SLOT_INDEX * slots
+    return slots * facts.row_bytes(columns) + _state_bytes(optimizer, slots, columns) + index
 
 
 def _as_stored(size: Size, optimizer: OptimizerSpec | None, topology: Topology) -> Size:

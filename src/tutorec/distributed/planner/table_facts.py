@@ -9,6 +9,19 @@ from tutorec._kernels.packed import PackedTable
 
 
 @dataclass(frozen=True)
+class CachedRows:
+    """How much of a table that is in a file is in memory as well.
+
+    Args:
+        load_factor: The part of its rows, 0 to 1.
+        miss_rate: The part of the lookups, 0 to 1, whose row is not in memory.
+    """
+
+    load_factor: float
+    miss_rate: float
+
+
+@dataclass(frozen=True)
 class TableFacts:
     """A table of a collection, as numbers.
 
@@ -27,6 +40,7 @@ class TableFacts:
         row_wire_bytes: Of a number of a row that travels forward: 4, or 2 where a codec narrows it.
         gradient_wire_bytes: Of a number of a gradient that travels back, likewise.
         packed: The table as a quantized collection holds it; None where rows are numbers side by side.
+        cache: Of a table in a file; None where all rows are in memory.
 
     Example:
         >>> TableFacts("", "item", 8, 4, features=("a", "b"), samples=(2.0, 2.0), ids=(6.0, 2.0)).total_ids
@@ -47,6 +61,7 @@ class TableFacts:
     row_wire_bytes: int = 4
     gradient_wire_bytes: int = 4
     packed: PackedTable | None = None
+    cache: CachedRows | None = None
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of so many columns, as it is stored.
