@@ -54,8 +54,8 @@ def benchmarks() -> dict[str, ModuleType]:
 
     Example:
         >>> from tutorec.bench.runner import benchmarks
-        >>> sorted(benchmarks())
-        ['backends', 'ebc', 'estimates', 'gpu', 'import', 'kjt', 'planner', 'quant', 'sharded', 'train', 'validation']
+        >>> print(*sorted(benchmarks()))
+        backends cache ebc estimates gpu import kjt planner quant sharded train validation
     """
     package = __name__.rpartition(".")[0]
     folder = Path(__file__).parent

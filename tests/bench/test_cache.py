@@ -1,0 +1,61 @@
+"""`bench cache` on small tables: what it measures, counts and judges."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from tutorec._kernels.row_file import zeros_in_file
+from tutorec.bench import cache
+from tutorec.bench.harness import Bar
+from tutorec.bench.runner import Options
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "TABLES": 2,
+        "ROWS": 2000,
+        "BATCH": 16,
+        "FEW": 4,
+        "WARMUP": 4,
+        "STEPS": 2,
+        "FEW_STEPS": 1,
+    }.items():
+        monkeypatch.setattr(cache, name, value)
+    for function in (cache._drawn, cache._scattered, cache._most_used_pages):
+        function.cache_clear()
+
+
+def test_each_size_is_measured_and_two_comparisons_are_judged() -> None:
+    report = cache.run(Options(rounds=2, sizes=("10", "50")))
+    judged = [(c.title, c.clock, c.bar) for c in report.comparisons if c.bar is not None]
+    expected = [("all rows in memory / 10 % of the rows, lru", "cpu", Bar("at least", 0.6))]
+    if sys.platform == "linux":
+        title = "plain file, 10 % of the pages in memory / 10 % of the rows in memory, no pages"
+        expected.append((title, "wall", Bar("at least", 3.0)))
+    assert judged == expected
+    names = ["10 % of the rows, lru", "50 % of the rows, lru", "10 % of the rows, lfu"]
+    assert [note.partition(":")[0] for note in report.notes if "hit rate" in note] == names
+    assert all(len(samples) == 2 for samples in report.samples.values())
+
+
+def test_an_unknown_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--sizes 7: there are 1, 5, 10, 20, 50"):
+        cache.run(Options(rounds=1, sizes=("7",)))
+
+
+def test_pages_of_the_most_used_rows_are_chosen() -> None:
+    pages = cache._most_used_pages(160)  # as many as hold 160 rows of 256 bytes
+    assert len(pages) == 10
+    assert int(cache._scattered()[0]) // 16 in pages.tolist()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are dropped on Linux only")
+def test_dropped_pages_are_read_again_and_hold_what_was_written(tmp_path) -> None:
+    numbers = zeros_in_file(100_000, str(tmp_path))
+    numbers.fill_(3.0)
+    cache._drop_pages(str(tmp_path))
+    assert torch.equal(numbers, torch.full_like(numbers, 3.0))
