@@ -264,7 +264,7 @@ def test_a_collection_names_what_is_wrong() -> None:
     narrow = [EmbeddingBagConfig(R, 1, "t")]
     with pytest.raises(ValueError, match="table 't_quotient': embedding_dim must be positive, got 0"):
         CompressedEmbeddingBagCollection(narrow, {"t": QR(operation="concatenate")})
-    with pytest.raises(ValueError, match="num_buckets=0"):
+    with pytest.raises(ValueError, match="num_buckets=0 must be at least 1"):
         QR(0)
     with pytest.raises(ValueError, match="operation='times'; there are multiply, add, concatenate"):
         QR(4, "times")  # type: ignore[arg-type]

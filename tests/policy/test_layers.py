@@ -36,7 +36,8 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 f"distributed.{name}"
                 for name in (
                     "plan plan_diff plan_json text_table env tables placed_pieces initial_rows sharded_module "
-                    "shard_geometry shard_traffic traffic layout grouping fused_params comm qcomm agreement"
+                    "shard_geometry shard_traffic traffic layout grouping cache_params fused_params comm qcomm "
+                    "agreement"
                 ).split()
             ),
         ),

@@ -33,8 +33,10 @@ double = Exercise(
 
 
 def sentences(capsys):
-    """What was printed."""
-    return capsys.readouterr().out.strip().split("\n")
+    """What was printed, in lines that fit the page, with wrapped lines joined."""
+    lines = capsys.readouterr().out.strip()
+    assert max(map(len, lines.split("\n"))) <= 68
+    return lines.replace("\n  ", " ").split("\n")
 
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.id)

@@ -91,7 +91,9 @@ class QR(Compression):
 
     def __post_init__(self) -> None:
         if self.num_buckets is not None and self.num_buckets < 1:
-            raise ValueError(f"QR: num_buckets={self.num_buckets} is no number of rows; the root of R takes the least")
+            raise ValueError(
+                f"QR: num_buckets={self.num_buckets} must be at least 1; the root of R stores the fewest rows"
+            )
         if self.operation not in get_args(Operation):
             raise ValueError(f"QR: operation={self.operation!r}; there are {', '.join(get_args(Operation))}")
 

@@ -9,17 +9,21 @@ Example:
     >>> check.predict("99.1", 2.0, unit="s")
     prediction 99.1: 2 s, to be compared with the measurement below.
     >>> check.reveal("99.1", 0.25)
-    prediction 99.1: guessed 2 s, measured 250 ms: the guess is 8 times the measured value.
+    prediction 99.1: guessed 2 s, measured 250 ms: the guess is 8 times
+      the measured value.
 """
 
 from __future__ import annotations
 
 import importlib
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
 from tutorec.teach.grading import Exercise, Verdict, grade, is_untouched, same
 from tutorec.teach.units import number, seconds, size
+
+_COLUMNS = 68  # of the text column of the book; longer lines would have to be scrolled beside a printed table
 
 __all__ = ["all_right", "exercise", "find", "predict", "reveal", "status"]
 
@@ -65,7 +69,7 @@ def exercise(exercise_id: str, answer: Any) -> None:
     """
     verdict = grade(find(exercise_id), answer)
     _verdicts[exercise_id] = verdict
-    print(verdict.text)
+    _print(verdict.text)
 
 
 def status(exercise_id: str) -> str:
@@ -89,10 +93,10 @@ def predict(prediction_id: str, guess: Any, *, unit: str = "") -> None:
     """
     if is_untouched(guess):
         _predictions.pop(prediction_id, None)
-        print(f"prediction {prediction_id}: none made yet. Write a guess before you run the next cell.")
+        _print(f"prediction {prediction_id}: none made yet. Write a guess before you run the next cell.")
         return
     _predictions[prediction_id] = _Prediction(guess, unit)
-    print(f"prediction {prediction_id}: {_say(guess, unit)}, to be compared with the measurement below.")
+    _print(f"prediction {prediction_id}: {_say(guess, unit)}, to be compared with the measurement below.")
 
 
 def reveal(prediction_id: str, measured: Any, *, unit: str = "") -> None:
@@ -105,10 +109,14 @@ def reveal(prediction_id: str, measured: Any, *, unit: str = "") -> None:
     """
     prediction = _predictions.get(prediction_id)
     if prediction is None:
-        print(f"prediction {prediction_id}: no guess was recorded, measured {_say(measured, unit)}.")
+        _print(f"prediction {prediction_id}: no guess was recorded, measured {_say(measured, unit)}.")
         return
     said = f"prediction {prediction_id}: guessed {_say(prediction.guess, prediction.unit)}"
-    print(f"{said}, measured {_say(measured, prediction.unit)}: {_compare(prediction.guess, measured)}.")
+    _print(f"{said}, measured {_say(measured, prediction.unit)}: {_compare(prediction.guess, measured)}.")
+
+
+def _print(sentence: str) -> None:
+    print(textwrap.fill(sentence, _COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
 
 
 def _is_number(value: Any) -> bool:

@@ -10,12 +10,16 @@ from tutorec.teach.hosts import hosts
 from tutorec.teach.maps import STATIONS, here, jagged, life
 from tutorec.teach.parts import parts
 from tutorec.teach.roofline import roofline
+from tutorec.teach.stored import stored
+from tutorec.teach.tiers import CachedBatch, tiers
+from tutorec.teach.tradeoff import tradeoff
 
 __all__ = [
     "ACCENT",
     "INK",
     "RANK_COLORS",
     "STATIONS",
+    "CachedBatch",
     "Chart",
     "Picture",
     "bars",
@@ -31,7 +35,10 @@ __all__ = [
     "rank_frequency",
     "roofline",
     "show",
+    "stored",
     "style",
+    "tiers",
     "timeline",
+    "tradeoff",
     "traffic",
 ]

@@ -12,7 +12,7 @@ from tutorec.teach.units import number
 
 __all__ = ["parts"]
 
-# Parts are no ranks and have no colours of ranks: two tones and patterns tell them apart.
+# Parts are not ranks, so they do not use rank colours: two tones and patterns tell them apart.
 _LOOKS = ((ACCENT, ""), (ACCENT, "///"), (INK, ""), (INK, "..."), (INK, "xx"), (ACCENT, "\\\\\\"))
 
 

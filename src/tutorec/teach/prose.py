@@ -1,0 +1,82 @@
+"""Sentences and tables with measured numbers, shown in the page's own font."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Prose", "Table", "say", "table"]
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Markdown that a notebook shows as prose, as the last expression of a cell; a terminal shows the source."""
+
+    text: str
+
+    def _repr_markdown_(self) -> str:
+        """What Jupyter and the book render."""
+        return self.text
+
+    def __repr__(self) -> str:
+        """What a terminal shows."""
+        return self.text
+
+
+def say(text: str) -> Prose:
+    """A paragraph with numbers that differ from run to run: ``say(f"The lookup took {ms:.1f} ms.")``.
+
+    Example:
+        >>> say("The lookup took **2.1 ms**.")
+        The lookup took **2.1 ms**.
+    """
+    return Prose(text)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that a notebook shows as HTML, as the last expression of a cell; a terminal shows Markdown."""
+
+    lines: tuple[tuple[str, ...], ...]
+
+    def _repr_html_(self) -> str:
+        """What Jupyter and the book render: names on the left, numbers on the right."""
+        head, *rows = self.lines
+        parts = [f"<thead><tr>{self._cells('th', head)}</tr></thead>"]
+        parts += ["<tbody>", *(f"<tr>{self._cells('td', row)}</tr>" for row in rows), "</tbody>"]
+        return f'<div style="overflow-x: auto"><table class="dataframe">{"".join(parts)}</table></div>'
+
+    @staticmethod
+    def _cells(tag: str, line: tuple[str, ...]) -> str:
+        sides = ["left", *["right"] * (len(line) - 1)]
+        cells = zip(sides, line, strict=True)
+        return "".join(f'<{tag} style="text-align: {side}">{html.escape(text)}</{tag}>' for side, text in cells)
+
+    def __repr__(self) -> str:
+        """What a terminal shows."""
+        text = ["| " + " | ".join(line) + " |" for line in self.lines]
+        text.insert(1, "|:--|" + "--:|" * (len(self.lines[0]) - 1))
+        return "\n".join(text)
+
+
+def table(rows: Mapping[str, Sequence[str]], columns: Sequence[str]) -> Table:
+    """A table whose first column holds names, on the left, and whose others hold numbers, on the right.
+
+    Args:
+        rows: Name to the cells of its row.
+        columns: Titles, one more than a row has cells; the first is that of the names.
+
+    Raises:
+        ValueError: A row does not have one cell fewer than there are titles.
+
+    Example:
+        >>> table({"int8": ["80", "3.2"]}, ["format", "bytes", "times smaller"])
+        | format | bytes | times smaller |
+        |:--|--:|--:|
+        | int8 | 80 | 3.2 |
+    """
+    wrong = {name: len(cells) for name, cells in rows.items() if len(cells) + 1 != len(columns)}
+    if wrong:
+        raise ValueError(f"a table of {len(columns)} columns needs {len(columns) - 1} cells in each row, got {wrong}")
+    return Table((tuple(columns), *((name, *cells) for name, cells in rows.items())))

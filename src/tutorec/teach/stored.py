@@ -1,0 +1,167 @@
+"""Which stored rows the rows of a compressed table are made of, drawn from the compression's own parts."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from matplotlib.patches import Rectangle
+
+from tutorec.modules.compressions import Compression, Part
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
+
+__all__ = ["stored"]
+
+# Ids are not ranks, so they do not use rank colours.
+_LOOKS = ((ACCENT, ""), (INK, ""), (ACCENT, "////"))
+_LABELS = 6.5  # columns of room between a table and its parts
+_BETWEEN = 2.4  # rows of room between two parts
+_SIGN = 1.2  # columns of room for a sign beside a part
+_LETTER = 0.24  # columns of room for a letter
+
+
+def stored(
+    table: EmbeddingBagConfig,
+    how: Compression | Sequence[Part],
+    ids: Sequence[int],
+    *,
+    sign: str = "+",
+    claim: str | None = None,
+) -> Chart:
+    """The table that a model sees on the left, what is stored for it on the right, and the rows of some ids in both.
+
+    A part with fewer columns than the table is followed by the matrix that widens it.
+
+    Args:
+        table: R rows and D columns, small enough to draw every row.
+        how: The compression, or parts that a chapter has made itself; an id that a part has no row for is not drawn.
+        ids: Up to three ids, the first of them in the accent colour.
+        sign: What stands between two parts.
+        claim: Title; may use {whole} and {stored} (numbers), {rows} (stored), {share} (stored by whole) and {shared}:
+            stored rows that more than one of the ids uses.
+
+    Raises:
+        ValueError: An id is outside the table, or there are more than three.
+    """
+    if len(ids) > len(_LOOKS) or not all(0 <= one < table.num_embeddings for one in ids):
+        raise ValueError(
+            f"stored draws up to {len(_LOOKS)} ids from 0 to {table.num_embeddings - 1} of table {table.name!r}, "
+            f"got {list(ids)}"
+        )
+    parts = how.parts(table) if isinstance(how, Compression) else list(how)
+    columns = table.embedding_dim
+    used = [_used(part, ids) for part in parts]
+    shapes = [(part.table.num_embeddings, part.table.embedding_dim) for part in parts]
+    side_by_side = isinstance(how, Compression) and len(parts) > 1 and how.width(table) > max(w for _, w in shapes)
+    matrices = [0 if width == columns or side_by_side else width for _, width in shapes]
+    whole = table.num_embeddings * columns
+    count = sum(rows * width for rows, width in shapes) + sum(width * columns for width in matrices)
+    facts: dict[str, Any] = {
+        "whole": whole,
+        "stored": count,
+        "rows": sum(rows for rows, _ in shapes),
+        "share": count / whole,
+        "shared": sum(len({shade for shade, _ in marks}) > 1 for of in used for marks in of.values()),
+    }
+    height = max(table.num_embeddings, sum(rows for rows, _ in shapes) + _BETWEEN * (len(parts) - 1))
+    with style():
+        figure = canvas(1.0 + 0.21 * (height + 1))
+        axes = figure.add_subplot()
+        marks = {one: [(shade, str(one))] for shade, one in enumerate(ids)}
+        whole_shape = table.num_embeddings, columns
+        _grid(axes, (0, 0), whole_shape, _title(table.name, "", whole_shape), marks)
+        top, left, right = 0.0, columns + _LABELS, 0.0
+        for place, (part, shape, rows, matrix) in enumerate(zip(parts, shapes, used, matrices, strict=True)):
+            if place:
+                axes.text(left + columns / 2, top - 0.62 * _BETWEEN, sign, ha="center", va="center", fontsize=14)
+            _grid(axes, (left, top), shape, _title(part.table.name, table.name, shape), rows)
+            _lines(axes, columns, ids, (left, top), rows)
+            right = max(right, left + shape[1])
+            if matrix:
+                beside = left + max(matrix, _LETTER * len(_title(part.table.name, table.name, shape))) + _SIGN
+                axes.text((left + matrix + beside) / 2, top + 0.5, "x", ha="center", va="center", fontsize=14)
+                _grid(axes, (beside, top), (matrix, columns), _title("matrix", "", (matrix, columns)), {})
+                right = max(right, beside + columns)
+            top += shape[0] + _BETWEEN
+        axes.set(xlim=(-1.2, right + 0.4), ylim=(height + 0.2, -1.1))
+        axes.axis("off")
+        return finish(figure, claim, "{rows} stored rows, {stored} numbers instead of {whole}", facts)
+
+
+def _used(part: Part, ids: Sequence[int]) -> Mapping[int, list[tuple[int, str]]]:
+    """Row of a part -> which of the ids use it, and how the row is computed."""
+    found: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for shade, one in enumerate(ids):
+        for made in part.maps:
+            row = one if made.rows is None else int(made.rows(torch.tensor([one])))
+            if 0 <= row < part.table.num_embeddings:
+                found[row].append((shade, _computed(one, made.suffix)))
+    return found
+
+
+def _computed(one: int, suffix: str) -> str:
+    """How a row is computed from an id, from the suffix of the feature's name: ``7 // 4``, ``hash 0 of 7``."""
+    operator = re.match(r"\W*", suffix)[0]  # type: ignore[index]
+    if operator.startswith("#"):
+        return f"hash {suffix[1:].partition('%')[0]} of {one}"
+    return f"{one} {operator.strip()} {suffix[len(operator) :]}" if suffix else str(one)
+
+
+def _title(name: str, of: str, shape: tuple[int, int]) -> str:
+    """A part's name without its table's, and its shape."""
+    return f"{name.removeprefix(of + '_')} [{shape[0]} x {shape[1]}]"
+
+
+def _grid(
+    axes: Any,
+    corner: tuple[float, float],
+    shape: tuple[int, int],
+    title: str,
+    marks: Mapping[int, list[tuple[int, str]]],
+) -> None:
+    """A table cell by cell, its title above; a row that several ids use is divided among them."""
+    (left, top), (rows, columns) = corner, shape
+    axes.text(left, top - 0.3, title, ha="left", va="bottom", fontsize=11)
+    for row, of in marks.items():
+        shades = sorted({shade for shade, _ in of})
+        for place, shade in enumerate(shades):
+            color, hatch = _LOOKS[shade]
+            box = Rectangle(
+                (left + columns * place / len(shades), top + row),
+                columns / len(shades),
+                1,
+                facecolor="none" if hatch else color,
+                edgecolor=color if hatch else "none",
+                hatch=hatch,
+                linewidth=0,
+            )
+            axes.add_patch(box)
+    for line in range(rows + 1):
+        axes.plot([left, left + columns], [top + line] * 2, color=INK, linewidth=0.6)
+    for line in range(columns + 1):
+        axes.plot([left + line] * 2, [top, top + rows], color=INK, linewidth=0.6)
+
+
+def _lines(
+    axes: Any,
+    columns: int,
+    ids: Sequence[int],
+    corner: tuple[float, float],
+    rows: Mapping[int, list[tuple[int, str]]],
+) -> None:
+    """From each id's row of the table to the rows of a part that it uses, and how they are computed."""
+    left, top = corner
+    for row, of in rows.items():
+        texts = list(dict.fromkeys(text for _, text in of))
+        label = " = ".join([*texts, *([] if texts == [str(row)] else [str(row)])])
+        axes.text(left - 0.2, top + row + 0.5, label, ha="right", va="center", fontsize=10)
+        for shade, _ in of:
+            start = columns, ids[shade] + 0.5
+            end = left - 0.4 - 0.2 * len(label), top + row + 0.5
+            axes.plot([start[0], end[0]], [start[1], end[1]], color=_LOOKS[shade][0], linewidth=1.2)
+    for shade, one in enumerate(ids):
+        axes.text(-0.2, one + 0.5, str(one), ha="right", va="center", fontsize=10, color=_LOOKS[shade][0])

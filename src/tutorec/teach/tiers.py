@@ -1,0 +1,123 @@
+"""One batch of a cached table: which ids find their row in memory, which rows are read, and which are written back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from matplotlib.patches import Rectangle
+
+from tutorec._kernels.row_cache import RowCache
+from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
+
+__all__ = ["CachedBatch", "tiers"]
+
+_IDS, _SLOTS, _FILE = 0.0, 2.0, 4.6  # heights of the three lines of a panel
+
+
+@dataclass(frozen=True)
+class CachedBatch:
+    """What a training step with these ids does in a cache of one table; :meth:`of` runs it.
+
+    Attributes:
+        rows: R of the table.
+        held: Slot -> the row in it, before the batch.
+        slots: How many there are.
+        ids: Of the batch.
+        read: Slot -> the row that is read into it.
+        written: Slot -> the row that is written back from it.
+    """
+
+    rows: int
+    slots: int
+    held: Mapping[int, int]
+    ids: Sequence[int]
+    read: Mapping[int, int] = field(default_factory=dict)
+    written: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cache: RowCache, rows: int, slots: int, ids: Sequence[int]) -> CachedBatch:
+        """Look the ids up, update their rows, and note what moved."""
+        held = {s: r for _, own in cache.in_slots() for r, s in _pairs(own, rows)}
+        _, moves, in_file = cache.place(torch.tensor(ids))
+        batch = cache.hold()
+        cache.change(in_file)
+        batch.release()
+        read = {s: r for move in moves for r, s in _pairs(move.read, rows)}
+        return cls(rows, slots, held, ids, read, {s: r for move in moves for r, s in _pairs(move.written, rows)})
+
+    @property
+    def hits(self) -> int:
+        """Ids for which no row is read: its row has a slot, or the id has come before in the batch."""
+        return len(self.ids) - len(set(self.ids) - set(self.held.values()))
+
+
+def tiers(batches: Mapping[str, CachedBatch], *, claim: str | None = None) -> Chart:
+    """A panel for each batch: its ids, the slots as they were before it, and the rows of the file.
+
+    Hits are filled and misses hatched; an arrow up is a row that is read, an arrow down one that is written back.
+
+    Args:
+        batches: Title to what a batch did.
+        claim: Title; may use {hits}, {ids}, {read} and {written} of all batches, {rows} and {slots}.
+    """
+    every = list(batches.values())
+    facts: dict[str, Any] = {
+        "hits": sum(one.hits for one in every),
+        "ids": sum(len(one.ids) for one in every),
+        "read": sum(len(one.read) for one in every),
+        "written": sum(len(one.written) for one in every),
+        "rows": every[0].rows,
+        "slots": every[0].slots,
+    }
+    with style():
+        figure = canvas(0.9 + 2.35 * len(batches))
+        grid = figure.subplots(len(batches), 1, squeeze=False)[:, 0]
+        for axes, (title, one) in zip(grid, batches.items(), strict=True):
+            _panel(axes, one)
+            axes.set_title(title, loc="left")
+        return finish(figure, claim, "{hits} of {ids} ids hit; {read} rows read, {written} written back", facts)
+
+
+def _panel(axes: Any, one: CachedBatch) -> None:
+    in_memory = set(one.held.values())
+    for place, identifier in enumerate(one.ids):
+        again = identifier in one.ids[:place]
+        _box(axes, place, _IDS, str(identifier), "hit" if identifier in in_memory or again else "miss")
+    for slot in range(one.slots):
+        _box(axes, slot, _SLOTS, str(one.held.get(slot, "")), "filled" if slot in one.held else "empty")
+    for row in range(one.rows):
+        _box(axes, row, _FILE, str(row), "copied" if row in in_memory else "empty")
+    for moved, color, ends, shift in ((one.written, INK, "<-", -0.12), (one.read, ACCENT, "->", 0.12)):
+        for slot, row in moved.items():
+            axes.annotate(
+                "",
+                xy=(slot + 0.5 + shift, _SLOTS + 1.05),
+                xytext=(row + 0.5 + shift, _FILE - 0.05),
+                arrowprops={"arrowstyle": ends, "color": color, "lw": 1.8, "ls": "-" if ends == "->" else "--"},
+            )
+    for height, name in ((_IDS, "ids of the batch"), (_SLOTS, "slots, in memory"), (_FILE, "rows, in the file")):
+        axes.text(-0.3, height + 0.5, name, ha="right", va="center", fontsize=11)
+    axes.set(xlim=(-6.2, one.rows + 0.1), ylim=(_FILE + 1.2, -0.2))
+    axes.axis("off")
+
+
+def _box(axes: Any, left: float, top: float, text: str, look: str) -> None:
+    words: dict[str, Any] = {
+        "hit": {"facecolor": ACCENT, "edgecolor": ACCENT},
+        "miss": {"facecolor": "none", "edgecolor": ACCENT, "hatch": "////"},
+        "filled": {"facecolor": "none", "edgecolor": ACCENT, "lw": 2.0},
+        "copied": {"facecolor": "none", "edgecolor": ACCENT, "lw": 2.0},
+        "empty": {"facecolor": "none", "edgecolor": INK, "lw": 0.8},
+    }[look]
+    axes.add_patch(Rectangle((left + 0.06, top), 0.88, 1.0, **words))
+    color = "white" if look == "hit" else INK
+    plate = {"facecolor": "white", "edgecolor": "none", "pad": 1.0} if look == "miss" else None
+    axes.text(left + 0.5, top + 0.52, text, ha="center", va="center", fontsize=10, color=color, bbox=plate)
+
+
+def _pairs(own: Any, rows: int) -> list[tuple[int, int]]:
+    """(row, slot from 0) of what the cache numbers from R."""
+    return [(row, slot - rows) for row, slot in zip(own.rows.tolist(), own.slots.tolist(), strict=True)]

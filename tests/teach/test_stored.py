@@ -1,0 +1,96 @@
+"""Figures of chapter 16: which stored rows a compressed table's rows are made of, and what is reached for the bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+
+from tutorec.modules.compressions import QR, Block, Compression, Hash, IdMap, Part
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.sparse.hashing import mixing_hash
+from tutorec.teach import draw, say, table
+
+TABLE = EmbeddingBagConfig(12, 4, "item")
+MIXED = [
+    Part(EmbeddingBagConfig(3, 4, "popular")),
+    Part(EmbeddingBagConfig(9, 1, "rest"), (IdMap("-3", lambda ids: ids - 3),)),
+]
+
+
+def texts(chart: draw.Chart) -> list[str]:
+    return [text.get_text() for text in chart.figure.axes[0].texts]
+
+
+def boxes(chart: draw.Chart) -> list[tuple[float, float]]:
+    """Left edge within the drawing, and row, of every marked part of a row."""
+    marked = [box for box in chart.figure.axes[0].patches if isinstance(box, Rectangle)]
+    return [(round(box.get_x(), 2), round(box.get_y(), 2)) for box in marked]
+
+
+def test_the_rows_of_an_id_are_marked_where_the_compression_looks_them_up():
+    chart = draw.stored(TABLE, QR(4), [7, 3], sign="x", claim="{shared} of {rows} rows, {share:.2f}")
+    assert chart.claim == "1 of 7 rows, 0.58"
+    assert {"7 // 4 = 1", "3 // 4 = 0", "7 % 4 = 3 % 4 = 3", "x"} <= set(texts(chart))
+    assert boxes(chart)[:2] == [(0, 7), (0, 3)]
+    (_, quotient_of_7), (_, quotient_of_3), (left, shared), (half, shared_too) = boxes(chart)[2:]
+    assert (quotient_of_7, quotient_of_3) == (1, 0)
+    assert (shared, half - left) == (shared_too, 2)
+    hashed = texts(draw.stored(TABLE, Hash(5), [7]))
+    row = int(mixing_hash(torch.tensor([7]), 5))
+    assert f"hash 0 of 7 = {row}" in hashed
+
+
+@pytest.mark.parametrize(
+    ("how", "numbers", "matrices"),
+    [
+        (QR(4), 7 * 4, 0),
+        (QR(4, "concatenate"), 7 * 2, 0),
+        (Hash(5, 2), 5 * 4, 0),
+        (Block(2), 12 * 2 + 2 * 4, 1),
+        (Block(4), 48, 0),
+        (MIXED, 3 * 4 + 9 * 1 + 4, 1),
+    ],
+)
+def test_numbers_are_those_of_parts_and_matrices(how: Compression | list[Part], numbers: int, matrices: int):
+    chart = draw.stored(TABLE, how, [7])
+    assert chart.facts["stored"] == numbers
+    assert chart.facts["whole"] == 48
+    assert sum(text.startswith("matrix") for text in texts(chart)) == matrices
+
+
+def test_an_id_without_a_row_in_a_part_is_not_drawn_there():
+    chart = draw.stored(TABLE, MIXED, [2, 7])
+    assert {"2", "7 - 3 = 4"} <= set(texts(chart))
+    assert len(boxes(chart)) == 4
+
+
+@pytest.mark.parametrize("ids", [[12], [0, 1, 2, 3]])
+def test_ids_that_cannot_be_drawn_are_refused(ids: list[int]):
+    with pytest.raises(ValueError, match="up to 3 ids from 0 to 11 of table 'item'"):
+        draw.stored(TABLE, QR(4), ids)
+
+
+def test_a_tradeoff_claims_the_best_and_the_worst_mean():
+    chart = draw.tradeoff(
+        {"hash": {1024: [0.6, 0.7], 4096: [0.7]}, "whole": {8192: [0.8]}}, quantity="AUC", optimum=0.9
+    )
+    assert chart.claim == "whole reaches 0.800, hash 0.650"
+    assert chart.facts["at_least"] == "1 KiB"
+    firsts = [float(np.asarray(line.get_ydata())[0]) for line in chart.figure.axes[0].lines]
+    assert firsts == pytest.approx([0.65, 0.8, 0.9])
+
+
+@pytest.mark.parametrize("methods", [{}, {"hash": {}}, {"hash": {1024: []}}])
+def test_a_tradeoff_without_values_is_refused(methods):
+    with pytest.raises(ValueError, match="at least one value"):
+        draw.tradeoff(methods, quantity="AUC")
+
+
+def test_prose_is_markdown_and_a_table_html():
+    assert say("**2** ms")._repr_markdown_() == repr(say("**2** ms")) == "**2** ms"
+    shown = table({"a < b": ["1"]}, ["x", "y"])._repr_html_()
+    assert '<td style="text-align: left">a &lt; b</td><td style="text-align: right">1</td>' in shown
+    with pytest.raises(ValueError, match=r"3 columns needs 2 cells in each row, got \{'b': 1\}"):
+        table({"a": ["1", "2"], "b": ["1"]}, ["", "x", "y"])
