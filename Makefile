@@ -14,6 +14,8 @@ BOOKS = $(wildcard notebooks/$(NAME).ipynb notebooks/$(NAME)_*.ipynb)
 
 # One thread a process: tests and notebooks start processes of their own, and two cores are what is promised.
 export OMP_NUM_THREADS ?= 1
+# Every process of a test would compile the library, and every pytest the tests, where the environment has this.
+unexport PYTHONDONTWRITEBYTECODE
 # The command, not `python -m pytest`: that would put the current folder on the path, where ranks would then find tests/ by name.
 PYTEST := $(BIN)/pytest -q
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -38,6 +39,20 @@ settings.load_profile("repeatable")
 providers._get_local_constants = providers.Constants
 
 
+def _import_what_is_slow() -> None:
+    import torch._dynamo  # noqa: F401
+
+
+gc.disable()  # while tests are collected: a tenth of that time
+
+
+def pytest_collection_finish() -> None:
+    """What exists by now stays, and the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def _same_seeds() -> None:
     torch.set_num_threads(1)
@@ -53,6 +68,9 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
     A test that breaks its ranks breaks no other: a pool starts new ones after a failure, a closed one is made anew.
     """
     pools: dict[tuple[int, int], Ranks] = {}
+    if "PYTEST_XDIST_WORKER" in os.environ:  # Many pools: what a rank that ends has imported, later ones have at once.
+        with Ranks(1, timeout=PATIENCE_SECONDS) as first:
+            first.run(_import_what_is_slow)
 
     def pool(world_size: int, hosts: int = 1) -> Ranks:
         key = (world_size, hosts)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,19 @@ both = pytest.mark.parametrize("name", BACKENDS)
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
+@cache
+def exported(name: str, kind: str) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A model and its program, which takes seconds to make."""
+    with use_backend(name):
+        model = dlrm(kind)
+        return model, export_model(model, inputs(4)).module()
+
+
 @both
 @kinds
 def test_a_program_takes_any_number_of_samples_and_ids(name: str, kind: str):
+    model, program = exported(name, kind)
     with use_backend(name):
-        model = dlrm(kind)
-        program = export_model(model, inputs(4)).module()
         for samples in (4, 1, 2, 33):
             torch.testing.assert_close(program(*inputs(samples)), model(*inputs(samples)))
         dense, features = inputs(1)
@@ -37,8 +45,7 @@ def test_a_program_takes_any_number_of_samples_and_ids(name: str, kind: str):
 @kinds
 @pytest.mark.parametrize("wrong", [ROWS, -1, -2])
 def test_a_program_refuses_ids_that_are_no_rows(name: str, kind: str, wrong: int):
-    with use_backend(name):
-        program = export_model(dlrm(kind), inputs(4)).module()
+    _, program = exported(name, kind)
     dense, features = inputs(3)
     ids = features.values().clone()
     ids[-1] = wrong

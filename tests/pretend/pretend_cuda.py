@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
@@ -101,7 +101,8 @@ class OnDevice(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _dispatch(func, args, kwargs or {})
+        with torch._C.DisableTorchFunction():  # the mode is for what a program calls, and slow
+            return _dispatch(func, args, kwargs or {})
 
     def __repr__(self, **_: Any) -> str:
         body, grad = repr(self.inner.detach()), ""
@@ -261,7 +262,8 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if name.startswith("c10d::"):
         args = _checked_collective(name, args)
     tensors: list[Tensor] = []
-    inner_args, inner_kwargs = _opened(args, tensors), {key: _opened(kwargs[key], tensors) for key in kwargs}
+    inner_args = _opened(args, tensors)
+    inner_kwargs = {key: _opened(kwargs[key], tensors) for key in kwargs} if kwargs else kwargs
     into_bucket = func is _INTO_BUCKET
     if name not in _COPIES and not into_bucket:
         if name in _INDEXING and isinstance(args[0], OnDevice):
@@ -275,8 +277,8 @@ def _dispatch(func: Any, args: Any, kwargs: Any) -> Any:
         return args[0]
     if into_bucket:
         return kwargs["out"]
-    known = {id(each.inner): each for each in tensors if isinstance(each, OnDevice)}
-    return _closed(out, next(iter(known.values())).where, known)
+    given = [each for each in tensors if isinstance(each, OnDevice)]
+    return _closed(out, given[0].where, given)
 
 
 @cache
@@ -286,22 +288,27 @@ def _base_name(func: Any) -> str:
 
 def _opened(value: Any, tensors: list[Tensor]) -> Any:
     """The value with the CPU tensors inside; the tensors that it held are appended to ``tensors``."""
-    if isinstance(value, Tensor):
+    if isinstance(value, OnDevice):
         tensors.append(value)
-        return value.inner if isinstance(value, OnDevice) else value
+        return value.inner
     if isinstance(value, list | tuple):
         return [_opened(each, tensors) for each in value]
+    if isinstance(value, Tensor):
+        tensors.append(value)
     return value
 
 
-def _closed(value: Any, where: torch.device, known: dict[int, OnDevice]) -> Any:
+def _closed(value: Any, where: torch.device, given: Sequence[OnDevice]) -> Any:
     """The result on the device; what an operator wrote in place and returns is the tensor that was given."""
     if isinstance(value, Tensor):
         if isinstance(value, OnDevice):
             return value
-        return known[id(value)] if id(value) in known else OnDevice(value, where)
+        for each in given:
+            if each.inner is value:
+                return each
+        return OnDevice(value, where)
     if isinstance(value, list | tuple):
-        return type(value)(_closed(each, where, known) for each in value)
+        return type(value)(_closed(each, where, given) for each in value)
     return value
 
 
@@ -425,12 +432,14 @@ class _PretendMode(TorchFunctionMode):
     """Factories with ``device=``, moves between devices, and what a subclass cannot see of a tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
         special = _SPECIAL.get(func)
         if special is not None:
-            return special(func, args, kwargs)
+            return special(func, args, dict(kwargs or {}))
         if args and isinstance(args[0], OnDevice) and args[0].inner.is_sparse:  # C++ sees a dense tensor
-            return _inside(func, args, kwargs)
+            return _inside(func, args, kwargs or {})
+        if not kwargs:
+            return func(*args)
+        kwargs = dict(kwargs)
         if kwargs.get("device") is None:
             kwargs.pop("pin_memory", None)  # all memory of the CPU may be page-locked here
         if kwargs.get("device") is not None:
@@ -537,7 +546,7 @@ def _inside(func: Any, args: Any, kwargs: Any) -> Any:
     _check_devices(func.__name__, tensors)
     devices = [each.where for each in tensors if isinstance(each, OnDevice)]
     out = func(*inner_args, **inner_kwargs)
-    return _closed(out, devices[0], {}) if devices else out
+    return _closed(out, devices[0], ()) if devices else out
 
 
 def _as_on_class(name: str) -> Callable[..., Any]:
@@ -665,10 +674,10 @@ def _in_stream(stream: Any) -> Iterator[None]:
     yield
 
 
-def _cuda_functions(count: int) -> dict[str, Any]:
+def _cuda_functions() -> dict[str, Any]:
     return {
-        "is_available": lambda: count > 0,
-        "device_count": lambda: count,
+        "is_available": lambda: _Devices.count > 0,
+        "device_count": lambda: _Devices.count,
         "is_initialized": lambda: _Devices.owner == os.getpid(),
         "init": _use_device,
         "current_device": _current_device,
@@ -698,13 +707,18 @@ def _cuda_functions(count: int) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ all together
 
 
-def install(count: int) -> None:
-    """Give this process ``count`` pretended GPUs, in every thread, until it ends."""
+def set_count(count: int) -> None:
+    """Make it so many GPUs, of which a launcher may show this process some."""
     if shown := os.environ.get("CUDA_VISIBLE_DEVICES"):
         count = min(count, len(shown.split(",")))
     _Devices.count = count
+
+
+def install(count: int) -> None:
+    """Give this process ``count`` pretended GPUs, in every thread, until it ends."""
+    set_count(count)
     sys.meta_path.insert(0, _GiveType())
-    for name, value in _cuda_functions(count).items():
+    for name, value in _cuda_functions().items():
         setattr(torch.cuda, name, value)
     torch.cuda.nccl.version = lambda: (2, 28, 9)  # torch.distributed logs it with an error
     replaced = {

@@ -1,0 +1,184 @@
+"""Runs programs on a pretended GPU box, each in a fork of this process, which has imported torch and the library once.
+
+A program finds what it would find in an interpreter of its own: its arguments, folder, environment and ``__main__``.
+So does its fork server of ranks, another fork, made before the program starts. Requests and answers are JSON lines.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+IMPORTED = (
+    "IPython.core.interactiveshell matplotlib.pyplot pytest torch._dynamo tutorec._spmd_rank tutorec._spmd_server "
+    "tutorec.distributed.model_parallel tutorec.inference.modules tutorec.models.dlrm tutorec.teach.draw"
+).split()
+
+
+def main() -> None:
+    for name in IMPORTED:
+        importlib.import_module(name)
+    from tutorec._spmd_server import _share_memory
+
+    _share_memory()
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"{threads} threads: a fork would have one of them"
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    for line in requests:
+        print(json.dumps(_answer(json.loads(line))), file=answers, flush=True)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Exit code and output of the program."""
+    mine, theirs = socket.socketpair()
+    server = _forked(lambda: _serve_ranks(theirs), [theirs.fileno()])
+    theirs.close()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error, mine:
+        program = _forked(lambda: _run(request, mine, server), [mine.fileno()], out.fileno(), error.fileno())
+        code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+        texts = []
+        for file in (out, error):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return {"code": code, "out": texts[0], "error": texts[1]}
+
+
+def _forked(run: Any, keep: list[int], out: int = 2, error: int = 2) -> int:
+    """The id of a fork that calls ``run`` and exits as an interpreter does; of the open files it has only ``keep``."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.dup2(out, 1)
+        os.dup2(error, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd > 2 and fd not in keep:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        run()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        print(end, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+# ------------------------------------------------------------------------------------------------ the ranks' server
+
+
+def _serve_ranks(connection: socket.socket) -> None:
+    """Wait for what a fresh interpreter would be started with, and become the fork server of ranks."""
+    data, (fd,), *_ = socket.recv_fds(connection, 1 << 20, 1)
+    connection.close()
+    boot = json.loads(data)
+    os.setsid()
+    _become(boot["environment"], boot["cwd"])
+    sys.path[:] = boot["sys_path"]
+    from tutorec._spmd_server import serve
+
+    serve(fd)
+
+
+class _Server:
+    """Stands for ``subprocess.Popen`` of the ranks' server: the first one was forked before the program started."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self._connection: socket.socket | None = connection
+
+    def start(self, command: list[str], **options: Any) -> Any:
+        from tutorec._spmd_start import _SERVER_CODE
+
+        if self._connection is None or _SERVER_CODE not in command:
+            return subprocess.Popen(command, **options)
+        boot = {**json.loads(command[-1]), "environment": options["env"], "cwd": os.getcwd()}
+        socket.send_fds(self._connection, [json.dumps(boot).encode()], options["pass_fds"])
+        self._connection = None
+        return self
+
+    def poll(self) -> int | None:
+        stat = Path(f"/proc/{self.pid}/stat")  # ended, but not collected by its parent: "Z"
+        ended = not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+        return -signal.SIGKILL if ended else None
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, seconds: float) -> None:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------ the program
+
+
+def _become(environment: dict[str, str], folder: str) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.modules["pretend_cuda"].set_count(int(environment["TUTOREC_PRETEND_GPUS"]))
+
+
+def _run(request: dict[str, Any], connection: socket.socket, server: int) -> None:
+    from tutorec import _spmd_start
+
+    known = {"Popen": _Server(connection, server).start}
+    names = ("DEVNULL", "PIPE", "TimeoutExpired")
+    _spmd_start.subprocess = SimpleNamespace(**known, **{name: getattr(subprocess, name) for name in names})
+    _become(request["environment"], request["cwd"])
+    first, *rest = request["arguments"]
+    if first == "-c":
+        sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
+        module = sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), vars(module))
+    elif first == "-m":
+        sys.argv, sys.path[0] = rest, request["cwd"]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first.endswith(".ipynb"):
+        _run_cells(Path(first), *rest)
+    else:
+        sys.argv, sys.path[0] = request["arguments"], str(Path(first).parent)
+        runpy.run_path(first, run_name="__main__")
+
+
+def _run_cells(notebook: Path, replaced: str = "", by: str = "") -> None:
+    """Run a notebook's cells until one fails, with one text of its code replaced."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    os.chdir(notebook.parent)
+    sys.argv, sys.path[0] = [""], ""
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(cell["source"]) if cell["cell_type"] == "code" else "" for cell in cells]
+    assert any(replaced in text for text in texts), f"no cell of {notebook.name} has {replaced!r}"
+    for number, text in enumerate(texts):
+        if not shell.run_cell(text.replace(replaced, by) if replaced else text).success:
+            sys.exit(f"cell {number} of {notebook.name} failed")
+
+
+if __name__ == "__main__":
+    main()
