@@ -140,6 +140,7 @@ def test_a_slow_module_is_imported_once_for_all_later_ranks(monkeypatch):
 @linux_only
 @pytest.mark.slow
 def test_a_fork_server_that_refuses_or_dies_is_replaced(monkeypatch, still_running):
+    monkeypatch.setattr(_spmd_start, "_servers", [])  # Not the server of the pools that other tests share.
     with Ranks(1) as world:
         assert world.run(os.getppid) != [os.getpid()]
 
@@ -147,10 +148,9 @@ def test_a_fork_server_that_refuses_or_dies_is_replaced(monkeypatch, still_runni
         def fork(self, boot):
             raise _spmd_start._ServerRefused("2 threads")
 
-    monkeypatch.setattr(_spmd_start, "_server", Refusing)
-    with Ranks(1) as world:
+    with monkeypatch.context() as refusing, Ranks(1) as world:
+        refusing.setattr(_spmd_start, "_server", Refusing)
         assert world.run(os.getppid) == [os.getpid()]
-    monkeypatch.undo()
     with Ranks(1) as world:
         (server,), pids = world.run(os.getppid), world.pids
         os.kill(server, signal.SIGKILL)
