@@ -23,9 +23,10 @@ from distributed.cases import (
 from torch import Tensor
 
 from tutorec._kernels.backend import use_backend
+from tutorec.distributed.embedding_types import KJTList
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionAwaitable, EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from tutorec.distributed.traffic import count_traffic
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -188,6 +189,21 @@ def in_many_orders(rank: int, world_size: int, kind: str) -> list[tuple[bool, li
 def test_key_order_may_change_from_batch_to_batch_and_the_result_keeps_the_tables_order(ranks, kind):
     for results in ranks(2).run(in_many_orders, kind=kind):
         assert results == [(True, ["f0", "f1@t0", "f1@t1", "f2", "f3"])] * 6
+
+
+def test_input_dist_delivers_a_batch_for_each_sharding_as_a_list_that_records_streams(monkeypatch):
+    whole = collection()
+    words = {"t0": table_wise(0, "fused"), "t1": row_wise(compute_kernel="fused"), "t2": table_wise(0, "fused")}
+    plan = construct_module_sharding_plan(whole, words, local_size=1, world_size=1)
+    ebc = EmbeddingBagCollectionSharder().shard(whole, plan, ShardingEnv.from_local(1, 0), device())
+    arrived = ebc.input_dist(ebc.create_context(), batch(0, 3).to(device())).wait().wait()
+    assert isinstance(arrived, KJTList) and len(arrived) == len(list(arrived)) == 2
+    recorded: list[Any] = []
+    monkeypatch.setattr(KeyedJaggedTensor, "record_stream", lambda self, stream: recorded.append((self, stream)))
+    arrived.record_stream("stream")
+    assert recorded == [(each, "stream") for each in arrived.features]
+    arrived[0] = arrived[1]
+    assert arrived.features[0] is arrived[1]
 
 
 def two_in_flight(rank: int, world_size: int, overlapped: bool) -> list[Tensor]:

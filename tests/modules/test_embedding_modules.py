@@ -11,7 +11,12 @@ from strategies import jagged_batches, rows_of, table_sets
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._validation import validation
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedding_names_by_table
+from tutorec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    get_embedding_names_by_table,
+    process_pooled_embeddings,
+    reorder_inverse_indices,
+)
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType
@@ -217,3 +222,20 @@ def test_float_ids_are_refused() -> None:
     batch = KeyedJaggedTensor(["item"], torch.tensor([3.0]), lengths=torch.tensor([1]))
     with pytest.raises(ValueError, match=r"batch's values are torch\.float32"):
         EmbeddingBagCollection([table()])(batch)
+
+
+def test_inverse_indices_follow_the_results_as_in_torchrec() -> None:
+    inverse = (["a", "b", "c"], torch.tensor([[0, 1, 1], [2, 0, 1], [0, 0, 0]]))
+    rows = reorder_inverse_indices(inverse, ["c", "a@t0", "b", "a@t1"])
+    assert rows.tolist() == [[0, 0, 0], [0, 1, 1], [2, 0, 1], [0, 1, 1]]
+    assert reorder_inverse_indices(None, ["a"]).numel() == 0
+    with pytest.raises(KeyError, match=r"lack the features \['d'\]; they have \['a', 'b', 'c'\]"):
+        reorder_inverse_indices(inverse, ["d", "a"])
+
+
+def test_pooled_embeddings_of_lists_become_rows_of_samples_as_in_torchrec() -> None:
+    pooled = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0], [6.0], [7.0]])]
+    rows = process_pooled_embeddings(pooled, torch.tensor([[1, 0, 1], [2, 2, 0]]))
+    assert rows.tolist() == [[3.0, 4.0, 7.0], [1.0, 2.0, 7.0], [3.0, 4.0, 5.0]]
+    plain = process_pooled_embeddings([pooled[0], pooled[1][:2]], torch.empty(0))
+    assert plain.tolist() == [[1.0, 2.0, 5.0], [3.0, 4.0, 6.0]]

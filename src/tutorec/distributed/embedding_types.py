@@ -1,5 +1,6 @@
 """Names of TorchRec's ``torchrec.distributed.embedding_types``, from the modules that define them."""
 
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.sharded_module import KJTList
 
-__all__ = ["EmbeddingComputeKernel", "ShardingType"]
+__all__ = ["EmbeddingComputeKernel", "KJTList", "ShardingType"]

@@ -19,6 +19,7 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnOrder
 from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
+from tutorec.distributed.sharded_module import KJTList
 from tutorec.distributed.sharding.base import EmbeddingShardingContext, PooledEmbeddingSharding
 from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
 from tutorec.distributed.tables import PlacedTable
@@ -104,7 +105,7 @@ class PooledOutputs:
 class ShardedEmbeddingBagCollection(
     ShardedEmbeddingModule[
         EmbeddingBagCollectionContext,
-        list[KeyedJaggedTensor],
+        KJTList,
         list[torch.Tensor],
         KeyedTensor,
         PooledEmbeddingSharding,
@@ -163,7 +164,7 @@ class ShardedEmbeddingBagCollection(
 
     def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
-    ) -> Awaitable[Awaitable[list[KeyedJaggedTensor]]]:
+    ) -> Awaitable[Awaitable[KJTList]]:
         """My samples, every feature -> every sample, my features; one batch for each sharding.
 
         Raises:
@@ -173,7 +174,7 @@ class ShardedEmbeddingBagCollection(
         ctx.sharding_contexts = [EmbeddingShardingContext() for _ in self._shardings]
         return _PooledSizes(self._send(ctx, features))
 
-    def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: list[KeyedJaggedTensor]) -> list[torch.Tensor]:
+    def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[torch.Tensor]:
         """Every sample, my features -> every sample, my columns."""
         return [lookup(features) for lookup, features in zip(self._lookups, dist_input, strict=True)]
 
@@ -198,22 +199,22 @@ class ShardedEmbeddingBagCollection(
         return self._is_weighted
 
 
-class _PooledSizes(Awaitable[Awaitable[list[KeyedJaggedTensor]]]):
+class _PooledSizes(Awaitable[Awaitable[KJTList]]):
     """The first round of every sharding; to wait for it is to issue the second."""
 
     def __init__(self, sent: Awaitable[list[KJTArrival]]) -> None:
         self._sent = sent
 
-    def _wait_impl(self) -> Awaitable[list[KeyedJaggedTensor]]:
+    def _wait_impl(self) -> Awaitable[KJTList]:
         return _PooledFeatures(self._sent.wait())
 
 
-class _PooledFeatures(Awaitable[list[KeyedJaggedTensor]]):
+class _PooledFeatures(Awaitable[KJTList]):
     def __init__(self, arrivals: list[KJTArrival]) -> None:
         self._arrivals = arrivals
 
-    def _wait_impl(self) -> list[KeyedJaggedTensor]:
-        return [arrival.wait() for arrival in self._arrivals]
+    def _wait_impl(self) -> KJTList:
+        return KJTList([arrival.wait() for arrival in self._arrivals])
 
 
 class EmbeddingBagCollectionSharder(BaseEmbeddingSharder):

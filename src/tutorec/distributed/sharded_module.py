@@ -11,7 +11,7 @@ other. A sharded module's forward is three moves, and every sharding type gives 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 
 from tutorec.awaitable import Awaitable, LazyAwaitable
 from tutorec.distributed.env import ShardingEnv
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 Ctx = TypeVar("Ctx")
 CompIn = TypeVar("CompIn")
@@ -61,6 +62,37 @@ class ShardedModule(nn.Module, ABC, Generic[Ctx, CompIn, DistOut, Out]):
         ctx = self.create_context()
         dist_input = self.input_dist(ctx, *args, **kwargs).wait().wait()
         return self.output_dist(ctx, self.compute(ctx, dist_input))
+
+
+class KJTList:
+    """The batches of one input exchange, one for each sharding; a pipeline keeps them alive on a stream together.
+
+    Args:
+        features: They.
+
+    Source:
+        TorchRec's ``torchrec.distributed.embedding_types.KJTList``.
+    """
+
+    def __init__(self, features: list[KeyedJaggedTensor]) -> None:
+        self.features = features
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, key: int) -> KeyedJaggedTensor:
+        return self.features[key]
+
+    def __setitem__(self, key: int, item: KeyedJaggedTensor) -> None:
+        self.features[key] = item
+
+    def __iter__(self) -> Iterator[KeyedJaggedTensor]:
+        return iter(self.features)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that ``stream`` reads the batches."""
+        for features in self.features:
+            features.record_stream(stream)
 
 
 class ModuleSharder(Protocol[M]):

@@ -13,6 +13,8 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType, p
 from tutorec.modules.embedding_tables import checked_tables, draw_weights
 from tutorec.modules.embedding_tables import get_embedding_names_by_table as get_embedding_names_by_table
 from tutorec.modules.pooled_lookup import PooledLookups, pool_at_once, side_by_side
+from tutorec.modules.pooled_lookup import process_pooled_embeddings as process_pooled_embeddings
+from tutorec.modules.pooled_lookup import reorder_inverse_indices as reorder_inverse_indices
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed import KeyedTensor

@@ -133,13 +133,8 @@ def join_samples(
         [[2.0, 3.0], [1.0, 3.0]]
     """
     if inverse_indices is not None and inverse_indices[1].numel():
-        places = {key: place for place, key in enumerate(inverse_indices[0])}
-        missing = [name for name in dict.fromkeys(features) if name not in places]
-        if missing:
-            raise KeyError(f"inverse_indices lack the features {missing}; they have {inverse_indices[0]}")
-        rows = inverse_indices[1].unbind(0)
-        pooled = [one.index_select(0, rows[places[name]]) for name, one in zip(features, pooled, strict=True)]
-    elif variable:
+        return process_pooled_embeddings(pooled, reorder_inverse_indices(inverse_indices, features))
+    if variable:
         samples = {name: one.shape[0] for name, one in zip(features, pooled, strict=True)}
         if len(set(samples.values())) > 1:
             raise ValueError(
@@ -147,6 +142,58 @@ def join_samples(
                 "by side; build the batch with inverse_indices, which say which of a feature's lists each sample means"
             )
     return torch.cat(list(pooled), dim=1)
+
+
+def reorder_inverse_indices(inverse_indices: tuple[list[str], Tensor] | None, feature_names: Sequence[str]) -> Tensor:
+    """The rows of inverse indices in the order of the results that they belong to.
+
+    Args:
+        inverse_indices: Keys, and which of a key's lists each sample means [F, B]; None for a batch without them.
+        feature_names: The feature of each result, or its name ``feature@table``.
+
+    Returns:
+        [results, B]; an empty tensor for a batch without inverse indices.
+
+    Raises:
+        KeyError: The inverse indices lack a feature.
+
+    Example:
+        >>> reorder_inverse_indices((["a", "b"], torch.tensor([[1, 0], [0, 2]])), ["b@t1", "a", "b@t2"]).tolist()
+        [[0, 2], [1, 0], [0, 2]]
+
+    See Also:
+        TorchRec's ``torchrec.modules.embedding_modules.reorder_inverse_indices``.
+    """
+    if inverse_indices is None:
+        return torch.empty(0)
+    keys, indices = inverse_indices
+    places = {key: place for place, key in enumerate(keys)}
+    names = [name.partition("@")[0] for name in feature_names]
+    missing = [name for name in dict.fromkeys(names) if name not in places]
+    if missing:
+        raise KeyError(f"inverse_indices lack the features {missing}; they have {keys}")
+    return indices[[places[name] for name in names]]
+
+
+def process_pooled_embeddings(pooled_embeddings: Sequence[Tensor], inverse_indices: Tensor) -> Tensor:
+    """The pooled lists of each result -> the pooled rows of each sample, side by side [B, D].
+
+    Args:
+        pooled_embeddings: [lists, D] of each result.
+        inverse_indices: Which list each sample means [results, B]; empty where lists are samples.
+
+    Example:
+        >>> pooled = [torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])]
+        >>> process_pooled_embeddings(pooled, torch.tensor([[1, 0], [0, 0]])).tolist()
+        [[2.0, 3.0], [1.0, 3.0]]
+
+    See Also:
+        TorchRec's ``torchrec.modules.embedding_modules.process_pooled_embeddings``.
+    """
+    pooled = list(pooled_embeddings)
+    if inverse_indices.numel():
+        pooled = [one.index_select(0, row) for one, row in zip(pooled, inverse_indices.unbind(0), strict=True)]
+    return torch.cat(pooled, dim=1)
 
 
 def _weights_of(bags: nn.ModuleDict) -> list[Tensor] | None:
