@@ -200,6 +200,20 @@ def test_prefetching_moves_and_counts_nothing():
     assert cached.counts == before and torch.equal(cached._cache._place_of, places)
 
 
+@backends
+def test_places_that_int32_cannot_number_are_int64(name):
+    with implementation(name), patch("tutorec._kernels.tbe_cached._INT32_ROWS", 50 + 40 + 7 + 3 * 5):
+        plain, cached = pair(group(), RULES[1], 5)
+        operator = cached._operators[0]
+        for seed in range(1, 7, 2):
+            values, offsets, _ = batch(seed, False, "sum")
+            given = values.int(), offsets.int(), None
+            with patch.object(operator, "_lookup", wraps=operator._lookup) as looked_up:
+                assert torch.equal(step(plain, given), step(cached, given))
+            assert [one.dtype for one in looked_up.call_args.args[:2]] == [torch.int64] * 2
+        assert_same(plain, cached)
+
+
 def trained(rule: OptimizerSpec = RULES[2]) -> tuple[TableBatch, CachedTableBatch]:
     """The same tables after three batches; changed rows are in slots, and the file has not got them."""
     plain, cached = pair(group(), rule, 20)

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -233,6 +234,9 @@ class TableBatch(nn.Module, ABC):
 
     def flush(self) -> None:
         """Write rows that are held elsewhere into the tables; here every row is in its table already."""
+
+    def prefetch(self, values: Tensor, offsets: Tensor) -> Future[None] | None:
+        """Bring rows of a coming batch, ids and offsets of its forward, into memory; here every row is there."""
 
     def table_weights(self) -> list[Tensor]:
         """Live weights of each table, [R, D] each, in the order of ``spec.tables``; Parameters of a dense op."""

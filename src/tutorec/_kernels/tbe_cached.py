@@ -34,6 +34,7 @@ from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
 __all__ = ["CachedTableBatch"]
 
 _READERS, _STACK = 16, 1 << 20  # threads that wait for the disk, and bytes that each has for its stack
+_INT32_ROWS = 2**31  # rows and slots of a group that int32 ids cannot number
 
 
 class CachedTableBatch(TableBatch):
@@ -143,7 +144,7 @@ class CachedTableBatch(TableBatch):
 
         Nothing else changes: no bit, no place, no count. Ids ``[N]`` and offsets ``[F*B+1]`` are those of the forward.
         """
-        return self._reader.submit(self._read_pages, self._rows_of(values, offsets)[0])
+        return self._reader.submit(lambda: self._read_pages(self._rows_of(values, offsets)[0]))
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         operator = self._operators[0]
@@ -161,7 +162,10 @@ class CachedTableBatch(TableBatch):
                 self._copy(move.table, move.read.rows, move.read.slots)
                 self._note_copied(move.table, move.read)
             self._faults = faults
-        values = (places - bases).to(values.dtype)
+        if self._cache.bases[-1] < _INT32_ROWS:
+            values = (places - bases).to(values.dtype)
+        else:
+            values, offsets = places - bases, offsets.long()
         if torch.is_grad_enabled():
             return cast(Tensor, _Lookup.apply(self._flat, pending, operator, values, offsets, weights))
         found = operator._lookup(values, offsets, weights)

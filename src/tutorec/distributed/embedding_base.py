@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 from torch import nn
@@ -190,6 +190,20 @@ class ShardedEmbeddingModule(
         moves = zip(self._input_dists, parts, ctx.sharding_contexts, strict=True)
         return _SizesOnTheWay([dist(part, of_sharding) for dist, part, of_sharding in moves], ctx)
 
+    def prefetch(self, dist_input: CompIn) -> None:
+        """Have the caches of this rank's tables read ahead for a coming batch; returns at once.
+
+        Results do not depend on it. Without tables of the kernel ``fused_uvm_caching`` it has no effect.
+
+        Args:
+            dist_input: What ``input_dist(...).wait().wait()`` gave, and ``compute`` will be given.
+
+        Source:
+            TorchRec's ``ShardedEmbeddingModule.prefetch``.
+        """
+        for lookup, ids in zip(self._lookups, cast(Sequence[Any], dist_input), strict=True):
+            lookup.prefetch(ids)
+
     # --- what it shares with the unsharded module
 
     @property
@@ -248,13 +262,26 @@ class ShardedEmbeddingModule(
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> ShardedEmbeddingModule[Ctx, CompIn, DistOut, Out, S]:
-        """Move the rows (``.to``); parameters and optimizer state follow."""
+        """Move the rows (``.to``); parameters and optimizer state follow.
+
+        Raises:
+            ValueError: A table with a kernel ``fused_uvm*`` would go to another device.
+        """
+        here = torch.empty(0, device=self._device)
+        device = fn(here).device
+        fixed = [table for table in self._tables if table.kernel in IN_FILE]
+        if fixed and device != here.device:
+            raise ValueError(
+                f"table {fixed[0].name!r} has the compute kernel {fixed[0].kernel.value!r} and cannot move from "
+                f"{here.device} to {device}, which has another kind of slower memory: shard the unsharded module "
+                f"there, with device=torch.device('{device}')"
+            )
         for lookup in self._lookups:
             lookup._apply(fn)
         super()._apply(fn, recurse)
         for lookup in self._lookups:
             lookup.rebind()
-        self._device = fn(torch.empty(0, device=self._device)).device
+        self._device = device
         return self
 
     # --- set-up

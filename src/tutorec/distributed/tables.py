@@ -14,7 +14,7 @@ import torch
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
-from tutorec.distributed.cache_params import TableCache, table_cache
+from tutorec.distributed.cache_params import CacheParams, TableCache, table_cache
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
@@ -255,13 +255,6 @@ def _placed(
         )
     if kernel is not EmbeddingComputeKernel.DENSE:
         optimizer = optimizer or optimizer_spec(rules.fused_params)
-    in_file = kernel in IN_FILE
-    if in_file and sharding_type is ShardingType.DATA_PARALLEL:
-        raise ValueError(
-            f"the plan gives every rank a copy of table {config.name!r}, data_parallel, and the compute kernel "
-            f"{kernel.value!r}, for tables larger than memory: cut the table, by row_wise for example, or use 'fused'"
-        )
-    has_cache = kernel is EmbeddingComputeKernel.FUSED_UVM_CACHING
     return PlacedTable(
         name=config.name,
         rows=rows,
@@ -275,8 +268,31 @@ def _placed(
         kernel=kernel,
         optimizer=optimizer,
         pieces=pieces,
-        cache=table_cache(config.name, sharding.cache_params, rules.fused_params, has_cache) if in_file else None,
+        cache=_placed_cache(config.name, sharding_type, kernel, sharding.cache_params, rules.fused_params),
     )
+
+
+def _placed_cache(
+    table: str,
+    sharding_type: ShardingType,
+    kernel: EmbeddingComputeKernel,
+    params: CacheParams | None,
+    fused_params: Mapping[str, Any] | None,
+) -> TableCache | None:
+    """The cache of a table in a file; None of a table in memory."""
+    if kernel not in IN_FILE:
+        if params is None:
+            return None
+        raise ValueError(
+            f"the plan gives table {table!r} cache_params and the compute kernel {kernel.value!r}, which has no cache: "
+            "compute_kernel='fused_uvm_caching', or leave cache_params out"
+        )
+    if sharding_type is ShardingType.DATA_PARALLEL:
+        raise ValueError(
+            f"the plan gives every rank a copy of table {table!r}, data_parallel, and the compute kernel "
+            f"{kernel.value!r}, for tables larger than memory: cut the table, by row_wise for example, or use 'fused'"
+        )
+    return table_cache(table, params, fused_params, has_cache=kernel is EmbeddingComputeKernel.FUSED_UVM_CACHING)
 
 
 def plan_member(kind: type[_E], value: str, built: Sequence[_E], table: str, what: str) -> _E:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import product
+from queue import Queue
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,12 +16,16 @@ from distributed.pairwise import pairwise_cover
 from torch import Tensor
 
 from tutorec._kernels.backend import BackendError, use_backend
+from tutorec._kernels.row_cache import RowCache
+from tutorec._kernels.tbe_cached import CachedTableBatch
 from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
+from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from tutorec.spmd import device
 from tutorec.types import DataType
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tables in files are on the CPU")
@@ -89,6 +96,66 @@ def test_tables_in_a_file_train_as_in_memory(ranks, kind, what, optimizer, world
     words = {"kind": kind, "what": what, "optimizer": optimizer, "cache": cache, "backend": backend}
     for result in pool.run(train, **words):
         assert_alike(result["in memory"], result["in a file"])
+
+
+def pipelined(rank: int, world_size: int, what: str, kind: str, variable: bool) -> list[Any]:
+    """Steps with three batches in flight: with tables in memory, with cached ones, and with cached and prefetched."""
+    found, own = [], cases if what == "bags" else row_cases
+    for kernel, ahead in (("fused", False), ("fused_uvm_caching", False), ("fused_uvm_caching", True)):
+        sharded = own.shard(own.collection(), "exact_row_wise_adagrad", kernel=kernel, kind=kind, cache_load_factor=0.3)
+        coming, outputs = deque(), []
+        for step in range(8):
+            ctx = sharded.create_context()
+            make = row_cases.lists if variable else batch
+            arrived = sharded.input_dist(ctx, make(seed_of(rank, step), samples_of(rank, step))).wait().wait()
+            if ahead:
+                sharded.prefetch(arrived)
+            coming.append((ctx, arrived))
+            if step >= 2:
+                ctx, arrived = coming.popleft()
+                out = sharded.output_dist(ctx, sharded.compute(ctx, arrived)).wait()
+                rows = [out.values()] if what == "bags" else [one.values() for one in out.values()]
+                outputs += [one.detach() for one in rows]
+                sum((one * coefficients(one, step)).sum() for one in rows).backward()
+        sharded.flush()
+        found.append((outputs, own.held(sharded)))
+    return found
+
+
+@pytest.mark.parametrize("variable", [False, True])
+@pytest.mark.parametrize(("what", "kind"), [("bags", "row_wise"), ("bags", "mixed"), ("rows", "table_wise")])
+def test_prefetching_batches_in_flight_changes_no_bit(ranks, what, kind, variable):
+    for in_memory, cached, prefetched in ranks(2).run(pipelined, what=what, kind=kind, variable=variable):
+        assert_alike(in_memory, cached)
+        assert_alike(cached, prefetched)
+
+
+@pytest.mark.parametrize("own", [cases, row_cases])
+def test_prefetch_reads_the_rows_that_compute_looks_up(own):
+    collection = own.collection()
+    words = {f"t{index}": table_wise(0, "fused_uvm_caching" if index else "fused") for index in range(3)}
+    plan = construct_module_sharding_plan(collection, words, world_size=1)
+    sharder = EmbeddingBagCollectionSharder() if own is cases else EmbeddingCollectionSharder()
+    sharded = sharder.shard(collection, plan, ShardingEnv.from_local(1, 0))
+    ctx = sharded.create_context()
+    arrived = sharded.input_dist(ctx, batch(0, 4)).wait().wait()
+    shown, looked_up = Queue(), Queue()
+    with patch.object(CachedTableBatch, "_read_pages", lambda tables, rows: shown.put(rows.tolist())):
+        sharded.prefetch(arrived)
+        prefetched = [shown.get(timeout=60) for _ in sharded.cache_counts()]
+    with patch.object(RowCache, "place", autospec=True, side_effect=_recorded(looked_up)):
+        sharded.compute(ctx, arrived)
+    assert prefetched == [looked_up.get_nowait() for _ in prefetched] and all(prefetched)
+
+
+def _recorded(rows_of_calls: Queue) -> Any:
+    place = RowCache.place
+
+    def recorded(cache: RowCache, rows: Tensor) -> Any:
+        rows_of_calls.put(rows.tolist())
+        return place(cache, rows)
+
+    return recorded
 
 
 def shards_of(state: dict[str, Any]) -> dict[str, Any]:
@@ -201,3 +268,27 @@ def test_copies_of_a_table_are_not_cached(ranks):
     sharder = EmbeddingBagCollectionSharder()
     assert "fused_uvm_caching" in sharder.compute_kernels("row_wise", "cpu")
     assert "fused_uvm_caching" not in sharder.compute_kernels("data_parallel", "cpu")
+
+
+@pytest.mark.parametrize("kernel", ["fused", "dense"])
+def test_cache_params_without_a_cache_are_refused(kernel):
+    collection = cases.collection()
+    words = {f"t{index}": table_wise(0, kernel) for index in range(3)}
+    plan = construct_module_sharding_plan(collection, words, world_size=1)
+    plan["t1"].cache_params = CacheParams(load_factor=0.1)
+    message = rf"table 't1' cache_params and the compute kernel '{kernel}'.*compute_kernel='fused_uvm_caching'"
+    with pytest.raises(ValueError, match=message):
+        EmbeddingBagCollectionSharder().shard(collection, plan, ShardingEnv.from_local(1, 0))
+
+
+@pytest.mark.parametrize("kernel", ["fused_uvm", "fused_uvm_caching"])
+def test_tables_in_a_file_do_not_move_to_another_device(kernel):
+    collection = cases.collection()
+    words = {f"t{index}": table_wise(0, kernel if index else "fused") for index in range(3)}
+    plan = construct_module_sharding_plan(collection, words, world_size=1)
+    sharded = EmbeddingBagCollectionSharder().shard(collection, plan, ShardingEnv.from_local(1, 0))
+    before = sharded(batch(0, 4)).values()
+    message = rf"table 't1' has the compute kernel '{kernel}' and cannot move from cpu to meta.*shard the unsharded"
+    with pytest.raises(ValueError, match=message):
+        sharded.to("meta")
+    assert torch.equal(sharded.to(device())(batch(0, 4)).values(), before)

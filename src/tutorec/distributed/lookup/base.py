@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +28,9 @@ class EmbeddingLookup(nn.Module, ABC):
     @abstractmethod
     def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
         """Those that update rows during backward."""
+
+    def prefetch(self, ids: Any) -> None:
+        """Bring rows of a coming batch, the argument of its ``forward``, into memory; without a cache nothing."""
 
     @abstractmethod
     def rebind(self) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 from tutorec._kernels.tbe import FirstRows, GroupSpec
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.grouping import TableGroup
+from tutorec.distributed.plan import EmbeddingComputeKernel
 
 
 class BatchedDenseEmbeddingBag(nn.Module):
@@ -37,6 +38,11 @@ class BatchedDenseEmbeddingBag(nn.Module):
     def forward(self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         """``values [N]``, ``offsets [F * B + 1]``, ``weights [N]`` -> pooled ``[B, D]``."""
         return self._emb_module(values, offsets, weights)
+
+    @property
+    def kernel(self) -> EmbeddingComputeKernel:
+        """How the rows are kept."""
+        return self._group.kernel
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(``table.weight``, its rows as a parameter), in group order."""

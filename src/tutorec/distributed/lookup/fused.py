@@ -10,6 +10,7 @@ from torch import nn
 from tutorec._kernels.tbe import FirstRows, GroupSpec
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.grouping import TableGroup
+from tutorec.distributed.plan import EmbeddingComputeKernel
 from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizerModule
 
 
@@ -51,10 +52,19 @@ class BatchedFusedEmbeddingBag(nn.Module, FusedOptimizerModule):
         self._optimizer.apply_learning_rate()
         return self._emb_module(values, offsets, weights)
 
+    def prefetch(self, values: torch.Tensor, offsets: torch.Tensor) -> None:
+        """Bring rows of a coming batch, ids and offsets of its ``forward``, into memory; without a cache nothing."""
+        self._emb_module.prefetch(values, offsets)
+
     @property
     def fused_optimizer(self) -> EmbeddingFusedOptimizer:
         """What backward applies."""
         return self._optimizer
+
+    @property
+    def kernel(self) -> EmbeddingComputeKernel:
+        """How the rows are kept."""
+        return self._group.kernel
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(``table.weight``, its rows as a parameter), in group order."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,12 +25,27 @@ _KERNELS: dict[EmbeddingComputeKernel, type[BatchedFusedEmbeddingBag] | type[Bat
     EmbeddingComputeKernel.DENSE: BatchedDenseEmbeddingBag,
 }
 SUPPORTED_KERNELS = tuple(_KERNELS)
+_CACHING = EmbeddingComputeKernel.FUSED_UVM_CACHING
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # of a group: ids [N], offsets [F*B+1], weights [N]
 
 
 class GroupedLookup(EmbeddingLookup):
-    """One operator for each group of this rank's tables; what is looked up in them is the subclass's business."""
+    """One operator for each group of this rank's tables; a subclass divides what arrives among them."""
 
     _emb_modules: nn.ModuleList
+
+    @abstractmethod
+    def _batches(self, ids: Any) -> list[Batch]:
+        """What arrives -> the batch of each group."""
+
+    def prefetch(self, ids: Any) -> None:
+        """Bring rows of a coming batch into memory, where a group has a cache."""
+        cached = [group for group, bags in enumerate(self._bags()) if bags.kernel is _CACHING]
+        if cached:
+            batches = self._batches(ids)
+            for group in cached:
+                values, offsets, _ = batches[group]
+                cast(BatchedFusedEmbeddingBag, self._emb_modules[group]).prefetch(values, offsets)
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """(``table.weight``, its rows as a parameter), group after group."""
@@ -83,9 +100,12 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
             # fbgemm registers its training operators for autograd only, which inference mode leaves out.
             with torch.inference_mode(False), torch.no_grad():
                 return self.forward(features)
-        parts = [features] if len(self._splits) == 1 else features.split(self._splits)
-        pooled = [
-            bags(part.values(), part.offsets(), part.weights_or_none())
-            for bags, part in zip(self._emb_modules, parts, strict=True)
-        ]
+        batches = self._batches(features)
+        pooled = [bags(*batch) for bags, batch in zip(self._emb_modules, batches, strict=True)]
         return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
+
+    def _batches(self, ids: KeyedJaggedTensor) -> list[Batch]:
+        """The slots of each group."""
+        features = pad_bags(ids) if ids.variable_stride_per_key() else ids
+        parts = [features] if len(self._splits) == 1 else features.split(self._splits)
+        return [(part.values(), part.offsets(), part.weights_or_none()) for part in parts]

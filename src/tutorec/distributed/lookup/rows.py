@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from tutorec.distributed.grouping import TableGroup
 from tutorec.distributed.lookup.base import ShardRows, first_rows
 from tutorec.distributed.lookup.dense import BatchedDenseEmbeddingBag
 from tutorec.distributed.lookup.fused import BatchedFusedEmbeddingBag
-from tutorec.distributed.lookup.grouped import GroupedLookup
+from tutorec.distributed.lookup.grouped import Batch, GroupedLookup
 from tutorec.distributed.plan import EmbeddingComputeKernel
 from tutorec.sparse.jagged_layout import ints_on_device
 
@@ -91,25 +91,32 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         groups = len(self._emb_modules)
         if groups == 0:
             return torch.empty(0, device=ids.values.device)
+        found = [bags(*batch) for bags, batch in zip(self._emb_modules, self._batches(ids), strict=True)]
         if groups == 1:
-            return self._rows(0, ids.values, ids.counts).contiguous().view(-1)
-        counts = [
-            [of_rank[first:last] for of_rank in ids.counts]
-            for first, last in zip(self._slot_bounds, self._slot_bounds[1:], strict=False)
-        ]
-        sizes = [[sum(of_rank) for of_rank in of_group] for of_group in counts]
-        parts = ids.values.split_with_sizes([size for of_rank in zip(*sizes, strict=True) for size in of_rank])
-        found = [
-            self._rows(group, torch.cat(parts[group::groups]), counts[group]).split_with_sizes(sizes[group])
-            for group in range(groups)
-        ]
-        return torch.cat([rows.reshape(-1) for of_rank in zip(*found, strict=True) for rows in of_rank])
+            return found[0].contiguous().view(-1)
+        parts = [rows.split_with_sizes(sizes) for rows, sizes in zip(found, self._sizes(ids), strict=True)]
+        return torch.cat([rows.reshape(-1) for of_rank in zip(*parts, strict=True) for rows in of_rank])
 
-    def _rows(self, group: int, values: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Ids of one group, ``counts[rank][slot]`` of them -> ``[N, D]``."""
-        bounds = [*accumulate(chain.from_iterable(counts), initial=0)]
-        offsets = ints_on_device(bounds, values.dtype, values.device)
-        return self._emb_modules[group](values, offsets, None)
+    def _batches(self, ids: ArrivedIds) -> list[Batch]:
+        """The ids of each group, a bag for each rank and slot."""
+        groups = len(self._emb_modules)
+        if groups == 1:
+            return [_bags(ids.values, ids.counts)]
+        parts = ids.values.split_with_sizes([*chain.from_iterable(zip(*self._sizes(ids), strict=True))])
+        return [
+            _bags(torch.cat(parts[group::groups]), [of_rank[first:last] for of_rank in ids.counts])
+            for group, (first, last) in enumerate(pairwise(self._slot_bounds))
+        ]
+
+    def _sizes(self, ids: ArrivedIds) -> list[list[int]]:
+        """How many ids of each group each rank sent, ``[groups][W]``."""
+        return [[sum(of_rank[first:last]) for of_rank in ids.counts] for first, last in pairwise(self._slot_bounds)]
+
+
+def _bags(values: torch.Tensor, counts: Sequence[Sequence[int]]) -> Batch:
+    """Ids of one group, ``counts[rank][slot]`` of them, as a batch of the operator."""
+    bounds = [*accumulate(chain.from_iterable(counts), initial=0)]
+    return values, ints_on_device(bounds, values.dtype, values.device), None
 
 
 def _of_ranks(group: TableGroup, ranks: int) -> GroupSpec:
