@@ -22,6 +22,9 @@ LONG_SIGNATURES = frozenset(
         "tutorec.distributed.planner.stats.EmbeddingStats.log",
         "tutorec.distributed.planner.stats.NoopEmbeddingStats.log",
         "tutorec.distributed.planner.topology.Topology.__init__",
+        "tutorec.distributed.train_pipeline.semi_sync.TrainPipelineSemiSync.__init__",
+        "tutorec.distributed.train_pipeline.sparse_dist.TrainPipelineFusedSparseDist.__init__",
+        "tutorec.distributed.train_pipeline.sparse_dist.TrainPipelineSparseDist.__init__",
         "tutorec.inference.modules.shard_quant_model",
     }
 )

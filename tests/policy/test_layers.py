@@ -91,6 +91,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
 # They gather names of every layer and hold nothing else; nobody inside the library imports them.
 FACADES = ("distributed.types", "distributed.embedding_types", "distributed.dist_data", "distributed.planner.types")
 FACADES += ("distributed.comm_ops", "sparse.jagged_tensor", "distributed.fbgemm_qcomm_codec")
+FACADES += ("distributed.train_pipeline.train_pipelines", "distributed.train_pipeline.utils")
 
 SHARDING_TYPES = tuple(f"distributed.sharding.{name}_sharding" for name in "dp tw cw twcw rw twrw grid".split())
 COLLECTIVE_MODULES = ("distributed.collectives", "distributed.comm", "spmd", "_spmd")

@@ -12,15 +12,25 @@ if TYPE_CHECKING:
     from tutorec.distributed.plan import ParameterSharding
     from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
     from tutorec.distributed.traffic import count_traffic
+    from tutorec.distributed.train_pipeline.base import TrainPipelineBase
+    from tutorec.distributed.train_pipeline.engine import TrainPipeline
+    from tutorec.distributed.train_pipeline.evaluation import EvalPipelineSparseDist
+    from tutorec.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist
+    from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 
 _LAZY = {
     "Awaitable": "tutorec.awaitable",
     "DistributedModelParallel": "tutorec.distributed.model_parallel",
+    "EvalPipelineSparseDist": "tutorec.distributed.train_pipeline.evaluation",
     "ModuleSharder": "tutorec.distributed.sharded_module",
     "NoWait": "tutorec.awaitable",
     "ParameterSharding": "tutorec.distributed.plan",
+    "PrefetchTrainPipelineSparseDist": "tutorec.distributed.train_pipeline.prefetch",
     "ShardedModule": "tutorec.distributed.sharded_module",
     "ShardingEnv": "tutorec.distributed.env",
+    "TrainPipeline": "tutorec.distributed.train_pipeline.engine",
+    "TrainPipelineBase": "tutorec.distributed.train_pipeline.base",
+    "TrainPipelineSparseDist": "tutorec.distributed.train_pipeline.sparse_dist",
     "count_traffic": "tutorec.distributed.traffic",
     "get_local_rank": "tutorec.distributed.comm",
     "get_local_size": "tutorec.distributed.comm",
@@ -42,17 +52,23 @@ _SUBMODULES = (
     "quant_embeddingbag",
     "shard",
     "sharding_plan",
+    "train_pipeline",
     "types",
 )
 
 __all__ = [
     "Awaitable",
     "DistributedModelParallel",
+    "EvalPipelineSparseDist",
     "ModuleSharder",
     "NoWait",
     "ParameterSharding",
+    "PrefetchTrainPipelineSparseDist",
     "ShardedModule",
     "ShardingEnv",
+    "TrainPipeline",
+    "TrainPipelineBase",
+    "TrainPipelineSparseDist",
     "count_traffic",
     "get_local_rank",
     "get_local_size",

@@ -41,7 +41,8 @@ def check_agreement(subject: str, facts: Mapping[str, str], env: ShardingEnv, pr
     digests = [row[0] for row in comm.all_gather_ints([digest], env.process_group, _STAGE)]
     if digests[0] != 0 and len(set(digests)) == 1:
         return
-    trouble = f"{type(problem).__name__}: {problem}" if problem is not None else None
+    notes = getattr(problem, "__notes__", [])
+    trouble = "; ".join([f"{type(problem).__name__}: {problem}", *notes]) if problem is not None else None
     gathered = comm.all_gather_objects((trouble, dict(facts)), env.process_group, _STAGE)
     if problem is not None:
         raise problem

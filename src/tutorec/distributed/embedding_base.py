@@ -86,11 +86,13 @@ class BatchContext:
         sharding_contexts: One for each sharding of the module.
         features: The batch as it was given.
         variable_batch_per_feature: Whether features have different numbers of samples on some rank.
+        arranged: The batch as it will be sent, where `ShardedEmbeddingModule.prepare_input` has been called before.
     """
 
     sharding_contexts: list[Any] = field(default_factory=list)
     features: KeyedJaggedTensor | None = None
     variable_batch_per_feature: bool = False
+    arranged: KeyedJaggedTensor | None = None
 
     @property
     def batch_size(self) -> int:
@@ -178,6 +180,19 @@ class ShardedEmbeddingModule(
 
     # --- one batch
 
+    def prepare_input(self, ctx: BatchContext, features: KeyedJaggedTensor) -> None:
+        """Do what ``input_dist`` does on this rank alone: convert, order, check. With this context it then only sends.
+
+        A pipeline calls it ahead, so that a bad batch of one rank is known before another rank waits for it. The first
+        batch is left to ``input_dist``, where the ranks check it together.
+
+        Raises:
+            KeyError: A feature is missing.
+            ValueError: An id is not a row of its table, or weights are missing.
+        """
+        if self._dists_are_built:
+            ctx.arranged = self._arranged(features, ctx)
+
     def _send(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[list[KJTArrival]]:
         """Check the batch and issue the first round of every sharding; to wait is to issue the second.
 
@@ -185,7 +200,9 @@ class ShardedEmbeddingModule(
             KeyError: A feature is missing.
             ValueError: An id is not a row of its table, or weights are missing.
         """
-        arranged = self._arranged(features, ctx) if self._dists_are_built else self._first_arranged(features, ctx)
+        arranged, ctx.arranged = ctx.arranged, None
+        if arranged is None:
+            arranged = self._arranged(features, ctx) if self._dists_are_built else self._first_arranged(features, ctx)
         parts = [arranged] if len(self._input_dists) == 1 else arranged.split(self._features_per_sharding)
         moves = zip(self._input_dists, parts, ctx.sharding_contexts, strict=True)
         return _SizesOnTheWay([dist(part, of_sharding) for dist, part, of_sharding in moves], ctx)

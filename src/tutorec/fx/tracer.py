@@ -92,7 +92,7 @@ class Tracer(torch.fx.Tracer):
             graph = super().trace(root, concrete_args)
         finally:
             _State.depth -= 1
-        _resolve_annotations(graph, type(_without_wrappers(root)).forward if isinstance(root, nn.Module) else root)
+        _resolve_annotations(graph, type(without_wrappers(root)).forward if isinstance(root, nn.Module) else root)
         return graph
 
     def create_args_for_root(
@@ -102,7 +102,7 @@ class Tracer(torch.fx.Tracer):
         concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
     ) -> tuple[Any, list[Any]]:
         """Inputs of the graph: those of the model, not of a wrapper around it."""
-        model = _without_wrappers(self.root) if is_module else None
+        model = without_wrappers(self.root) if is_module else None
         if model is None or model is self.root:
             return super().create_args_for_root(root_fn, is_module, concrete_args)
         forward, args = super().create_args_for_root(type(model).forward, True, concrete_args)
@@ -187,7 +187,7 @@ def _resolve_annotations(graph: Graph, forward: Callable[..., Any]) -> None:
         node.type = hints.get("return" if node.op == "output" else str(node.target).lstrip("*"))
 
 
-def _without_wrappers(module: nn.Module) -> nn.Module:
+def without_wrappers(module: nn.Module) -> nn.Module:
     """The model inside of wrappers whose forward takes whatever it is given."""
     while _takes_anything(module):
         inner = getattr(module, "_dmp_wrapped_module", None)

@@ -1,0 +1,63 @@
+"""Train pipelines: later batches are under way while one is trained. Names are imported when they are first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tutorec.distributed.train_pipeline.base import TrainPipelineBase
+    from tutorec.distributed.train_pipeline.engine import TrainPipeline
+    from tutorec.distributed.train_pipeline.evaluation import EvalPipelineSparseDist
+    from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
+    from tutorec.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist, TrainPipelinePrefetch
+    from tutorec.distributed.train_pipeline.semi_sync import TrainPipelineSemiSync
+    from tutorec.distributed.train_pipeline.sparse_dist import (
+        TrainPipelineFusedSparseDist,
+        TrainPipelineSparseDist,
+        TrainPipelineSparseDistLite,
+    )
+    from tutorec.distributed.train_pipeline.tracing import Tracer
+
+_LAZY = {
+    "EvalPipelineSparseDist": "evaluation",
+    "In": "pipeline_context",
+    "Out": "pipeline_context",
+    "PrefetchTrainPipelineSparseDist": "prefetch",
+    "Tracer": "tracing",
+    "TrainPipeline": "engine",
+    "TrainPipelineBase": "base",
+    "TrainPipelineContext": "pipeline_context",
+    "TrainPipelineFusedSparseDist": "sparse_dist",
+    "TrainPipelinePrefetch": "prefetch",
+    "TrainPipelineSemiSync": "semi_sync",
+    "TrainPipelineSparseDist": "sparse_dist",
+    "TrainPipelineSparseDistLite": "sparse_dist",
+}
+
+__all__ = [
+    "EvalPipelineSparseDist",
+    "In",
+    "Out",
+    "PrefetchTrainPipelineSparseDist",
+    "Tracer",
+    "TrainPipeline",
+    "TrainPipelineBase",
+    "TrainPipelineContext",
+    "TrainPipelineFusedSparseDist",
+    "TrainPipelinePrefetch",
+    "TrainPipelineSemiSync",
+    "TrainPipelineSparseDist",
+    "TrainPipelineSparseDistLite",
+]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

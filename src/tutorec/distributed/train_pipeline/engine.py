@@ -1,0 +1,251 @@
+"""The loop of every pipeline: batches in flight, each some stages ahead of the one behind it.
+
+A schedule is a list of stages, each with the number of batches that it runs ahead. One step does them in this order,
+so that every rank issues its collectives in the same order. Two stages, of which ``load`` runs one batch ahead::
+
+    step             0          1          2          3
+
+    (fill)   load 0
+    forward          0          1          2
+    load             1          2          it has ended
+
+Before a step every batch in flight catches up with the stages that stand further ahead than it does (*fill*; nothing
+is left to do once the pipeline is full). When the iterator ends the batches in flight are trained one by one (*drain*),
+``progress`` raises StopIteration, and the next iterator starts anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tutorec.distributed import comm
+from tutorec.distributed.agreement import check_agreement
+from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
+from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
+from tutorec.distributed.train_pipeline.stages import Stages
+from tutorec.distributed.train_pipeline.timeline import Interval, Timeline
+
+__all__ = ["Options", "Stage", "TrainPipeline"]
+
+_FAILED, _ENDED, _READY = -1, 0, 1
+
+
+class Stage(NamedTuple):
+    """A stage in a schedule: what is done, and to which batch, counted from the one that is trained in the step."""
+
+    run: Callable[[Stages, TrainPipelineContext], None]
+    ahead: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """TorchRec's arguments that pipelines share.
+
+    Args:
+        execute_all_batches: Train the batches in flight when the iterator has ended. Without, all ranks stop as soon
+            as the iterator of one has ended.
+        apply_jit: Compile the parts without sharded modules by TorchScript.
+        context_type: Made for each batch, ``context_type(index=n)``.
+        pipeline_postproc: Run modules without parameters that stand before a sharded one ahead, too.
+        custom_model_fwd: Called with a batch in place of the model; gives ``(losses, output)``.
+    """
+
+    execute_all_batches: bool = True
+    apply_jit: bool = False
+    context_type: type[TrainPipelineContext] = TrainPipelineContext
+    pipeline_postproc: bool = False
+    custom_model_fwd: Callable[[Any], Any] | None = None
+
+
+class TrainPipeline(Generic[In, Out]):
+    """Trains a model, one batch at each call of ``progress``, with later batches under way.
+
+    Losses, weights and optimizer state are those of the plain loop, bit for bit. Between two calls the model stands
+    after the batch whose output was returned: a checkpoint of it continues exactly with `batches`, then the iterator.
+
+    A batch that cannot be loaded or prepared (an iterator that raises, an id that no table has) is reported when it
+    is its turn, on every rank, and the batches before it have been trained. Whatever else fails is raised at once. Both
+    carry a note: the stage, the number of the batch, the rank. Where ranks have different numbers of batches nothing
+    is started early from the first batch on that one rank lacks, and what happens is what happens in a plain loop.
+
+    Args:
+        model: Answers a batch with ``(losses, output)``. Its forward, as far as it leads to sharded modules, must be
+            traceable by torch.fx; ``explain()`` says what is started early and what is not.
+        optimizer: Steps what backward does not update.
+        device: Where batches go.
+        schedule: The stages of a step, in order. Stages of one batch run in the order of how far ahead they are.
+        options: TorchRec's further arguments.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        schedule: Sequence[Stage],
+        options: Options,
+    ) -> None:
+        self._stages = Stages(model, optimizer, torch.device(device), options.custom_model_fwd)
+        self._schedule, self._options = tuple(schedule), options
+        self._depth = max(stage.ahead for stage in self._schedule)
+        self._per_batch = sorted(self._schedule, key=lambda stage: -stage.ahead)
+        self._starts_early = any(stage.run is Stages.start_input_dist for stage in self._schedule)
+        self._timeline = Timeline(dist.get_rank() if comm.default_group() is not None else 0)
+        self._attached = False
+        self._source: Iterator[In] | None = None
+        self.reset()
+
+    # --- training
+
+    def progress(self, dataloader_iter: Iterator[In]) -> Out:
+        """Train the next batch, and do the stages of later ones that are due.
+
+        Returns:
+            The model's output for the batch.
+
+        Raises:
+            StopIteration: All batches have been trained. Another iterator may be passed then.
+        """
+        if dataloader_iter is not self._source:
+            self._source = self._stages.iterator = dataloader_iter
+        if not self._attached:
+            self.attach()
+        for place in range(max(self._depth, 1)):
+            for stage in self._per_batch:
+                if stage.ahead > place:
+                    self._do(stage, place)
+        ctx = self._next_to_train()
+        for stage in self._schedule:
+            self._do(stage, stage.ahead)
+        self._flight.popleft()
+        return ctx.output
+
+    def reset(self) -> None:
+        """Forget the batches in flight; the next call of ``progress`` starts anew."""
+        self._flight: deque[TrainPipelineContext] = deque()
+        self._next_index = 0
+        self._in_step = True
+        self._source = self._stages.iterator = None
+
+    @property
+    def batches(self) -> list[In]:
+        """Batches taken from the iterator and not trained: ``chain(pipeline.batches, iterator)`` is what is left."""
+        return [ctx.batch for ctx in self._flight if ctx.batch is not None]
+
+    # --- the model
+
+    def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
+        """Let the model's sharded modules take what is started early; ``progress`` does it by itself.
+
+        Args:
+            model: Another model than before.
+            sparse_dist: False: its sharded modules stay as they are, and nothing is started early.
+        """
+        self.detach()
+        stages, options = self._stages, self._options
+        stages.model, stages.rewritten = stages.model if model is None else model, None
+        if self._starts_early and sparse_dist:
+            stages.rewritten = RewrittenModel(
+                stages.model,
+                stages.call,
+                lambda: stages.in_forward,
+                options.pipeline_postproc,
+                options.apply_jit,
+            )
+        self._attached = True
+
+    def detach(self) -> nn.Module:
+        """The model as it was before; batches in flight are kept for when it is attached again."""
+        if self._stages.rewritten is not None:
+            self._stages.rewritten.restore()
+        self._attached = False
+        return self._stages.model
+
+    def explain(self) -> str:
+        """Which sharded modules are started early, and why the others are not; one line each."""
+        if not self._starts_early:
+            return f"{type(self).__name__} starts no module early"
+        if not self._attached:
+            self.attach()
+        return self._stages.rewritten.explain() if self._stages.rewritten is not None else "nothing is started early"
+
+    def timeline(self) -> list[Interval]:
+        """When each stage of each batch ran on this rank, in the order in which they ended; the last 10,000."""
+        return list(self._timeline.intervals)
+
+    def export_chrome_trace(self, path: str) -> None:
+        """Write the timeline for chrome://tracing or Perfetto."""
+        self._timeline.export_chrome_trace(path)
+
+    # --- one stage of one batch
+
+    def _do(self, stage: Stage, place: int) -> None:
+        """Run a stage for the batch at a place in the flight, unless it has passed it or there is no batch."""
+        stages = self._stages
+        if place == len(self._flight) and stage.run is Stages.load and stages.iterator is not None:
+            self._flight.append(self._options.context_type(index=self._next_index))
+            self._next_index += 1
+        if place >= len(self._flight) or stage in self._flight[place].done:
+            return
+        ctx = self._flight[place]
+        ctx.done.add(stage)
+        if stage.run is Stages.start_input_dist and not self._all_ranks_have(ctx):
+            return
+        name, number = stage.run.__name__, ctx.index or 0
+        try:
+            with self._timeline.mark(name, number):
+                if ctx.error is None:
+                    stage.run(stages, ctx)
+        except Exception as error:
+            error.add_note(f"{type(self).__name__}: stage {name!r} of batch {number} on rank {self._timeline.rank}")
+            if stage.run not in (Stages.load, Stages.prepare):
+                self.reset()
+                raise
+            ctx.error, stages.iterator = error, None
+        if stage.run is Stages.prepare:
+            self._tell_ranks(ctx)
+
+    def _tell_ranks(self, ctx: TrainPipelineContext) -> None:
+        """Send the other ranks whether this one has the batch; what they say is read a step later."""
+        env = self._stages.rewritten.env if self._stages.rewritten is not None else None
+        if env is not None and env.process_group is not None and env.world_size > 1 and self._in_step:
+            group = env.process_group
+            mine = torch.tensor([self._state(ctx)], device=comm.message_device(group))
+            ctx.everywhere = comm.all_gather(mine, [1] * env.world_size, group, "pipeline")
+
+    @staticmethod
+    def _state(ctx: TrainPipelineContext) -> int:
+        return _FAILED if ctx.error is not None else _READY if ctx.batch is not None else _ENDED
+
+    def _worst(self, ctx: TrainPipelineContext) -> int:
+        """The state of a batch on the rank where it is worst."""
+        return int(ctx.everywhere.wait().min()) if ctx.everywhere is not None else self._state(ctx)
+
+    def _all_ranks_have(self, ctx: TrainPipelineContext) -> bool:
+        """Whether a batch may be started early: otherwise ranks would issue different collectives."""
+        self._in_step = self._in_step and self._worst(ctx) == _READY
+        return self._in_step
+
+    def _next_to_train(self) -> TrainPipelineContext:
+        """The first batch in flight, unless all have been trained, or it failed on some rank."""
+        stops = not self._options.execute_all_batches and any(self._worst(ctx) == _ENDED for ctx in self._flight)
+        ctx = self._flight[0] if self._flight else None
+        if ctx is not None and not stops and self._worst(ctx) == _FAILED:
+            rewritten, told = self._stages.rewritten, ctx.everywhere is not None
+            self.reset()
+            if told and rewritten is not None and rewritten.env is not None:
+                subject = f"batch {ctx.index} of {type(self).__name__}"
+                check_agreement(subject, {}, rewritten.env, ctx.error)
+            assert ctx.error is not None, "check_agreement raises where another rank has a problem"
+            raise ctx.error
+        if ctx is None or stops or ctx.batch is None:
+            self.reset()
+            raise StopIteration
+        return ctx

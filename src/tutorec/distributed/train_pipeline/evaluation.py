@@ -1,0 +1,56 @@
+"""The pipeline for evaluation: forwards only."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tutorec.distributed.train_pipeline.engine import Options, Stage, TrainPipeline
+from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
+from tutorec.distributed.train_pipeline.stages import Stages
+
+__all__ = ["EvalPipelineSparseDist"]
+
+
+class EvalPipelineSparseDist(TrainPipeline[In, Out]):
+    """Sends the ids of batch n + 1 while batch n goes through the model; nothing is trained.
+
+    ::
+
+        step                 0      1      2      3
+
+        start_input_dist     1      2      3      4
+        evaluate             0      1      2      3
+        wait_input_dist      1      2      3      4
+        load, prepare        2      3      4      5
+
+    Whether the model is in evaluation, and whether a graph is recorded, is the caller's: ``model.eval()`` and
+    ``torch.no_grad()``.
+
+    Args:
+        model: See `TrainPipeline`.
+        optimizer: TorchRec's, without effect.
+        device: Where batches go.
+        apply_jit: See `Options`; so is ``pipeline_postproc``.
+
+    Source:
+        TorchRec's ``EvalPipelineSparseDist``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        apply_jit: bool = False,
+        pipeline_postproc: bool = False,
+    ) -> None:
+        schedule = (
+            Stage(Stages.start_input_dist, 1),
+            Stage(Stages.evaluate, 0),
+            Stage(Stages.wait_input_dist, 1),
+            Stage(Stages.load, 2),
+            Stage(Stages.prepare, 2),
+        )
+        options = Options(True, apply_jit, TrainPipelineContext, pipeline_postproc)
+        super().__init__(model, optimizer, device, schedule, options)

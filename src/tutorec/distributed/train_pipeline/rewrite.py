@@ -1,0 +1,113 @@
+"""A model whose sharded modules take what a pipeline has started early, until it is detached."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
+from tutorec.distributed.train_pipeline.runtime_forwards import Ahead, PipelinedForward, PipelinedPostproc
+from tutorec.distributed.train_pipeline.tracing import EarlyInputs, trace_inputs
+from tutorec.fx.tracer import without_wrappers
+
+__all__ = ["RewrittenModel"]
+
+_logger = logging.getLogger(__name__)
+_MISSING: Any = object()
+
+
+class RewrittenModel:
+    """Traces a model and puts other forwards in place of those that run ahead; ``restore`` takes them out.
+
+    Args:
+        model: With sharded modules inside.
+        call: What the pipeline calls with a batch: the model, or a function that calls it.
+        current: The batch in the pipeline's forward.
+        preprocess: Whether modules without parameters to train may run ahead, too.
+        scripted: Whether parts without sharded modules are compiled by TorchScript.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        call: Callable[[Any], Any],
+        current: Callable[[], TrainPipelineContext | None],
+        preprocess: bool,
+        scripted: bool,
+    ) -> None:
+        self.early: EarlyInputs = trace_inputs(model, call, preprocess)
+        self._ahead = Ahead()
+        self._replaced: list[tuple[nn.Module, str, Any]] = []
+        for path, module in self.early.modules.items():
+            self._replace(module, "forward", PipelinedForward(path, module, current))
+        for path, module in self.early.preprocessing.items():
+            self._replace(module, "forward", PipelinedPostproc(path, module, current, self._ahead))
+        if scripted:
+            self._script(without_wrappers(model))
+        if self.early.reasons:
+            _logger.warning("a pipeline cannot start every sharded module early:\n%s", self.explain())
+
+    @property
+    def env(self) -> ShardingEnv | None:
+        """The ranks of the first module that is started early."""
+        return next((getattr(module, "env", None) for module in self.early.modules.values()), None)
+
+    def prepare(self, ctx: TrainPipelineContext) -> None:
+        """Compute the arguments of a batch, and check it on this rank: nothing is sent."""
+        if self.early.program is None:
+            return
+        self._ahead.ctx = ctx
+        try:
+            ctx.arguments = self.early.program(ctx.batch)
+        finally:
+            self._ahead.ctx = None
+        for path, module in self.early.modules.items():
+            ctx.module_contexts[path] = module.create_context()
+            args, kwargs = ctx.arguments[path]
+            check = getattr(module, "prepare_input", None)
+            if check is not None:
+                check(ctx.module_contexts[path], *args, **kwargs)
+
+    def explain(self) -> str:
+        """Which sharded modules are started early, and why the others are not."""
+        lines = [f"{path}: started early" for path in self.early.modules]
+        lines += [f"{path}: runs ahead, before a sharded module" for path in self.early.preprocessing]
+        lines += [f"{path}: runs in the forward, since {why}" for path, why in self.early.reasons.items()]
+        return "\n".join(lines) or "the model has no sharded modules"
+
+    def restore(self) -> None:
+        """The model as it was."""
+        while self._replaced:
+            owner, name, value = self._replaced.pop()
+            if value is _MISSING:
+                owner.__dict__.pop(name)
+            else:
+                setattr(owner, name, value)
+
+    def _replace(self, owner: nn.Module, name: str, value: Any) -> None:
+        held = owner._modules if name in owner._modules else owner.__dict__
+        self._replaced.append((owner, name, held.get(name, _MISSING)))
+        setattr(owner, name, value)
+
+    def _script(self, module: nn.Module) -> None:
+        """Compile the largest parts without a sharded module inside; what TorchScript does not take stays."""
+        ahead = {*self.early.modules.values(), *self.early.preprocessing.values()}
+        for name, part in list(module.named_children()):
+            if isinstance(part, ShardedModule) or part in ahead:
+                continue
+            if any(isinstance(each, ShardedModule) or each in ahead for each in part.modules()):
+                self._script(part)
+                continue
+            try:
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message=r".torch\.jit\.\w+. is deprecated")
+                    self._replace(module, name, torch.jit.script(part))
+            except Exception as error:  # of TorchScript's compiler, which has no common class for them
+                _logger.info("apply_jit: %s stays as it is: %s", type(part).__name__, error)

@@ -1,0 +1,96 @@
+"""The pipeline that looks rows up one update early, so that they travel while the batch before is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutorec.distributed.train_pipeline.engine import Options, Stage, TrainPipeline
+from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
+from tutorec.distributed.train_pipeline.stages import Stages
+
+__all__ = ["TrainPipelineSemiSync"]
+
+
+class TrainPipelineSemiSync(TrainPipeline[In, Out]):
+    """Looks the rows of batch n + 1 up before the backward of batch n: they miss one update, and travel during it.
+
+    ::
+
+        step                 0      1      2      3
+
+        start_input_dist     2      3      4      5
+        forward              0      1      2      3
+        look_up              1      2      3      4      before the update by batch n: in flight during the backward
+        wait_input_dist      2      3      4      5
+        backward             0      1      2      3
+        load, prepare        3      4      5      6
+        optimizer_step       0      1      2      3
+
+    It trains another model than the plain loop: the embeddings of a batch are those of one update before, the dense
+    parts are up to date. A module that cannot be started early has no stale rows. A run that goes on from a checkpoint
+    looks its first batch up anew.
+
+    Args:
+        model: See `TrainPipeline`.
+        optimizer: Steps what backward does not update.
+        device: Where batches go.
+        execute_all_batches: See `Options`; so are ``apply_jit``, ``pipeline_postproc`` and ``custom_model_fwd``.
+        start_batch: The batches up to this one are trained as in the plain loop.
+        stash_gradients: From ``start_batch`` on, make the dense parts one update late, too: each step applies the
+            gradients of the batch before, and that of ``start_batch`` none.
+        strict: TorchRec's, without effect: tables that ``optimizer`` updates are looked up early like all others.
+
+    Source:
+        TorchRec's ``TrainPipelineSemiSync``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        execute_all_batches: bool = True,
+        apply_jit: bool = False,
+        start_batch: int = 900,
+        stash_gradients: bool = False,
+        pipeline_postproc: bool = True,
+        custom_model_fwd: Callable[[Any], Any] | None = None,
+        strict: bool = False,
+    ) -> None:
+        held: dict[nn.Parameter, torch.Tensor] = {}
+
+        def look_up(stages: Stages, ctx: TrainPipelineContext) -> None:
+            if (ctx.index or 0) > start_batch:
+                stages.look_up(ctx)
+
+        def optimizer_step(stages: Stages, ctx: TrainPipelineContext) -> None:
+            if stash_gradients and (ctx.index or 0) >= start_batch:
+                _exchange_gradients(stages.model, held)
+            stages.optimizer_step(ctx)
+
+        schedule = (
+            Stage(Stages.start_input_dist, 2),
+            Stage(Stages.forward, 0),
+            Stage(look_up, 1),
+            Stage(Stages.wait_input_dist, 2),
+            Stage(Stages.backward, 0),
+            Stage(Stages.load, 3),
+            Stage(Stages.prepare, 3),
+            Stage(optimizer_step, 0),
+            Stage(Stages.look_up, 1),  # up to date, for batches that are not to be stale
+        )
+        options = Options(execute_all_batches, apply_jit, TrainPipelineContext, pipeline_postproc, custom_model_fwd)
+        super().__init__(model, optimizer, device, schedule, options)
+
+
+def _exchange_gradients(model: nn.Module, held: dict[nn.Parameter, torch.Tensor]) -> None:
+    """Hold the gradients of this batch back, in exchange for those of the batch before."""
+    for parameter in model.parameters():
+        now, before = parameter.grad, held.pop(parameter, None)
+        if now is not None:
+            held[parameter] = now.clone()  # it may be a view of a bucket that the next backward writes to
+        parameter.grad = before

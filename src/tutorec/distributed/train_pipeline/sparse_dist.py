@@ -1,0 +1,176 @@
+"""Pipelines that send the ids of the next batch while this one is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutorec.distributed.train_pipeline.engine import Options, Stage, TrainPipeline
+from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
+from tutorec.distributed.train_pipeline.stages import Stages
+
+__all__ = ["TrainPipelineFusedSparseDist", "TrainPipelineSparseDist", "TrainPipelineSparseDistLite"]
+
+
+class TrainPipelineSparseDist(TrainPipeline[In, Out]):
+    """Sends the ids of batch n + 1 while batch n is trained.
+
+    ::
+
+        step                 0      1      2      3
+
+        start_input_dist     1      2      3      4      how many ids go where: in flight during the forward
+        forward              0      1      2      3
+        wait_input_dist      1      2      3      4      the ids: in flight during the backward
+        backward             0      1      2      3
+        load, prepare        2      3      4      5
+        optimizer_step       0      1      2      3
+
+    At most two batches are in memory.
+
+    Args:
+        model: See `TrainPipeline`.
+        optimizer: Steps what backward does not update.
+        device: Where batches go.
+        execute_all_batches: See `Options`; so are ``apply_jit``, ``context_type``, ``pipeline_postproc`` and
+            ``custom_model_fwd``.
+        enqueue_batch_after_forward: TorchRec's; here batches are always loaded after the forward.
+
+    Source:
+        TorchRec's ``TrainPipelineSparseDist``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        execute_all_batches: bool = True,
+        apply_jit: bool = False,
+        context_type: type[TrainPipelineContext] = TrainPipelineContext,
+        pipeline_postproc: bool = False,
+        custom_model_fwd: Callable[[Any], Any] | None = None,
+        enqueue_batch_after_forward: bool = False,
+    ) -> None:
+        schedule = (
+            Stage(Stages.start_input_dist, 1),
+            Stage(Stages.forward, 0),
+            Stage(Stages.wait_input_dist, 1),
+            Stage(Stages.backward, 0),
+            Stage(Stages.load, 2),
+            Stage(Stages.prepare, 2),
+            Stage(Stages.optimizer_step, 0),
+        )
+        options = Options(execute_all_batches, apply_jit, context_type, pipeline_postproc, custom_model_fwd)
+        super().__init__(model, optimizer, device, schedule, options)
+
+
+class TrainPipelineSparseDistLite(TrainPipeline[In, Out]):
+    """Copies and checks batch n + 1 while batch n is trained; ids travel in the step that needs them.
+
+    ::
+
+        step                 0      1      2      3
+
+        start_input_dist     0      1      2      3      nothing to do meanwhile
+        wait_input_dist      0      1      2      3
+        forward              0      1      2      3
+        backward             0      1      2      3
+        load, prepare        1      2      3      4
+        optimizer_step       0      1      2      3
+
+    It needs less memory than `TrainPipelineSparseDist`: of a batch ahead there is the batch, and nothing that has
+    arrived for it.
+
+    Args:
+        model: See `TrainPipeline`.
+        optimizer: Steps what backward does not update.
+        device: Where batches go.
+        apply_jit: See `Options`; so are ``context_type``, ``pipeline_postproc`` and ``custom_model_fwd``.
+
+    Source:
+        TorchRec's ``TrainPipelineSparseDistLite``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        apply_jit: bool = False,
+        context_type: type[TrainPipelineContext] = TrainPipelineContext,
+        pipeline_postproc: bool = False,
+        custom_model_fwd: Callable[[Any], Any] | None = None,
+    ) -> None:
+        schedule = (
+            Stage(Stages.start_input_dist, 0),
+            Stage(Stages.wait_input_dist, 0),
+            Stage(Stages.forward, 0),
+            Stage(Stages.backward, 0),
+            Stage(Stages.load, 1),
+            Stage(Stages.prepare, 1),
+            Stage(Stages.optimizer_step, 0),
+        )
+        options = Options(True, apply_jit, context_type, pipeline_postproc, custom_model_fwd)
+        super().__init__(model, optimizer, device, schedule, options)
+
+
+class TrainPipelineFusedSparseDist(TrainPipeline[In, Out]):
+    """`TrainPipelineSparseDist`, with the rows looked up first: they travel back while the next ids are sent.
+
+    ::
+
+        step                 0      1      2      3
+
+        look_up              0      1      2      3      rows: in flight until the forward uses them
+        start_input_dist     1      2      3      4
+        forward              0      1      2      3
+        wait_input_dist      1      2      3      4
+        backward             0      1      2      3
+        load, prepare        2      3      4      5
+        optimizer_step       0      1      2      3
+
+    Tables are looked up after the whole update of the step before, so that results are those of the plain loop for
+    tables that ``optimizer`` updates, too.
+
+    Args:
+        model: See `TrainPipeline`.
+        optimizer: Steps what backward does not update.
+        device: Where batches go.
+        execute_all_batches: See `Options`; so are ``apply_jit``, ``pipeline_postproc`` and ``custom_model_fwd``.
+        strict: TorchRec's, without effect.
+        emb_lookup_stream: TorchRec's; rows are looked up on the current stream here.
+        embedding_lookup_after_data_dist: Look up after ``start_input_dist``.
+
+    Source:
+        TorchRec's ``TrainPipelineFusedSparseDist``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        execute_all_batches: bool = True,
+        apply_jit: bool = False,
+        pipeline_postproc: bool = True,
+        custom_model_fwd: Callable[[Any], Any] | None = None,
+        strict: bool = False,
+        emb_lookup_stream: str = "data_dist",
+        embedding_lookup_after_data_dist: bool = False,
+    ) -> None:
+        first = [Stage(Stages.look_up, 0), Stage(Stages.start_input_dist, 1)]
+        schedule = (
+            *(reversed(first) if embedding_lookup_after_data_dist else first),
+            Stage(Stages.forward, 0),
+            Stage(Stages.wait_input_dist, 1),
+            Stage(Stages.backward, 0),
+            Stage(Stages.load, 2),
+            Stage(Stages.prepare, 2),
+            Stage(Stages.optimizer_step, 0),
+        )
+        options = Options(execute_all_batches, apply_jit, TrainPipelineContext, pipeline_postproc, custom_model_fwd)
+        super().__init__(model, optimizer, device, schedule, options)

@@ -1,0 +1,207 @@
+"""How the inputs of sharded modules come from the batch, read from the model's own forward.
+
+A pipeline wants to send the ids of a batch before the model's forward asks for them. So the forward is traced once by
+torch.fx, with sharded modules as leaves, and what leads from the batch to their arguments is cut out of the graph::
+
+    forward(batch)                                   the slice: what runs ahead of the forward
+      sparse = batch.sparse_features                   sparse = batch.sparse_features
+      pooled = self.ebc(sparse.permute([1, 0]))        {"ebc": ((sparse.permute([1, 0]),), {})}
+      dense = self.dense(batch.dense_features)
+      return self.over(pooled, dense)
+
+What cannot run ahead is named with its reason and stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.node import map_arg
+
+from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.fx.tracer import Tracer as ModelTracer
+from tutorec.fx.tracer import without_wrappers
+
+__all__ = ["EarlyInputs", "Tracer", "trace_inputs"]
+
+
+class Tracer(ModelTracer):
+    """Traces a model no deeper than its sharded modules lie: a module without one inside is a leaf.
+
+    Args:
+        leaf_modules: Paths of further modules that stay one call.
+
+    Source:
+        TorchRec's ``torchrec.distributed.train_pipeline.tracing.Tracer``.
+    """
+
+    def __init__(self, leaf_modules: Sequence[str] | None = None) -> None:
+        super().__init__()
+        self._leaf_paths = list(leaf_modules or [])
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module stays one call in the graph."""
+        if isinstance(m, ShardedModule) or module_qualified_name in self._leaf_paths:
+            return True
+        return not any(isinstance(part, ShardedModule) for part in m.modules())
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call of a wrapper (DDP, `DistributedModelParallel`) is that of the model inside."""
+        inner = without_wrappers(m)
+        return super().call_module(m, forward, args, kwargs) if inner is m else inner(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class EarlyInputs:
+    """What of a model can run ahead of its forward.
+
+    Args:
+        modules: Path -> each sharded module that can be started early, in the order of the forward.
+        preprocessing: Path -> each module without parameters that stands in front of one, in that order.
+        reasons: Path of each other sharded module -> why it cannot.
+        program: Batch -> the arguments of each of ``modules``; None where there are none.
+    """
+
+    modules: Mapping[str, ShardedModule[Any, Any, Any, Any]]
+    preprocessing: Mapping[str, nn.Module]
+    reasons: Mapping[str, str]
+    program: Callable[[Any], dict[str, tuple[tuple[Any, ...], dict[str, Any]]]] | None
+
+
+class _Step(nn.Module):
+    """What is traced: the call that a pipeline makes, which may do more than call the model."""
+
+    def __init__(self, model: nn.Module, call: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._call = (call,)  # in a tuple, so that the model is not a submodule twice
+
+    def forward(self, batch: Any) -> Any:
+        return self._call[0](batch)
+
+
+@dataclass
+class _Slice:
+    """Finds what leads to a node; the first thing that cannot run ahead of the forward is the reason."""
+
+    modules: Mapping[str, nn.Module]
+    names: Mapping[int, str]
+    calls: Mapping[nn.Module, int]
+    preprocess: bool
+    nodes: set[fx.Node] = field(default_factory=set)
+
+    def obstacle(self, node: fx.Node) -> str | None:
+        """Why the arguments of a node cannot be computed ahead of the forward; None where they can."""
+        for parent in node.all_input_nodes:
+            if parent in self.nodes:
+                continue
+            why = self._why_not(parent) or self.obstacle(parent)
+            if why is not None:
+                return why
+            self.nodes.add(parent)
+        return None
+
+    def _why_not(self, node: fx.Node) -> str | None:
+        if node.op == "call_module":
+            return self._why_not_module(self.modules[str(node.target)])
+        if node.op == "get_attr":
+            value = _attribute(self.modules[""], str(node.target))
+            return f"its input needs the parameter {node.target}" if isinstance(value, nn.Parameter) else None
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        if node.op == "call_method" and name.endswith("_") and not name.endswith("__"):
+            return f"its input needs {name}(), which writes in place and would do so twice"
+        if node.op in ("call_function", "call_method") and _is_random(name):
+            return f"its input needs {name}(), which draws random numbers and would do so twice"
+        return None
+
+    def _why_not_module(self, module: nn.Module) -> str | None:
+        name = self.names.get(id(module), type(module).__name__)
+        if isinstance(module, ShardedModule):
+            return f"its input needs the result of the sharded module {name!r}"
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            return f"its input needs the module {name!r}, whose parameters are trained"
+        if not self.preprocess:
+            return f"its input needs the module {name!r}, which runs ahead with pipeline_postproc=True only"
+        return f"its input needs the module {name!r}, which is called several times" if self.calls[module] > 1 else None
+
+
+def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool) -> EarlyInputs:
+    """Find the sharded modules whose input can be computed ahead of the forward.
+
+    Where the forward cannot be traced to its end (it looks at values), what it called until there still can: a branch
+    lies behind it. A module that is called several times is started early for its first call.
+
+    Args:
+        model: With sharded modules inside; may be wrapped.
+        call: What a pipeline calls with a batch: the model, or a function that calls it.
+        preprocess: Whether modules without parameters to train may run ahead, too.
+    """
+    named = dict(without_wrappers(model).named_modules())
+    sharded = {path: module for path, module in named.items() if isinstance(module, ShardedModule)}
+    names = {id(module): path for path, module in named.items()}
+    root, tracer, stopped = _Step(model, call), Tracer(), ""
+    try:
+        tracer.trace(root)
+    except Exception as error:  # of the model's own code, which met a proxy in place of a value
+        first = next(iter(str(error).splitlines()), "")
+        stopped = f"the forward cannot be traced as far as its call ({type(error).__name__}: {first})"
+    modules, calls = dict(root.named_modules()), _calls(tracer.graph, root)
+    found: dict[str, fx.Node] = {}
+    reasons: dict[str, str] = {}
+    wanted: set[fx.Node] = set()
+    for node in tracer.graph.nodes:
+        module = modules[str(node.target)] if node.op == "call_module" else None
+        path = names.get(id(module))
+        if not isinstance(module, ShardedModule) or path is None or path in found or path in reasons:
+            continue
+        cut = _Slice(modules, names, calls, preprocess)
+        why = cut.obstacle(node)
+        if why is None:
+            found[path] = node
+            wanted |= cut.nodes
+        else:
+            reasons[path] = why
+    for path in sharded:
+        if path not in found and path not in reasons:
+            reasons[path] = stopped or "the forward does not call it"
+    before = [modules[str(node.target)] for node in tracer.graph.nodes if node in wanted and node.op == "call_module"]
+    preprocessing = {names.get(id(module), type(module).__name__): module for module in before}
+    program = _program(root, tracer.graph, found, wanted) if found else None
+    return EarlyInputs({path: sharded[path] for path in found}, preprocessing, reasons, program)
+
+
+def _program(root: nn.Module, graph: fx.Graph, found: Mapping[str, fx.Node], wanted: set[fx.Node]) -> fx.GraphModule:
+    """The slice as a module of its own."""
+    program, copies = fx.Graph(), {}
+    for node in graph.nodes:
+        if node in wanted or node.op == "placeholder":
+            copies[node] = program.node_copy(node, copies.__getitem__)
+    results = {path: (node.args, dict(node.kwargs)) for path, node in found.items()}
+    program.output(map_arg(results, copies.__getitem__))
+    return fx.GraphModule(root, program, "EarlyInputs")
+
+
+def _calls(graph: fx.Graph, root: nn.Module) -> dict[nn.Module, int]:
+    counts: dict[nn.Module, int] = {}
+    for node in graph.nodes:
+        if node.op == "call_module":
+            module = root.get_submodule(str(node.target))
+            counts[module] = counts.get(module, 0) + 1
+    return counts
+
+
+def _attribute(root: Any, path: str) -> Any:
+    for name in path.split("."):
+        root = getattr(root, name)
+    return root
+
+
+def _is_random(name: str) -> bool:
+    """Whether torch's operator of that name draws random numbers."""
+    operator = getattr(torch.ops.aten, name, None)
+    overloads = operator.overloads() if operator is not None else ()
+    return any(torch.Tag.nondeterministic_seeded in getattr(operator, each).tags for each in overloads)

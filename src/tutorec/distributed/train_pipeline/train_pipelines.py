@@ -1,0 +1,28 @@
+"""Names of TorchRec's ``torchrec.distributed.train_pipeline.train_pipelines``, from the modules that define them."""
+
+from tutorec.distributed.train_pipeline.base import TrainPipelineBase
+from tutorec.distributed.train_pipeline.engine import TrainPipeline
+from tutorec.distributed.train_pipeline.evaluation import EvalPipelineSparseDist
+from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
+from tutorec.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist, TrainPipelinePrefetch
+from tutorec.distributed.train_pipeline.semi_sync import TrainPipelineSemiSync
+from tutorec.distributed.train_pipeline.sparse_dist import (
+    TrainPipelineFusedSparseDist,
+    TrainPipelineSparseDist,
+    TrainPipelineSparseDistLite,
+)
+
+__all__ = [
+    "EvalPipelineSparseDist",
+    "In",
+    "Out",
+    "PrefetchTrainPipelineSparseDist",
+    "TrainPipeline",
+    "TrainPipelineBase",
+    "TrainPipelineContext",
+    "TrainPipelineFusedSparseDist",
+    "TrainPipelinePrefetch",
+    "TrainPipelineSemiSync",
+    "TrainPipelineSparseDist",
+    "TrainPipelineSparseDistLite",
+]

@@ -1,0 +1,7 @@
+"""Names of TorchRec's ``torchrec.distributed.train_pipeline.utils``, from the modules that define them."""
+
+from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
+from tutorec.distributed.train_pipeline.runtime_forwards import PipelinedForward, PipelinedPostproc
+from tutorec.distributed.train_pipeline.tracing import Tracer
+
+__all__ = ["In", "Out", "PipelinedForward", "PipelinedPostproc", "Tracer", "TrainPipelineContext"]
