@@ -57,5 +57,5 @@ def test_pages_of_the_most_used_rows_are_chosen() -> None:
 def test_dropped_pages_are_read_again_and_hold_what_was_written(tmp_path) -> None:
     numbers = zeros_in_file(100_000, str(tmp_path))
     numbers.fill_(3.0)
-    cache._drop_pages(str(tmp_path))
+    cache.drop_pages(str(tmp_path))
     assert torch.equal(numbers, torch.full_like(numbers, 3.0))

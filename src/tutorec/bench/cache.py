@@ -195,7 +195,7 @@ def _beside_file(report: Report, folder: str, rounds: int) -> None:
 
     def cold_step(tables: TableBatch, number: int) -> Sample:
         batch = _draw(number, FEW)
-        _drop_pages(folder)
+        drop_pages(folder)
         for weights, (state,) in zip(tables._tables, tables._states, strict=True):
             state.sum()
             if tables is plain:
@@ -224,7 +224,7 @@ def _most_used_pages(rows: int) -> Tensor:
     return by_page.topk(rows // a_page).indices
 
 
-def _drop_pages(folder: str) -> None:
+def drop_pages(folder: str) -> None:
     """Write the files of a folder to the disk, and forget their pages in memory."""
     advise = ctypes.CDLL(None).madvise
     for start, length in _mapped(folder):

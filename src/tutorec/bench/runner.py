@@ -3,7 +3,8 @@
 A benchmark is a module beside this one that has ``NAME``, ``ROUNDS`` and ``run(options) -> Report``. Its docstring's
 first line is its help. Common options: ``--rounds``, ``--json``, ``--vs``. One that names its parts in ``SIZES`` or
 ``CASES`` takes ``--sizes`` or ``--cases``: a run of some of them. One that runs on several ranks names the numbers of
-them in ``WORLDS`` and takes ``--world``.
+them in ``WORLDS`` and takes ``--world``. One whose tables can have more or fewer rows names the usual factor in
+``SCALE`` and takes ``--scale``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _NOT_BENCHMARKS = (
     "harness",
     "memory",
     "peer",
+    "pipeline_document",
+    "pipeline_rank",
     "runner",
     "sharded_rank",
     "planner_peer",
@@ -38,6 +41,7 @@ class Options:
         sizes: which sizes to run; None for all.
         cases: which cases to run; None for all.
         world: how many ranks; None for the benchmark's own choice.
+        scale: how many times as many rows; None for the benchmark's own choice.
         device: the device type that ``bench gpu`` runs on; None for ``"cuda"``. The command line has it for tests.
     """
 
@@ -46,6 +50,7 @@ class Options:
     sizes: tuple[str, ...] | None = None
     cases: tuple[str, ...] | None = None
     world: int | None = None
+    scale: float | None = None
     device: str | None = None
 
 
@@ -55,7 +60,7 @@ def benchmarks() -> dict[str, ModuleType]:
     Example:
         >>> from tutorec.bench.runner import benchmarks
         >>> print(*sorted(benchmarks()))
-        backends cache ebc estimates gpu import kjt planner quant sharded train validation
+        backends cache ebc estimates gpu import kjt pipeline planner quant sharded train validation
     """
     package = __name__.rpartition(".")[0]
     folder = Path(__file__).parent
@@ -82,8 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"bench {options.name} has no --{part} to choose from")
     if options.world is not None and not hasattr(module, "WORLDS"):
         parser.error(f"bench {options.name} runs in one process and takes no --world")
+    if options.scale is not None and not hasattr(module, "SCALE"):
+        parser.error(f"bench {options.name} has tables of one size and takes no --scale")
+    if options.scale is not None and not options.scale > 0:
+        parser.error(f"--scale {options.scale}: it must be above 0")
     rounds = module.ROUNDS if options.rounds is None else options.rounds
-    report = module.run(Options(rounds, options.vs, options.sizes, options.cases, options.world, options.device))
+    report = module.run(
+        Options(rounds, options.vs, options.sizes, options.cases, options.world, options.scale, options.device)
+    )
     print(report)
     if options.json is not None:
         options.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
@@ -110,6 +121,8 @@ def _parser(known: dict[str, ModuleType]) -> argparse.ArgumentParser:
         parser.add_argument(f"--{part}", type=_words, metavar="A,B", help=f"only these {part} ({parts})")
     worlds = [f"{name}: {', '.join(map(str, m.WORLDS))}" for name, m in known.items() if hasattr(m, "WORLDS")]
     parser.add_argument("--world", type=int, metavar="W", help=f"how many ranks ({'; '.join(worlds) or 'none'})")
+    scales = [f"{name}: {m.SCALE}" for name, m in known.items() if hasattr(m, "SCALE")]
+    parser.add_argument("--scale", type=float, metavar="X", help=f"X times as many rows ({'; '.join(scales)})")
     parser.add_argument("--device", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write samples, ratios, versions and hardware there")
     return parser

@@ -319,13 +319,23 @@ def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) 
         world_size=world_size,
         device_type=device().type,
     )
+    return in_library(library, plan, "dense" if sharding == "data_parallel" else "fused")
+
+
+def in_library(library: Library, plan: Any, kernel: str) -> Any:
+    """A plan of ours, entry by entry, in a library's classes.
+
+    Args:
+        library: Whose plan.
+        plan: Of one module.
+        kernel: Of every table, where it is not ours.
+    """
     if library.root == OURS:
         return plan
-    kernel = "dense" if sharding == "data_parallel" else "fused"
     entry_of, plan_of = (library.get(f"distributed.types.{name}") for name in _PLAN_TYPES)
     entries = plan_of()
     for name, ours in plan.items():
-        entries[name] = entry_of(sharding, kernel, ranks=ours.ranks, sharding_spec=ours.sharding_spec)
+        entries[name] = entry_of(ours.sharding_type, kernel, ranks=ours.ranks, sharding_spec=ours.sharding_spec)
     return entries
 
 

@@ -26,6 +26,8 @@ from tutorec.bench.sharded_rank import (
 )
 from tutorec.datasets.utils import Batch
 from tutorec.distributed import comm
+from tutorec.distributed.cache_params import CacheParams
+from tutorec.distributed.plan import EmbeddingComputeKernel
 from tutorec.models.dlrm import InteractionArch
 from tutorec.spmd import device
 
@@ -44,12 +46,14 @@ class TrainCase:
         dense: ``"sgd"`` or ``"adam"``: what steps the dense parts.
         own_interaction: Each library's DLRM takes inner products in its own way; otherwise both take ours, which does
             without the slow backward of an index of two lists.
+        cache: Of our tables, where they are in files and a part of the rows in memory.
     """
 
     name: str
     sharding: str = "table_wise"
     dense: str = "sgd"
     own_interaction: bool = True
+    cache: CacheParams | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def measure_training(case: TrainCase, shape: Shape, roots: Sequence[str], rounds
 
     def variant(step: Step) -> Callable[[int], Sample]:
         def sample(number: int) -> Sample:
-            batches = _batches(shape, rank, number, shape.steps)
+            batches = draw_batches(shape, rank, number, shape.steps)
             with validation(True):
                 comm.all_gather_ints([number], rank_group(), _STAGE)  # all ranks begin together
                 return time_each(step, batches)
@@ -128,8 +132,15 @@ def measure_training(case: TrainCase, shape: Shape, roots: Sequence[str], rounds
     return found
 
 
-def _batches(shape: Shape, rank: int, number: int, count: int) -> list[Lists]:
-    """Dense columns, ids, lengths and labels of a round; the same for both libraries, others on every rank."""
+def draw_batches(shape: Shape, rank: int, number: int, count: int) -> list[Lists]:
+    """Dense columns, ids, lengths and labels of a round; the same for both libraries, others on every rank.
+
+    Args:
+        shape: Sizes.
+        rank: This rank.
+        number: Of the round.
+        count: How many batches.
+    """
     tables = shape.tables
     found = []
     for i in range(count):
@@ -146,8 +157,8 @@ def _loop(library: Library, case: TrainCase, shape: Shape) -> tuple[Step, Weight
     """The plain loop of a library, as its documents write it, and the weights that this rank has."""
     batch_of = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
     keys = [f"f{i}" for i in range(shape.tables.tables)]
-    model = _parallel_model(library, case, shape)
-    optimizer = _optimizer(library, model, case.dense)
+    model = parallel_model(library, case, shape)
+    optimizer = dense_and_fused(library, model, case.dense)
 
     def step(lists: Lists) -> tuple[float, Tensor]:
         dense, ids, lengths, labels = lists
@@ -166,7 +177,7 @@ def _loop(library: Library, case: TrainCase, shape: Shape) -> tuple[Step, Weight
     return step, weights
 
 
-def _parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
+def parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
     """The model over all ranks, with the same weights in both libraries."""
     made = library.get("modules.embedding_modules.EmbeddingBagCollection")
     collection = made(tables=table_configs(library, shape.tables), device=device())
@@ -179,6 +190,8 @@ def _parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
         dlrm.inter_arch = InteractionArch(shape.tables.tables)
     model = models.DLRMTrain(dlrm)
     plan = module_plan(library, shape.tables, case.sharding, rank_group().size())
+    for entry in plan.values() if case.cache else ():
+        entry.compute_kernel, entry.cache_params = EmbeddingComputeKernel.FUSED_UVM_CACHING.value, case.cache
     parallel = library.get("distributed.model_parallel.DistributedModelParallel")(
         module=model,
         env=library.get("distributed.types.ShardingEnv").from_process_group(rank_group()),
@@ -195,7 +208,7 @@ def _parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
     return parallel
 
 
-def _optimizer(library: Library, model: Any, dense: str) -> Any:
+def dense_and_fused(library: Library, model: Any, dense: str) -> Any:
     """The fused optimizer of the tables and a dense one, combined, as the documents combine them."""
     keyed = library.module("optim.keyed")
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[dense]
@@ -220,7 +233,7 @@ def _part(module: nn.Module, path: str) -> nn.Module:
 
 def _distance(made: Sequence[tuple[Step, Weights]], shape: Shape, rank: int) -> float:
     """How far the libraries are apart after two steps: losses, logits, tables, dense weights."""
-    batches = _batches(shape, rank, -1000, 2)
+    batches = draw_batches(shape, rank, -1000, 2)
     results = [[step(lists) for lists in batches] for step, _ in made]
     ours, *others = results
     my_weights, *other_weights = [weights() for _, weights in made]
