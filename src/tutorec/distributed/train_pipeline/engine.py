@@ -34,7 +34,8 @@ from tutorec.distributed.train_pipeline.timeline import Interval, Timeline
 
 __all__ = ["Options", "Stage", "TrainPipeline"]
 
-_FAILED, _ENDED, _READY = -1, 0, 1
+# What a rank says of a batch: the trace of the forward does not fit it, it failed, there is none, it is there.
+_UNFIT, _FAILED, _ENDED, _READY = -2, -1, 0, 1
 
 
 class Stage(NamedTuple):
@@ -98,7 +99,7 @@ class TrainPipeline(Generic[In, Out]):
         self._per_batch = sorted(self._schedule, key=lambda stage: -stage.ahead)
         self._starts_early = any(stage.run is Stages.start_input_dist for stage in self._schedule)
         self._timeline = Timeline(dist.get_rank() if comm.default_group() is not None else 0)
-        self._attached = False
+        self._attached, self._traced_in_training = False, model.training
         self._source: Iterator[In] | None = None
         self.reset()
 
@@ -114,8 +115,8 @@ class TrainPipeline(Generic[In, Out]):
             StopIteration: All batches have been trained. Another iterator may be passed then.
         """
         if dataloader_iter is not self._source:
-            self._source = self._stages.iterator = dataloader_iter
-        if not self._attached:
+            self._take(dataloader_iter)
+        if not self._attached or self._traced_in_training is not self._stages.model.training:
             self.attach()
         for place in range(max(self._depth, 1)):
             for stage in self._per_batch:
@@ -126,6 +127,14 @@ class TrainPipeline(Generic[In, Out]):
             self._do(stage, stage.ahead)
         self._flight.popleft()
         return ctx.output
+
+    def _take(self, iterator: Iterator[In]) -> None:
+        """Load from another iterator from now on; batches of the last one are still in flight."""
+        self._source = self._stages.iterator = iterator
+        last = self._flight[-1] if self._flight else None
+        if last is not None and last.batch is None and min(states := self._states(last)) == _ENDED:
+            self._in_step = max(states) == _ENDED
+            self._next_index = self._flight.pop().index or 0
 
     def reset(self) -> None:
         """Forget the batches in flight; the next call of ``progress`` starts anew."""
@@ -159,7 +168,7 @@ class TrainPipeline(Generic[In, Out]):
                 options.pipeline_postproc,
                 options.apply_jit,
             )
-        self._attached = True
+        self._attached, self._traced_in_training = True, stages.model.training
 
     def detach(self) -> nn.Module:
         """The model as it was before; batches in flight are kept for when it is attached again."""
@@ -220,24 +229,32 @@ class TrainPipeline(Generic[In, Out]):
             mine = torch.tensor([self._state(ctx)], device=comm.message_device(group))
             ctx.everywhere = comm.all_gather(mine, [1] * env.world_size, group, "pipeline")
 
-    @staticmethod
-    def _state(ctx: TrainPipelineContext) -> int:
-        return _FAILED if ctx.error is not None else _READY if ctx.batch is not None else _ENDED
+    def _state(self, ctx: TrainPipelineContext) -> int:
+        if ctx.error is None:
+            return _READY if ctx.batch is not None else _ENDED
+        rewritten = self._stages.rewritten
+        return _UNFIT if ctx.batch is not None and rewritten is not None and not rewritten.is_proven else _FAILED
 
-    def _worst(self, ctx: TrainPipelineContext) -> int:
-        """The state of a batch on the rank where it is worst."""
-        return int(ctx.everywhere.wait().min()) if ctx.everywhere is not None else self._state(ctx)
+    def _states(self, ctx: TrainPipelineContext) -> list[int]:
+        """What each rank says of a batch; this one's word alone where ranks do not ask each other."""
+        return ctx.everywhere.wait().tolist() if ctx.everywhere is not None else [self._state(ctx)]
 
     def _all_ranks_have(self, ctx: TrainPipelineContext) -> bool:
         """Whether a batch may be started early: otherwise ranks would issue different collectives."""
-        self._in_step = self._in_step and self._worst(ctx) == _READY
+        if self._in_step:
+            states = self._states(ctx)
+            if max(states) == _UNFIT and ctx.error is not None and self._stages.rewritten is not None:
+                self._stages.rewritten.reject_all(ctx.error)
+                ctx.error, ctx.everywhere, self._stages.iterator = None, None, self._source
+            else:
+                self._in_step = min(states) == _READY
         return self._in_step
 
     def _next_to_train(self) -> TrainPipelineContext:
         """The first batch in flight, unless all have been trained, or it failed on some rank."""
-        stops = not self._options.execute_all_batches and any(self._worst(ctx) == _ENDED for ctx in self._flight)
+        stops = not self._options.execute_all_batches and any(_ENDED in self._states(ctx) for ctx in self._flight)
         ctx = self._flight[0] if self._flight else None
-        if ctx is not None and not stops and self._worst(ctx) == _FAILED:
+        if ctx is not None and not stops and min(self._states(ctx)) < _ENDED:
             rewritten, told = self._stages.rewritten, ctx.everywhere is not None
             self.reset()
             if told and rewritten is not None and rewritten.env is not None:

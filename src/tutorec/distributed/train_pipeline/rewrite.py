@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -32,6 +32,10 @@ class RewrittenModel:
         current: The batch in the pipeline's forward.
         preprocess: Whether modules without parameters to train may run ahead, too.
         scripted: Whether parts without sharded modules are compiled by TorchScript.
+
+    Attributes:
+        early: What starts early, and why the rest does not.
+        is_proven: Whether the trace has fitted a batch.
     """
 
     def __init__(
@@ -43,16 +47,16 @@ class RewrittenModel:
         scripted: bool,
     ) -> None:
         self.early: EarlyInputs = trace_inputs(model, call, preprocess)
+        self.is_proven = self.early.program is None
         self._ahead = Ahead()
         self._replaced: list[tuple[nn.Module, str, Any]] = []
         for path, module in self.early.modules.items():
-            self._replace(module, "forward", PipelinedForward(path, module, current))
+            self._replace(module, "forward", PipelinedForward(path, module, current, self.reject))
         for path, module in self.early.preprocessing.items():
             self._replace(module, "forward", PipelinedPostproc(path, module, current, self._ahead))
         if scripted:
             self._script(without_wrappers(model))
-        if self.early.reasons:
-            _logger.warning("a pipeline cannot start every sharded module early:\n%s", self.explain())
+        self._warn()
 
     @property
     def env(self) -> ShardingEnv | None:
@@ -61,19 +65,37 @@ class RewrittenModel:
 
     def prepare(self, ctx: TrainPipelineContext) -> None:
         """Compute the arguments of a batch, and check it on this rank: nothing is sent."""
-        if self.early.program is None:
+        if self.early.program is None or not self.early.modules:
             return
         self._ahead.ctx = ctx
         try:
             ctx.arguments = self.early.program(ctx.batch)
         finally:
             self._ahead.ctx = None
+        self.is_proven = True
         for path, module in self.early.modules.items():
             ctx.module_contexts[path] = module.create_context()
             args, kwargs = ctx.arguments[path]
             check = getattr(module, "prepare_input", None)
             if check is not None:
                 check(ctx.module_contexts[path], *args, **kwargs)
+
+    def reject(self, path: str, reason: str) -> None:
+        """Run a sharded module in the forward from now on. Every rank does so at the same batch."""
+        module = self.early.modules.pop(path)
+        module.forward = cast(PipelinedForward, module.forward).original
+        self.early.reasons[path] = reason
+        self._warn()
+
+    def reject_all(self, error: Exception) -> None:
+        """Start no module early: what the trace says does not fit the first batch of any rank."""
+        for path in list(self.early.modules):
+            self.reject(path, f"its input cannot be computed ahead ({type(error).__name__}: {error})")
+        self.is_proven = True
+
+    def _warn(self) -> None:
+        if self.early.reasons:
+            _logger.warning("a pipeline cannot start every sharded module early:\n%s", self.explain())
 
     def explain(self) -> str:
         """Which sharded modules are started early, and why the others are not."""

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from tutorec.distributed.sharded_module import ShardedModule
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
@@ -28,23 +30,36 @@ class PipelinedForward:
         name: The module's path.
         module: The module.
         current: The batch in the pipeline's forward.
+        reject: Told the name and the reason, where the model passes other arguments than the trace has said.
 
     Source:
         TorchRec's ``PipelinedForward``.
     """
 
-    def __init__(self, name: str, module: ShardedModule[Any, Any, Any, Any], current: Current) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: ShardedModule[Any, Any, Any, Any],
+        current: Current,
+        reject: Callable[[str, str], None],
+    ) -> None:
         self.name = name
-        self._module, self._current, self._forward = module, current, module.forward
+        self.original = module.forward
+        self._module, self._current = module, current
+        self._reject, self._is_checked = reject, False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result for the batch; by the module's own forward where nothing of it was started early."""
         ctx = self._current()
-        if ctx is None or self.name not in ctx.module_contexts:
-            return self._forward(*args, **kwargs)
-        look_up(self.name, self._module, ctx)
-        del ctx.module_contexts[self.name]
-        return ctx.embedding_a2a_requests.pop(self.name)
+        name = self.name
+        if ctx is None or not (name in ctx.input_dist_tensors_requests or name in ctx.embedding_a2a_requests):
+            return self.original(*args, **kwargs)
+        if not self._is_checked and not _same(ctx.arguments[name], (args, kwargs)):
+            self._reject(name, "the forward passes another input than its trace: it depends on types or settings")
+            return self.original(*args, **kwargs)
+        self._is_checked = True
+        look_up(name, self._module, ctx)
+        return ctx.embedding_a2a_requests.pop(name)
 
 
 def look_up(name: str, module: ShardedModule[Any, Any, Any, Any], ctx: TrainPipelineContext) -> None:
@@ -52,6 +67,15 @@ def look_up(name: str, module: ShardedModule[Any, Any, Any, Any], ctx: TrainPipe
     if name in ctx.input_dist_tensors_requests:
         arrived = ctx.input_dist_tensors_requests.pop(name).wait()
         ctx.embedding_a2a_requests[name] = module.compute_and_output_dist(ctx.module_contexts[name], arrived)
+
+
+def _same(traced: Any, passed: Any) -> bool:
+    """Whether a module is passed what was computed ahead, as far as tensors can be compared."""
+    (parts, tree), (others, other_tree) = tree_flatten(traced), tree_flatten(passed)
+    return tree == other_tree and all(
+        one is other or not isinstance(one, Tensor) or (isinstance(other, Tensor) and torch.equal(one, other))
+        for one, other in zip(parts, others, strict=True)
+    )
 
 
 @dataclass

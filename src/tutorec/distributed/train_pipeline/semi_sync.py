@@ -31,8 +31,8 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
         optimizer_step       0      1      2      3
 
     It trains another model than the plain loop: the embeddings of a batch are those of one update before, the dense
-    parts are up to date. A module that cannot be started early has no stale rows. A run that goes on from a checkpoint
-    looks its first batch up anew.
+    parts are up to date. A module that cannot be started early has no stale rows, nor has one with tables that
+    ``optimizer`` updates. A run that goes on from a checkpoint looks its first batch up anew.
 
     Args:
         model: See `TrainPipeline`.
@@ -42,7 +42,7 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
         start_batch: The batches up to this one are trained as in the plain loop.
         stash_gradients: From ``start_batch`` on, make the dense parts one update late, too: each step applies the
             gradients of the batch before, and that of ``start_batch`` none.
-        strict: TorchRec's, without effect: tables that ``optimizer`` updates are looked up early like all others.
+        strict: Raise ValueError where tables are updated by ``optimizer``.
 
     Source:
         TorchRec's ``TrainPipelineSemiSync``.
@@ -64,8 +64,11 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
         held: dict[nn.Parameter, torch.Tensor] = {}
 
         def look_up(stages: Stages, ctx: TrainPipelineContext) -> None:
-            if (ctx.index or 0) > start_batch:
-                stages.look_up(ctx)
+            if (ctx.index or 0) > start_batch and stages.rewritten is not None:
+                updated = [path for path, module in stages.rewritten.early.modules.items() if not _is_fused(module)]
+                if strict and updated:
+                    raise ValueError(f"strict=True: {updated} have tables that the optimizer updates, not the backward")
+                stages.look_up(ctx, updated)
 
         def optimizer_step(stages: Stages, ctx: TrainPipelineContext) -> None:
             if stash_gradients and (ctx.index or 0) >= start_batch:
@@ -85,6 +88,11 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
         )
         options = Options(execute_all_batches, apply_jit, TrainPipelineContext, pipeline_postproc, custom_model_fwd)
         super().__init__(model, optimizer, device, schedule, options)
+
+
+def _is_fused(module: nn.Module) -> bool:
+    """Whether backward updates all its tables. Rows that an optimizer writes may not be looked up before."""
+    return all(hasattr(parameter, "_in_backward_optimizers") for parameter in module.parameters())
 
 
 def _exchange_gradients(model: nn.Module, held: dict[nn.Parameter, torch.Tensor]) -> None:

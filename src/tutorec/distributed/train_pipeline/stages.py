@@ -17,7 +17,7 @@ A pipeline is an order of these, and for each how many batches it runs ahead of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -87,11 +87,11 @@ class Stages:
         """Issue the first round of every sharded module."""
         if self.rewritten is not None:
             with self._sends.ahead():
-                for path, (args, kwargs) in ctx.arguments.items():
-                    module = self.rewritten.early.modules[path]
-                    sizes = module.input_dist(ctx.module_contexts[path], *args, **kwargs)
-                    ctx.input_dist_splits_requests[path] = sizes
-            ctx.arguments = {}
+                for path, module in self.rewritten.early.modules.items():
+                    if path in ctx.module_contexts:
+                        args, kwargs = ctx.arguments[path]
+                        sizes = module.input_dist(ctx.module_contexts[path], *args, **kwargs)
+                        ctx.input_dist_splits_requests[path] = sizes
 
     def wait_input_dist(self, ctx: TrainPipelineContext) -> None:
         """Wait for the sizes and issue the second round."""
@@ -104,16 +104,17 @@ class Stages:
         """Have the caches read the rows of a batch whose ids have arrived; returns at once."""
         if self.rewritten is not None:
             for path, arriving in ctx.input_dist_tensors_requests.items():
-                read_ahead = getattr(self.rewritten.early.modules[path], "prefetch", None)
+                read_ahead = getattr(self.rewritten.early.modules.get(path), "prefetch", None)
                 if read_ahead is not None:
                     read_ahead(arriving.wait())
 
-    def look_up(self, ctx: TrainPipelineContext) -> None:
-        """Look rows up with the tables as they are now, and send them back."""
+    def look_up(self, ctx: TrainPipelineContext, but: Collection[str] = ()) -> None:
+        """Look rows up with the tables as they are now, and send them back; ``but`` the modules at these paths."""
         if self.rewritten is not None:
             self._take_over(ctx)
-            for path in list(ctx.input_dist_tensors_requests):
-                look_up(path, self.rewritten.early.modules[path], ctx)
+            for path, module in self.rewritten.early.modules.items():
+                if path not in but:
+                    look_up(path, module, ctx)
 
     def forward(self, ctx: TrainPipelineContext) -> None:
         """Forget the last gradients and run the model."""
@@ -129,7 +130,7 @@ class Stages:
             ctx.losses, ctx.output = self.call(ctx.batch)
         finally:
             self.in_forward = None
-        ctx.batch = None
+        ctx.batch, ctx.arguments = None, {}
 
     def backward(self, ctx: TrainPipelineContext) -> None:
         """The gradient of the sum of the losses; nothing for a model in evaluation."""

@@ -66,9 +66,9 @@ class EarlyInputs:
         program: Batch -> the arguments of each of ``modules``; None where there are none.
     """
 
-    modules: Mapping[str, ShardedModule[Any, Any, Any, Any]]
-    preprocessing: Mapping[str, nn.Module]
-    reasons: Mapping[str, str]
+    modules: dict[str, ShardedModule[Any, Any, Any, Any]]
+    preprocessing: dict[str, nn.Module]
+    reasons: dict[str, str]
     program: Callable[[Any], dict[str, tuple[tuple[Any, ...], dict[str, Any]]]] | None
 
 
@@ -149,7 +149,8 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
     except Exception as error:  # of the model's own code, which met a proxy in place of a value
         first = next(iter(str(error).splitlines()), "")
         stopped = f"the forward cannot be traced as far as its call ({type(error).__name__}: {first})"
-    modules, calls = dict(root.named_modules()), _calls(tracer.graph, root)
+    modules: dict[str, nn.Module] = dict(root.named_modules())
+    calls = _calls(tracer.graph, root)
     found: dict[str, fx.Node] = {}
     reasons: dict[str, str] = {}
     wanted: set[fx.Node] = set()
