@@ -35,6 +35,8 @@ def test_every_argument_arrives():
     assert optimizer_spec({"optimizer": "adam", **words, "gradient_clipping": True, "max_gradient": 2}) == wanted
     assert optimizer_spec({"gradient_clipping": True}).max_gradient == 1.0  # fbgemm's default
     assert optimizer_spec({"gradient_clipping": False}).max_gradient is None
+    # What TorchRec's pipeline takes besides, and what rounds rows of float16 there.
+    assert optimizer_spec({"prefetch_pipeline": True, "stochastic_rounding": False}) == optimizer_spec({})
 
 
 @pytest.mark.parametrize(

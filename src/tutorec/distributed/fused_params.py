@@ -29,6 +29,8 @@ _KINDS: dict[str, OptimizerKind] = {
 }
 _NUMBERS = ("learning_rate", "eps", "beta1", "beta2", "weight_decay", "max_gradient")
 _KEYS = ("optimizer", "learning_rate", "lr", *_NUMBERS[1:], "gradient_clipping")
+# Keys of TorchRec without effect here: a pipeline calls prefetch by itself, and numbers are rounded to the nearest.
+_WITHOUT_EFFECT = ("prefetch_pipeline", "stochastic_rounding")
 _ADAM_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 _ADAM_NEUTRAL = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False}
 _ADAGRAD_NEUTRAL = {"lr_decay": 0, "initial_accumulator_value": 0, "maximize": False, "differentiable": False}
@@ -56,7 +58,8 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
         fused_params: ``optimizer`` (`EmbOptimType`, fbgemm's member, or its value as text), ``learning_rate`` or
             ``lr``, ``eps``, of the Adams ``beta1``, ``beta2`` and ``weight_decay``, and ``gradient_clipping=True`` with
             ``max_gradient``, 1.0 by default, which cuts each number of the gradient of the pooled rows. Keys of
-            `cache_params.CACHE_KEYS` are left to that module.
+            `cache_params.CACHE_KEYS` are left to that module. ``prefetch_pipeline`` and ``stochastic_rounding`` have no
+            effect: a pipeline that prefetches does so by itself, and rows are rounded to the nearest number.
 
     Raises:
         TypeError: A number that is none.
@@ -66,7 +69,7 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
         >>> optimizer_spec({"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02, "eps": 0.002}).kind
         'rowwise_adagrad'
     """
-    given = {key: value for key, value in (fused_params or {}).items() if key not in CACHE_KEYS}
+    given = {key: value for key, value in (fused_params or {}).items() if key not in (*CACHE_KEYS, *_WITHOUT_EFFECT)}
     unknown = sorted(str(key) for key in given if key not in _KEYS)
     if unknown:
         raise ValueError(f"fused_params has unknown keys {unknown}: known are {', '.join((*_KEYS, *CACHE_KEYS))}")
