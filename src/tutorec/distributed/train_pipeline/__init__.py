@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tutorec.distributed.train_pipeline.base import TrainPipelineBase
+    from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread
     from tutorec.distributed.train_pipeline.engine import TrainPipeline
     from tutorec.distributed.train_pipeline.evaluation import EvalPipelineSparseDist
     from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
+    from tutorec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil, StageOut
     from tutorec.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist, TrainPipelinePrefetch
     from tutorec.distributed.train_pipeline.semi_sync import TrainPipelineSemiSync
     from tutorec.distributed.train_pipeline.sparse_dist import (
@@ -16,13 +18,18 @@ if TYPE_CHECKING:
         TrainPipelineSparseDist,
         TrainPipelineSparseDistLite,
     )
+    from tutorec.distributed.train_pipeline.staged import StagedTrainPipeline
     from tutorec.distributed.train_pipeline.tracing import Tracer
 
 _LAZY = {
+    "DataLoadingThread": "data_loading",
     "EvalPipelineSparseDist": "evaluation",
     "In": "pipeline_context",
     "Out": "pipeline_context",
     "PrefetchTrainPipelineSparseDist": "prefetch",
+    "SparseDataDistUtil": "pipeline_stage",
+    "StageOut": "pipeline_stage",
+    "StagedTrainPipeline": "staged",
     "Tracer": "tracing",
     "TrainPipeline": "engine",
     "TrainPipelineBase": "base",
@@ -35,10 +42,14 @@ _LAZY = {
 }
 
 __all__ = [
+    "DataLoadingThread",
     "EvalPipelineSparseDist",
     "In",
     "Out",
     "PrefetchTrainPipelineSparseDist",
+    "SparseDataDistUtil",
+    "StageOut",
+    "StagedTrainPipeline",
     "Tracer",
     "TrainPipeline",
     "TrainPipelineBase",

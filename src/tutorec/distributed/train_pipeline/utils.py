@@ -1,7 +1,16 @@
 """Names of TorchRec's ``torchrec.distributed.train_pipeline.utils``, from the modules that define them."""
 
+from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread
 from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
 from tutorec.distributed.train_pipeline.runtime_forwards import PipelinedForward, PipelinedPostproc
 from tutorec.distributed.train_pipeline.tracing import Tracer
 
-__all__ = ["In", "Out", "PipelinedForward", "PipelinedPostproc", "Tracer", "TrainPipelineContext"]
+__all__ = [
+    "DataLoadingThread",
+    "In",
+    "Out",
+    "PipelinedForward",
+    "PipelinedPostproc",
+    "Tracer",
+    "TrainPipelineContext",
+]

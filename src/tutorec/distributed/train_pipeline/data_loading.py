@@ -1,0 +1,100 @@
+"""Batches read and copied on a thread of their own, one ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from queue import SimpleQueue
+from threading import Semaphore, Thread
+from typing import Any, Generic
+
+import torch
+from torch.profiler import record_function
+
+from tutorec.distributed.train_pipeline.pipeline_context import In
+from tutorec.distributed.train_pipeline.pipeline_stage import on_stream
+
+__all__ = ["DataLoadingThread"]
+
+_END: Any = object()
+
+
+class DataLoadingThread(Thread, Generic[In]):
+    """Has one batch ready: reads and copies the next one when it has been taken.
+
+    Args:
+        device: Where batches go.
+        dataloader_iter: Where they come from; nobody else may read it meanwhile.
+        to_device_non_blocking: Whether copies return before they are done.
+        memcpy_stream_priority: Of the CUDA stream of the copies, when none is given.
+        memcpy_stream: That stream. The caller lets its own stream wait for it.
+
+    Example:
+        >>> thread = DataLoadingThread(torch.device("cpu"), iter([torch.zeros(1)]), to_device_non_blocking=False)
+        >>> thread.start()
+        >>> thread.get_next_batch(), thread.get_next_batch()
+        (tensor([0.]), None)
+
+    Source:
+        TorchRec's ``torchrec.distributed.train_pipeline.utils.DataLoadingThread``.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        dataloader_iter: Iterator[In],
+        to_device_non_blocking: bool,
+        memcpy_stream_priority: int = 0,
+        memcpy_stream: torch.Stream | None = None,
+    ) -> None:
+        super().__init__(name="DataLoadingThread", daemon=True)
+        if memcpy_stream is None and device.type == "cuda":
+            memcpy_stream = torch.cuda.Stream(device, priority=memcpy_stream_priority)
+        self._device, self._iterator, self._stream = device, dataloader_iter, memcpy_stream
+        self._non_blocking = to_device_non_blocking
+        self._is_stopped = False
+        self._free = Semaphore(1)
+        self._ready: SimpleQueue[Any] = SimpleQueue()  # a batch, an error, or the end
+
+    def run(self) -> None:
+        """Read until the iterator ends or fails, or the thread is stopped."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        try:
+            while self._free.acquire() and not self._is_stopped:
+                with record_function("## load_batch ##"):
+                    batch: Any = next(self._iterator, _END)
+                if batch is _END:
+                    break
+                with record_function("## copy_batch_to_gpu ##"), on_stream(self._stream):
+                    self._ready.put(batch.to(self._device, non_blocking=self._non_blocking))
+        except Exception as error:
+            self._ready.put(_Failure(error))
+        self._ready.put(_END)
+
+    def stop(self) -> None:
+        """Read no further batch; who waits for one is given None."""
+        self._is_stopped = True
+        self._free.release()
+        self._ready.put(_END)
+
+    def get_next_batch(self, none_throws: bool = False) -> In | None:
+        """The next batch, as soon as it is there; None at the end, or StopIteration where that is asked for.
+
+        Raises:
+            Exception: What the iterator or the copy raised.
+        """
+        batch = self._ready.get()
+        if isinstance(batch, _Failure):
+            raise batch.error
+        if batch is _END:
+            self._ready.put(_END)
+            if none_throws:
+                raise StopIteration
+            return None
+        self._free.release()
+        return batch
+
+
+class _Failure:
+    def __init__(self, error: Exception) -> None:
+        self.error = error

@@ -1,0 +1,170 @@
+"""A pipeline of a caller's own stages, for a training loop that calls the model itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, cast
+
+import torch
+import torch.distributed as dist
+
+from tutorec.distributed import comm
+from tutorec.distributed.train_pipeline.pipeline_context import In
+from tutorec.distributed.train_pipeline.pipeline_stage import PipelineStage, StageOut, on_stream
+from tutorec.distributed.train_pipeline.timeline import Interval, Timeline
+
+__all__ = ["StagedTrainPipeline"]
+
+_logger = logging.getLogger(__name__)
+
+
+class StagedTrainPipeline(Generic[In, StageOut]):
+    """Has later batches pass their stages, and returns the next one that has passed all of them.
+
+    Three stages; the loop calls the model with what a step returns::
+
+        step               0      1      2      3
+
+        returned           0      1      2      3
+        stage 0            3      4      5      6
+        stage 1            2      3      4      5
+        stage 2            1      2      3      4
+
+    The first step fills the pipeline: batch 0 passes all stages, batch 1 the first two, batch 2 the first. What a stage
+    raises is raised at once, with a note of the stage, the batch and the rank.
+
+    Args:
+        pipeline_stages: In the order in which a batch passes them, at least one. The stage that sends ids is the last,
+            or the one before a prefetch or a lookup.
+        debug_mode: Log each stage of each batch.
+        compute_stream: The CUDA stream of the loop; by default the current one.
+        on_flush_end: Called when a flush has ended: nothing is in flight, and all batches read so far are trained.
+
+    Example:
+        >>> pipeline = StagedTrainPipeline([PipelineStage("double", lambda batch: 2 * batch, stream=None)])
+        >>> batches = iter([1, 2])
+        >>> [pipeline.progress(batches) for _ in range(3)]
+        [2, 4, None]
+
+    Source:
+        TorchRec's ``torchrec.distributed.train_pipeline.train_pipelines.StagedTrainPipeline``.
+    """
+
+    def __init__(
+        self,
+        pipeline_stages: Sequence[PipelineStage],
+        debug_mode: bool = False,
+        compute_stream: torch.Stream | None = None,
+        on_flush_end: Callable[[], None] | None = None,
+    ) -> None:
+        self._pipeline_stages = list(pipeline_stages)
+        self._debug_mode = debug_mode
+        self.on_flush_end = on_flush_end
+        streams = [stage.stream for stage in self._pipeline_stages if stage.stream is not None]
+        if compute_stream is None and streams:
+            compute_stream = torch.cuda.current_stream(streams[0].device)
+        self._compute_stream: Any = compute_stream
+        # For each stage, last one first: what the batch behind it is now, and the event after it; None without a batch.
+        self._flight: list[tuple[Any, Any]] = [(None, None)] * self.num_stages
+        self._timeline = Timeline(dist.get_rank() if comm.default_group() is not None else 0)
+        self._source: Iterator[In] | None = None
+        self._is_filled = self._is_exhausted = self._is_flushing = False
+        self._next_index = 0  # of the batch that is returned next
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are, and batches in flight."""
+        return len(self._pipeline_stages)
+
+    def progress(self, dataloader_iter: Iterator[In]) -> StageOut | None:
+        """The next batch, after its last stage; None when there is none.
+
+        An iterator that has ended is not asked again. When another one is passed then, the pipeline is filled anew.
+        """
+        if dataloader_iter is not self._source:
+            self._source, self._is_exhausted = dataloader_iter, False
+            self._is_filled = self._is_filled and any(batch is not None for batch, _ in self._flight)
+        if not self._is_filled:
+            self._fill()
+        batch, event = self._flight.pop(0)
+        self._flight.append((None, None))
+        if batch is not None:
+            self._next_index += 1
+        for stage in range(self.num_stages):
+            self._run(stage, self.num_stages - 1 - stage)
+        if event is not None:
+            event.wait(self._compute_stream)
+            cast(Any, batch).record_stream(self._compute_stream)
+        if batch is None and self._is_flushing:
+            self.flush_end()
+            return self.progress(dataloader_iter)
+        return batch
+
+    def set_flush(self, flush: bool) -> None:
+        """Read no further batch until those in flight are returned; then call ``on_flush_end``, and read on."""
+        self._is_flushing = flush
+
+    def flush_end(self) -> None:
+        """End a flush: the next batch fills the pipeline anew."""
+        self._is_flushing = self._is_filled = False
+        if self.on_flush_end is not None:
+            self.on_flush_end()
+
+    def timeline(self) -> list[Interval]:
+        """When each stage of each batch ran on this rank, in the order in which they ended; the last 10,000."""
+        return list(self._timeline.intervals)
+
+    def export_chrome_trace(self, path: str) -> None:
+        """Write the timeline for chrome://tracing or Perfetto."""
+        self._timeline.export_chrome_trace(path)
+
+    def _fill(self) -> None:
+        """Batch 0 passes all stages, each batch behind it one less."""
+        for place in range(self.num_stages):
+            for stage in range(self.num_stages - place):
+                self._run(stage, place)
+                callback = self._pipeline_stages[stage].fill_callback
+                if callback is not None:
+                    callback()
+        self._is_filled = True
+
+    def _run(self, number: int, place: int) -> None:
+        """A stage of the batch at a place in the flight; the first stage reads it."""
+        stage, index = self._pipeline_stages[number], self._next_index + place
+        try:
+            batch, event = (self._read(), None) if number == 0 else self._flight[place]
+            if batch is None:
+                self._flight[place] = (None, None)
+                if stage.data_exhausted_callback is not None:
+                    stage.data_exhausted_callback()
+                return
+            if self._debug_mode:
+                _logger.info("stage %d, %s, of batch %d", number, stage.name, index)
+            with self._timeline.mark(stage.name, index):
+                self._flight[place] = _call(stage, batch, event)
+        except Exception as error:
+            error.add_note(f"stage {stage.name!r} of batch {index} on rank {self._timeline.rank}")
+            raise
+
+    def _read(self) -> In | None:
+        if self._is_exhausted or self._is_flushing or self._source is None:
+            return None
+        batch = next(self._source, None)
+        self._is_exhausted = batch is None
+        return batch
+
+
+def _call(stage: PipelineStage, batch: Any, event: Any) -> tuple[Any, Any]:
+    """What a stage makes of a batch, and the event after it; on a stream it waits for the stage before."""
+    stream: Any = stage.stream
+    with on_stream(stream):
+        if event is not None:
+            event.wait(stream)
+            batch.record_stream(stream)
+        result = stage.runnable(batch)
+        if stream is None:
+            return result, None
+        done = torch.cuda.Event()
+        done.record(stream)
+        return result, done
