@@ -211,7 +211,7 @@ class TrainPipeline(Generic[In, Out]):
         try:
             with self._timeline.mark(name, number):
                 if ctx.error is None:
-                    stage.run(stages, ctx)
+                    _run(stage, stages, ctx)
         except Exception as error:
             error.add_note(f"{type(self).__name__}: stage {name!r} of batch {number} on rank {self._timeline.rank}")
             if stage.run not in (Stages.load, Stages.prepare):
@@ -266,3 +266,11 @@ class TrainPipeline(Generic[In, Out]):
             self.reset()
             raise StopIteration
         return ctx
+
+
+def _run(stage: Stage, stages: Stages, ctx: TrainPipelineContext) -> None:
+    """Run a stage. A StopIteration out of a model would look as if the batches had ended."""
+    try:
+        stage.run(stages, ctx)
+    except StopIteration as error:
+        raise RuntimeError("the stage raised StopIteration") from error
