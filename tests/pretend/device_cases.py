@@ -17,6 +17,13 @@ from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.gradient_norm import NormOverRanks
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from tutorec.distributed.train_pipeline import (
+    PrefetchTrainPipelineSparseDist,
+    TrainPipelineBase,
+    TrainPipelineFusedSparseDist,
+    TrainPipelineSemiSync,
+    TrainPipelineSparseDist,
+)
 from tutorec.models.dlrm import InteractionArch
 from tutorec.models.retrieval import CandidateIndex
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -137,6 +144,34 @@ def case_numbers_of_the_host_reach_a_device() -> None:
     for device in (torch.device("cpu"), GPU):
         found = ints_on_device([[1, 2], [3, 4]], torch.int32, device)
         assert (found.device, found.dtype, found.tolist()) == (device, torch.int32, [[1, 2], [3, 4]])
+
+
+class _Clicks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = _sharded(GPU)
+        torch.manual_seed(0)
+        self.over = nn.Linear(4, 1, device=GPU)
+
+    def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = (self.over(self.tables(batch["ids"]).values()) - batch["labels"]).square().mean()
+        return loss, loss.detach()
+
+
+def case_pipelines_copy_batches_of_the_host_and_train_on_the_device() -> None:
+    kinds: list[Any] = [TrainPipelineBase, TrainPipelineSparseDist, TrainPipelineFusedSparseDist]
+    kinds += [TrainPipelineSemiSync, PrefetchTrainPipelineSparseDist]
+    found = []
+    for kind in kinds:
+        torch.manual_seed(0)
+        model = _Clicks()
+        pipeline = kind(model, torch.optim.SGD(model.over.parameters(), lr=0.1), GPU)
+        host = torch.device("cpu")
+        batches = iter([{"ids": _batch(host), "labels": torch.rand(2, 1)} for _ in range(4)])
+        losses = [pipeline.progress(batches) for _ in range(4)]
+        assert {loss.device for loss in losses} == {GPU}
+        found.append([float(loss) for loss in losses])
+    assert all(losses == found[0] for losses in found), found
 
 
 CASES = {name: value for name, value in dict(globals()).items() if name.startswith("case_")}

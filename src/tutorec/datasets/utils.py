@@ -197,6 +197,7 @@ class RowBatches(Iterator[Batch]):
         self._drop_last = drop_last
         # Python's own: a checkpoint writes it as JSON, which knows no numbers of numpy.
         self.position: int = int(start)
+        self._positions = [self.position]
         self._steps: Iterator[tuple[int, tuple[int, int]]] = iter(())
 
     def __next__(self) -> Batch:
@@ -207,7 +208,12 @@ class RowBatches(Iterator[Batch]):
             self._steps = self._rest_of_epoch()
             step = next(self._steps, None)
         self.position, (first, stop) = step
+        self._positions.append(self.position)
         return self._read(first, stop)
+
+    def position_after(self, steps: int) -> int:
+        """The position after this many batches; `position` is ahead of it where batches are loaded ahead of a step."""
+        return self._positions[steps]
 
     def map(self, change: Callable[[Batch], Batch]) -> RowBatches:
         """The batches from here on, changed as they are read: moved to a device, say; with a position of their own."""

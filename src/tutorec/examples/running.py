@@ -201,7 +201,8 @@ def train_on(
     def save(step: int) -> None:
         nonlocal saved
         saved = step
-        save_checkpoint(options.checkpoints / f"step-{step}", model, optimizer, step=step, position=batches.position)
+        position = batches.position_after(step - done)
+        save_checkpoint(options.checkpoints / f"step-{step}", model, optimizer, step=step, position=position)
         if group.rank() == 0:
             _drop_old(options.checkpoints)
 

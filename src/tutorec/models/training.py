@@ -8,7 +8,9 @@ A model here takes a batch and answers ``loss, (loss detached, logits, labels)``
         loss.backward()                  and here the other way; fused tables are updated on the way
         optimizer.step()                 the dense parts
 
-Every rank calls these functions at the same time, with as many batches as the others.
+It does so in a `TrainPipelineSparseDist`: the ids of the next batch travel while this one is trained, and the results
+are those of the loop, bit for bit. Every rank calls these functions at the same time, with as many batches as the
+others.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from numbers import Integral
 from operator import length_hint
@@ -29,6 +32,7 @@ from torch.nn import functional as F
 
 from tutorec.datasets.utils import Batch
 from tutorec.distributed import comm
+from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tutorec.models.metrics import auc, base_entropy
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter
@@ -130,7 +134,8 @@ def train(
         steps: most steps to make; None: as many as there are batches.
         first_step: steps that were made before, in an earlier run: the numbers go on from there.
         progress: show a bar on rank 0, on standard error.
-        after_step: called after each step with its number, the first is 1: to save, to evaluate.
+        after_step: called after each step with its number, the first is 1: to save, to evaluate. Up to two batches more
+            have been taken from ``batches`` then.
         group: the ranks; by default all of the default process group, or this process alone where there is none.
 
     Returns:
@@ -174,11 +179,9 @@ def train(
     model.train()
     total = steps if steps is not None else length_hint(batches) or None
     with _bar(progress and (group is None or group.rank() == 0), total) as show:
-        for step, batch in enumerate(islice(batches, steps), first_step + 1):
-            optimizer.zero_grad()
-            loss, (detached, _, labels) = _answer(model, batch)
-            loss.backward()
-            optimizer.step()
+        for step, (detached, _, labels) in enumerate(
+            _pipelined(model, islice(batches, steps), optimizer), first_step + 1
+        ):
             losses.append(detached)
             sizes.append(len(labels))
             show(detached)
@@ -192,6 +195,24 @@ def train(
     mean = total / weight.clamp(min=1)
     _check_finite(mean, first_step)
     return Trained(mean, int(weight.sum()), time.perf_counter() - began)
+
+
+def _pipelined(
+    model: nn.Module, batches: Iterator[Batch], optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Train with each batch; what the model says of it."""
+    pipeline: TrainPipelineSparseDist[Batch, tuple[Tensor, Tensor, Tensor]] = TrainPipelineSparseDist(
+        model, optimizer, _device_of(model), pipeline_postproc=True, custom_model_fwd=partial(_answer, model)
+    )
+    try:
+        while True:
+            try:
+                answer = pipeline.progress(batches)
+            except StopIteration:
+                return
+            yield answer
+    finally:
+        pipeline.detach()
 
 
 @torch.no_grad()
