@@ -273,4 +273,4 @@ def _run(stage: Stage, stages: Stages, ctx: TrainPipelineContext) -> None:
     try:
         stage.run(stages, ctx)
     except StopIteration as error:
-        raise RuntimeError("the stage raised StopIteration") from error
+        raise RuntimeError(f"the stage {stage.run.__name__!r} raised StopIteration") from error
