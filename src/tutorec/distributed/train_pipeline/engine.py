@@ -95,8 +95,9 @@ class TrainPipeline(Generic[In, Out]):
     ) -> None:
         self._stages = Stages(model, optimizer, torch.device(device), options.custom_model_fwd)
         self._schedule, self._options = tuple(schedule), options
-        self._depth = max(stage.ahead for stage in self._schedule)
-        self._per_batch = sorted(self._schedule, key=lambda stage: -stage.ahead)
+        depth = max(stage.ahead for stage in self._schedule)
+        per_batch = sorted(self._schedule, key=lambda stage: -stage.ahead)
+        self._fill = [(place, stage) for place in range(depth) for stage in per_batch if stage.ahead > place]
         self._starts_early = any(stage.run is Stages.start_input_dist for stage in self._schedule)
         self._timeline = Timeline(dist.get_rank() if comm.default_group() is not None else 0)
         self._attached, self._traced_in_training = False, model.training
@@ -118,10 +119,9 @@ class TrainPipeline(Generic[In, Out]):
             self._take(dataloader_iter)
         if not self._attached or self._traced_in_training is not self._stages.model.training:
             self.attach()
-        for place in range(max(self._depth, 1)):
-            for stage in self._per_batch:
-                if stage.ahead > place:
-                    self._do(stage, place)
+        for place, stage in self._fill:
+            if place >= len(self._flight) or stage not in self._flight[place].done:
+                self._do(stage, place)
         ctx = self._next_to_train()
         for stage in self._schedule:
             self._do(stage, stage.ahead)
@@ -209,8 +209,8 @@ class TrainPipeline(Generic[In, Out]):
             return
         name, number = stage.run.__name__, ctx.index or 0
         try:
-            with self._timeline.mark(name, number):
-                if ctx.error is None:
+            if ctx.error is None:
+                with self._timeline.mark(name, number):
                     _run(stage, stages, ctx)
         except Exception as error:
             error.add_note(f"{type(self).__name__}: stage {name!r} of batch {number} on rank {self._timeline.rank}")

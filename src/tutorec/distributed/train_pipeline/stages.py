@@ -135,7 +135,7 @@ class Stages:
     def backward(self, ctx: TrainPipelineContext) -> None:
         """The gradient of the sum of the losses; nothing for a model in evaluation."""
         if self.model.training:
-            torch.sum(ctx.losses, dim=0).backward()
+            (ctx.losses.sum(dim=0) if ctx.losses.dim() else ctx.losses).backward()
         ctx.losses = None
 
     def optimizer_step(self, ctx: TrainPipelineContext) -> None:
