@@ -6,6 +6,7 @@ A figure's title is a claim filled from its own data; `chart.claim` and `chart.f
 from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, Picture, rank_color, show, style
 from tutorec.teach.charts import bars, curves, histogram, rank_frequency, timeline, traffic
 from tutorec.teach.cuts import cuts
+from tutorec.teach.gantt import Gantt, gantt
 from tutorec.teach.hosts import hosts
 from tutorec.teach.maps import STATIONS, here, jagged, life
 from tutorec.teach.parts import parts
@@ -21,10 +22,12 @@ __all__ = [
     "STATIONS",
     "CachedBatch",
     "Chart",
+    "Gantt",
     "Picture",
     "bars",
     "curves",
     "cuts",
+    "gantt",
     "here",
     "histogram",
     "hosts",

@@ -1,0 +1,192 @@
+"""Which batch was in which stage, and when: one line for each batch, drawn from measured intervals as inline SVG."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tutorec.distributed.train_pipeline.timeline import Interval
+from tutorec.teach.canvas import rank_color
+from tutorec.teach.units import number
+
+__all__ = ["Gantt", "gantt"]
+
+_LEFT, _WIDTH = 15.0, 84.0  # percent: where the bars begin, and the room that they have
+_LINE, _BAR, _TITLE = 28, 16, 22  # pixels: a batch, its bar, the title of a panel
+_OPACITY = (0.45, 0.15, 0.3, 0.08)
+_DASHES = ("none", "5 3", "1 2")
+
+
+@dataclass(frozen=True)
+class Gantt:
+    """A drawn gantt: a notebook shows it as HTML, as the last expression of a cell; a terminal shows its words.
+
+    Attributes:
+        claim: The title.
+        alt: What is seen, for those who do not see it.
+        svg: The drawing. Bars grow with the page, text does not.
+        legend: What letters and lines mean.
+        facts: The numbers of the claim.
+    """
+
+    claim: str
+    alt: str
+    svg: str
+    legend: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        """What Jupyter and the book render."""
+        return (
+            f'<figure style="margin: 1rem 0"><figcaption><strong>{html.escape(self.claim)}</strong></figcaption>'
+            f'{self.svg}<figcaption style="font-size: 0.85em">{html.escape(self.legend)}</figcaption></figure>'
+        )
+
+    def __repr__(self) -> str:
+        """What a reader without images sees."""
+        return f"<figure: {self.claim}. {self.alt}>"
+
+
+def gantt(
+    panels: Mapping[str, Sequence[Interval]],
+    *,
+    letters: Mapping[str, str],
+    between: Mapping[str, tuple[float, float]],
+    claim: str,
+    alt: str,
+    waiting: str = "wait",
+    names: Mapping[str, str] | None = None,
+) -> Gantt:
+    """A panel for each record, on one scale of time; a line for each batch.
+
+    A bar is a stage of a batch on this rank, in the colour of the rank. Stages of `waiting` are cut out of the bars
+    that they interrupt and drawn hollow. Stages without a letter are thin lines below the bar: messages that are on
+    their way while the rank does something else.
+
+    Args:
+        panels: Title -> intervals of one rank.
+        letters: Stage -> the letter in its bars; the legend names those that occur. Shades follow their order.
+        between: Title -> the time that is shown: seconds from, seconds to.
+        claim: The title; may use {window} (the longest time shown, ms) and, of the first panel, {waiting_share} (of
+            the time shown), with more panels {waiting_share_2}, ...
+        alt: What is seen.
+        waiting: The stage in which the rank does nothing.
+        names: Stage -> what the legend calls it; its own name by default.
+
+    Raises:
+        ValueError: A panel shows nothing.
+    """
+    scale = max(end - start for start, end in between.values())
+    facts: dict[str, Any] = {"window": number(1e3 * scale)}
+    flights = list(
+        dict.fromkeys(
+            each.stage
+            for own in panels.values()
+            for each in own
+            if each.stage not in {*letters, waiting} and each.end > each.start
+        )
+    )
+    shapes: list[str] = []
+    top = 0
+    for place, (title, intervals) in enumerate(panels.items()):
+        start, end = between[title]
+        shown = [each for each in intervals if each.end > start and each.start < end]
+        if not shown:
+            raise ValueError(f"gantt {title!r} has no interval between {start:.3f} s and {end:.3f} s")
+        waited = [each for each in shown if each.stage == waiting]
+        idle = sum(min(each.end, end) - max(each.start, start) for each in waited)
+        facts[f"waiting_share_{place + 1}" if place else "waiting_share"] = idle / (end - start)
+        shapes.append(f'<text x="0" y="{top + 15}" font-weight="bold">{html.escape(title)}</text>')
+        top += _TITLE
+        pen = _Pen(start, end, scale, top, sorted({each.batch for each in shown}))
+        for each in shown:
+            if each.stage in letters:
+                shapes += pen.busy(each, [w for w in waited if w.batch == each.batch], letters)
+            elif each.stage == waiting:
+                shapes += pen.idle(each)
+            elif each.stage in flights:
+                shapes += pen.flight(each, flights.index(each.stage))
+        shapes += [
+            f'<text x="0" y="{top + _LINE * line + 13}">batch {batch}</text>' for line, batch in enumerate(pen.batches)
+        ]
+        top += _LINE * len(pen.batches) + 8
+    ticks = "".join(
+        f'<text x="{_LEFT + _WIDTH * part:.1f}%" y="{top + 12}" text-anchor="{anchor}">{words}</text>'
+        for part, anchor, words in ((0, "start", "0"), (1, "end", f"{facts['window']} ms"))
+    )
+    said = claim.format(**facts)
+    label = html.escape(f"{said}. {alt}", quote=True)
+    svg = (
+        f'<svg role="img" aria-label="{label}" style="display: block; width: 100%; height: {top + 18}px" '
+        f'font-family="inherit" font-size="12" fill="currentColor">{"".join(shapes)}{ticks}</svg>'
+    )
+    there = {each.stage for own in panels.values() for each in own}
+    drawn = {stage: letter for stage, letter in letters.items() if stage in there}
+    return Gantt(said, alt, svg, _legend(drawn, flights, names or {}), facts)
+
+
+def _legend(letters: Mapping[str, str], flights: Sequence[str], names: Mapping[str, str]) -> str:
+    by_letter: dict[str, list[str]] = {}
+    for stage, letter in letters.items():
+        by_letter.setdefault(letter, []).append(names.get(stage, stage.replace("_", " ")))
+    words = [f"{letter}: {', '.join(dict.fromkeys(stages))}" for letter, stages in by_letter.items()]
+    lines = ("thin line", "dashed line", "dotted line")
+    words += [f"{lines[i % 3]}: {names.get(stage, stage)}" for i, stage in enumerate(flights)]
+    return "; ".join([*words, "hollow: the rank waits"]) + "."
+
+
+@dataclass(frozen=True)
+class _Pen:
+    """Draws the intervals of one panel."""
+
+    start: float
+    end: float
+    scale: float
+    top: int
+    batches: Sequence[int]
+
+    def busy(self, each: Interval, waited: Sequence[Interval], letters: Mapping[str, str]) -> list[str]:
+        """Bars of a stage, without the time in which the rank waited inside of it."""
+        parts, begin = [], each.start
+        for wait in sorted(waited, key=lambda wait: wait.start):
+            if each.start <= wait.start and wait.end <= each.end:
+                parts.append((begin, wait.start))
+                begin = wait.end
+        parts.append((begin, each.end))
+        color, letter = rank_color(each.rank), letters[each.stage]
+        opacity = _OPACITY[list(dict.fromkeys(letters.values())).index(letter) % len(_OPACITY)]
+        y, drawn = self._y(each), []
+        for part in parts:
+            left, width = self._place(*part)
+            if width <= 0:
+                continue
+            look = f'fill="{color}" fill-opacity="{opacity}" stroke="{color}"'
+            drawn.append(f'<rect x="{left:.2f}%" y="{y}" width="{width:.2f}%" height="{_BAR}" {look}/>')
+        left, width = self._place(*max(parts, key=lambda part: part[1] - part[0]))
+        if width > 2.5:
+            middle = left + width / 2
+            drawn.append(f'<text x="{middle:.2f}%" y="{y + 12}" text-anchor="middle">{html.escape(letter)}</text>')
+        return drawn
+
+    def idle(self, each: Interval) -> list[str]:
+        """A hollow bar; waits that are too short to be seen are left out."""
+        left, width = self._place(each.start, each.end)
+        look = 'fill="none" stroke="currentColor" stroke-dasharray="3 2"'
+        y = self._y(each)
+        return [f'<rect x="{left:.2f}%" y="{y}" width="{width:.2f}%" height="{_BAR}" {look}/>'] if width > 0.5 else []
+
+    def flight(self, each: Interval, kind: int) -> list[str]:
+        """A line below the bar of the batch."""
+        left, width = self._place(each.start, each.end)
+        y, look = self._y(each) + _BAR + 4, f'stroke="currentColor" stroke-width="3" stroke-dasharray="{_DASHES[kind]}"'
+        return [f'<line x1="{left:.2f}%" x2="{left + width:.2f}%" y1="{y}" y2="{y}" {look}/>'] if width > 0 else []
+
+    def _y(self, each: Interval) -> int:
+        return self.top + _LINE * self.batches.index(each.batch)
+
+    def _place(self, start: float, end: float) -> tuple[float, float]:
+        """Percent of the width: from where, how wide; what is outside of the time shown is cut off."""
+        first, last = max(start, self.start), min(end, self.end)
+        return _LEFT + _WIDTH * (first - self.start) / self.scale, max(0.0, _WIDTH * (last - first) / self.scale)
