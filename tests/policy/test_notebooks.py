@@ -27,6 +27,7 @@ ABOUT_THE_CPU = {
     ("09_planner", "clock-cell"): "the processor is what is measured",
     ("10_dmp", "memory"): "memory of the CPU is measured",
     ("11_optimizers", "predict-memory"): "memory of the CPU is measured",
+    ("15_train_pipelines", "imports"): "tables in a file run on the CPU only",
     ("17_caches", "imports"): "tables in a file run on the CPU only",
     ("14_serving", "document-shard"): "the document's inference, on the CPU",
 }
