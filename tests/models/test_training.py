@@ -142,6 +142,30 @@ def test_the_bar_is_shown_on_rank_0_alone(ranks: Callable[..., Ranks]) -> None:
     assert ranks(2).run(_shown, progress=False) == ["", ""]
 
 
+def test_batches_are_taken_ahead_of_their_step_and_know_where_the_data_stood_after_it() -> None:
+    model = nn.Linear(4, 1)
+
+    class Clicks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.over = model
+
+        def forward(self, batch: Batch) -> Any:
+            loss = self.over(batch.dense_features).square().mean()
+            return loss, (loss.detach(), loss.detach(), batch.labels)
+
+    batches = shop(rows=500, test_rows=50).batches(100)
+    seen: list[tuple[int, int]] = []
+    train(
+        Clicks(),
+        batches,
+        torch.optim.SGD(model.parameters(), 0.1),
+        progress=False,
+        after_step=lambda step: seen.append((batches.position_after(step), batches.position)),
+    )
+    assert seen == [(100, 300), (200, 400), (300, 500), (400, 500), (500, 500)]
+
+
 def test_training_takes_as_many_batches_as_it_makes_steps_and_counts_on() -> None:
     model, called = _model(), []
     optimizer = combined_optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))

@@ -3,6 +3,7 @@ import time
 
 import torch
 
+from tutorec.distributed.train_pipeline.timeline import Interval
 from tutorec.teach.trace import Event, Trace
 
 
@@ -109,3 +110,12 @@ def test_lines_run_restores_the_tracer_after_an_error():
     with pytest.raises(ZeroDivisionError):
         lines_run(lambda: 1 / 0, ".")
     assert sys.gettrace() is before
+
+
+def test_a_trace_of_a_pipeline_has_its_stages_and_batches():
+    trace = Trace.of_pipeline([Interval("load", 3, 1.0, 2.0, rank=1), Interval("forward", 2, 2.0, 4.5, rank=1)])
+    assert trace.rank == 1
+    assert trace.stages() == ["load", "forward"]
+    assert trace.spans()[1] == Event(1, "forward", "2", start=2.0, end=4.5)
+    assert trace.seconds("forward") == [2.5]
+    assert Trace.of_pipeline([]).events == []

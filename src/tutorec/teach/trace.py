@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from tutorec.distributed.train_pipeline.timeline import Interval
+
 __all__ = ["Event", "Trace", "clock", "lines_run"]
 
 
@@ -108,6 +110,12 @@ class Trace:
         """One trace with the events of all, in order of time."""
         merged = [event for trace in traces for event in trace.events]
         return cls(rank=-1, events=sorted(merged, key=lambda event: event.start))
+
+    @classmethod
+    def of_pipeline(cls, intervals: Sequence[Interval]) -> Trace:
+        """Stages of a train pipeline, ``Trace.of_pipeline(pipeline.timeline())``; an event is named by its batch."""
+        events = [Event(each.rank, each.stage, str(each.batch), start=each.start, end=each.end) for each in intervals]
+        return cls(events[0].rank if events else 0, events)
 
     def ranks(self) -> list[int]:
         """The ranks that recorded something, ascending."""

@@ -78,3 +78,11 @@ def test_a_pipeline_trains_what_the_plain_loop_trains(
             pytest.skip(f"no fbgemm here: {found.reason}")
     pool = ranks(world_size, hosts=2) if world_size == 4 else ranks(world_size)
     assert_parity(pool.run(both, pipeline=pipeline, kind=kind, what=what, backend=backend))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tables in files are on the CPU")
+@pytest.mark.parametrize(("what", "kind"), [("bags", "row_wise"), ("rows", "table_wise")])
+def test_rows_of_cached_tables_are_read_ahead_and_nothing_else_changes(ranks, what, kind):
+    cache = {"kernel": "fused_uvm_caching", "cache_load_factor": 0.3}
+    found = ranks(2).run(both, pipeline="prefetch", kind=kind, what=what, **cache)
+    assert_parity(found)
