@@ -29,5 +29,5 @@ def test_the_figure_counts_all_batches():
     assert len(arrows) == 4
     words = [text.get_text() for text in chart.figure.axes[1].texts]
     assert words[:2] == ["9", "3"]
-    assert {"slots, in memory", "rows, in the file"} <= set(words)
+    assert {"slots in memory,\nbefore the batch", "rows in the file"} <= set(words)
     assert [axes.get_title(loc="left") for axes in chart.figure.axes] == ["first", "second"]

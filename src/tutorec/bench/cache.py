@@ -225,7 +225,13 @@ def _most_used_pages(rows: int) -> Tensor:
 
 
 def drop_pages(folder: str) -> None:
-    """Write the files of a folder to the disk, and forget their pages in memory."""
+    """Write the files that this process has open in a folder to the disk, and forget their pages in memory.
+
+    The next access reads from the disk. On Linux only; where the folder itself is in memory, nothing is forgotten.
+
+    Args:
+        folder: Of tables in files.
+    """
     advise = ctypes.CDLL(None).madvise
     for start, length in _mapped(folder):
         advise(ctypes.c_void_p(start), ctypes.c_size_t(length), _DONTNEED)

@@ -69,15 +69,17 @@ class CacheParams:
     """The cache of a table with the kernel ``fused_uvm_caching``.
 
     Args:
-        algorithm: `CacheAlgorithm.LRU` by default.
+        algorithm: `CacheAlgorithm.LRU` by default. LFU hits more often while popularity stays as it is; it counts uses
+            since the beginning, so that after a change LRU recovers sooner.
         load_factor: The part of the rows that is in memory, above 0 and at most 1; by default 0.2.
         reserved_memory: Bytes of a GPU's memory that fbgemm's cache leaves free; no effect on the CPU.
         precision: Of the rows in the cache, which is that of the table: ``DataType.FP32``.
         prefetch_pipeline: TorchRec's, for buffers of its own pipeline; no effect.
         stats: How the table is accessed, for the planner. A saved plan has the algorithm, the load factor and the
             folder only.
-        folder: Where the file is, for both kernels; by default in the system's folder for temporary files.
-            TorchRec has no such field.
+        folder: Where the file is, for both kernels; by default in the system's folder for temporary files, which on
+            some systems is in memory. The file has every row, its optimizer state and a place for each slot; its
+            space is reserved when the table is made, and free when the process ends. TorchRec has no such field.
 
     Example:
         >>> CacheParams(CacheAlgorithm.LFU, load_factor=0.1).load_factor

@@ -98,7 +98,8 @@ def _panel(axes: Any, one: CachedBatch) -> None:
                 xytext=(row + 0.5 + shift, _FILE - 0.05),
                 arrowprops={"arrowstyle": ends, "color": color, "lw": 1.8, "ls": "-" if ends == "->" else "--"},
             )
-    for height, name in ((_IDS, "ids of the batch"), (_SLOTS, "slots, in memory"), (_FILE, "rows, in the file")):
+    names = {_IDS: "ids of the batch", _SLOTS: "slots in memory,\nbefore the batch", _FILE: "rows in the file"}
+    for height, name in names.items():
         axes.text(-0.3, height + 0.5, name, ha="right", va="center", fontsize=11)
     axes.set(xlim=(-6.2, one.rows + 0.1), ylim=(_FILE + 1.2, -0.2))
     axes.axis("off")

@@ -173,7 +173,7 @@ def test_memory_that_forces_a_choice_is_told():
     plan = planned(tight)
     assert plan.plan[""]["item"].sharding_type == "row_wise"
     text = str(plan.explain("item"))
-    assert re.search(r"table_wise .*  -  too large by", text)
+    assert re.search(r"table_wise .*  -  over by", text)
 
 
 def test_lifted_constraints_are_told(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -231,6 +232,19 @@ def test_tables_that_do_not_fit_get_caches_and_the_story_says_what_others_would_
     [cached] = [entry.cache_params for entry in entries if entry.cache_params is not None]
     assert cached.load_factor is not None and cached.load_factor > 0.3
     name = next(name for name, entry in plan.plan[""].items() if entry.cache_params is not None)
-    assert "table_wise 1 % cached" in str(plan.explain(name))
+    assert re.search(r"^table_wise +1 % ", str(plan.explain(name)), re.MULTILINE)
     assert "24.4 MiB in files" in str(plan.explain())
     assert ShardingPlan.from_json(plan.to_json()).plan[""][name].cache_params == cached
+
+
+def test_the_story_shows_every_size_of_a_cache_beside_the_longest_names():
+    words = ParameterConstraints(
+        sharding_types=["row_wise", "table_row_wise"], compute_kernels=["fused", "fused_uvm_caching"]
+    )
+    planner = EmbeddingShardingPlanner(
+        Topology(2, "cpu", ddr_cap=8 * MIB), 8, constraints={"t0": words}, storage_reservation=ALL
+    )
+    story = str(planner.plan(bags((100_000, 64))).explain("t0"))
+    sizes = re.findall(r"^table_row_wise +(\d+) % ", story, re.MULTILINE)
+    assert sorted(map(int, sizes)) == [1, 2, 5, 10, 20, 50]
+    assert "over by" in story and ".." not in story

@@ -162,13 +162,18 @@ def _options_table(report: PlanReport, table: int, steps: dict[int, float]) -> T
     kind = report.memory
     rows = []
     choices = report.problem.choices[table]
+    has_caches = any(choice.options[0].cache_load_factor is not None for choice in choices)
     for index in sorted(steps, key=lambda index: (steps[index], choices[index].preference)):
         choice, step = choices[index], steps[index]
         memory = choice.memory[:, kind]
         verdict = "chosen" if index == report.placement.chosen[table] else _verdict(report, table, index, step)
+        factor = choice.options[0].cache_load_factor
+        # In a column of its own: where a line is too long, names are cut and numbers are not.
+        cached = ["" if factor is None else f"{100 * factor:g} %"] if has_caches else []
         rows.append(
             [
-                type_of(choice),
+                type_of(choice) if factor is None else choice.options[0].sharding_type,
+                *cached,
                 f"{len(choice.time)}",
                 ms_text(choice.time.max(initial=0.0)),
                 ms_text(choice.time.sum()),
@@ -179,8 +184,9 @@ def _options_table(report: PlanReport, table: int, steps: dict[int, float]) -> T
             ]
         )
     name = MEMORIES[kind]
-    head = ["option", "pieces", "ms largest", "ms all", f"{name} largest", f"{name} all", "step", ""]
-    return TextTable(head, rows, right=[1, 2, 3, 4, 5, 6], width=WIDTH)
+    cached = ["cached"] if has_caches else []
+    head = ["option", *cached, "pieces", "ms largest", "ms all", f"{name} largest", f"{name} all", "step", ""]
+    return TextTable(head, rows, right=range(1, len(head) - 1), width=WIDTH)
 
 
 def _verdict(report: PlanReport, table: int, index: int, step: float) -> str:
@@ -192,7 +198,7 @@ def _verdict(report: PlanReport, table: int, index: int, step: float) -> str:
         return "its pin leaves ranks out"
     lacking = choice.memory.max(axis=0) - capacity.max(axis=0)
     kind = int(lacking.argmax())
-    return f"too large by {bytes_text(lacking[kind])}" if lacking[kind] > 0 else "no room beside others"
+    return f"over by {bytes_text(lacking[kind])}" if lacking[kind] > 0 else "no room with others"
 
 
 def _options_note(again: bool) -> str:

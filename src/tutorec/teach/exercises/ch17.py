@@ -1,8 +1,9 @@
-"""Exercises of chapter 17: the cache that fits into a GPU, and the hits of the most popular rows."""
+"""Exercises of chapter 17: the cache that fits into a GPU, and slots that two tables share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import floor
 
 from tutorec.teach.grading import Exercise, Mistake
 
@@ -12,20 +13,22 @@ _ROWS, _COLUMNS, _BYTES = 40_000_000, 128, 2 * 2**30
 
 
 def _load_factor(numbers_of_a_row: int) -> float:
-    return round(_BYTES / (_ROWS * 4 * numbers_of_a_row), 3)
+    """The largest one of three decimals that fits."""
+    return floor(1000 * _BYTES / (_ROWS * 4 * numbers_of_a_row)) / 1000
 
 
-def _hottest(counts: Sequence[int], slots: int) -> float:
-    """The part of the lookups whose row is one of the most popular."""
-    return sum(sorted(counts, reverse=True)[:slots]) / sum(counts)
+def _popular(first: Sequence[int], second: Sequence[int], slots: int) -> int:
+    """How many of the most popular rows of both tables are in the first one."""
+    rows = [(count, True) for count in first] + [(count, False) for count in second]
+    return sum(is_first for _, is_first in sorted(rows, reverse=True)[:slots])
 
 
-def _all_alike(counts: Sequence[int], slots: int) -> float:
-    return slots / len(counts)
+def _by_rows(first: Sequence[int], second: Sequence[int], slots: int) -> int:
+    return round(slots * len(first) / (len(first) + len(second)))
 
 
-def _first_ids(counts: Sequence[int], slots: int) -> float:
-    return sum(counts[:slots]) / sum(counts)
+def _by_lookups(first: Sequence[int], second: Sequence[int], slots: int) -> int:
+    return round(slots * sum(first) / (sum(first) + sum(second)))
 
 
 EXERCISES: tuple[Exercise, ...] = (
@@ -45,28 +48,32 @@ EXERCISES: tuple[Exercise, ...] = (
                 answer=_load_factor(2 * _COLUMNS),
                 hint="The state comes with its row. How many averages does Adam keep for each weight?",
             ),
+            Mistake(
+                misconception="rounds up",
+                answer=_load_factor(3 * _COLUMNS) + 0.001,
+                hint="Multiply: 0.035 x 40,000,000 rows x 1,536 bytes. Is that at most 2,147,483,648?",
+            ),
         ),
         shape="one number between 0 and 1",
     ),
     Exercise(
         id="17.2",
-        compared="the hit rates of three tables",
-        solution=_hottest,
-        cases=(([1, 6, 2, 1], 1), ([1, 6, 2, 1], 2), ([5, 0, 90, 5], 3)),
+        compared="the slots of the first table, for three pairs of tables",
+        solution=_popular,
+        cases=(([9, 8, 7, 1], [6, 2], 3), ([50, 3, 2, 1], [20, 19, 18, 17], 4), ([5, 4], [30, 1, 2, 3, 29, 28], 4)),
         mistakes=(
             Mistake(
-                misconception="takes all rows for equally popular",
-                answer=_all_alike,
-                hint="That is the hit rate when every row is looked up as often as the others. Which numbers say how "
-                "often?",
+                misconception="divides the slots in proportion to the rows",
+                answer=_by_rows,
+                hint="Both tables then have the same load factor. A slot is worth the lookups of the row in it: which "
+                "rows have the most?",
             ),
             Mistake(
-                misconception="takes the first ids for the most popular",
-                answer=_first_ids,
-                hint="The popular rows are in memory, wherever they are in the table. Are ids in the order of "
-                "popularity?",
+                misconception="divides the slots in proportion to the lookups",
+                answer=_by_lookups,
+                hint="One row with 50 lookups needs one slot. Compare single rows, not whole tables.",
             ),
         ),
-        shape="a function that returns one number between 0 and 1",
+        shape="a function that returns a whole number from 0 to slots",
     ),
 )
