@@ -193,7 +193,7 @@ def without_wrappers(module: nn.Module) -> nn.Module:
         inner = getattr(module, "_dmp_wrapped_module", None)
         if inner is None and isinstance(module, nn.parallel.DistributedDataParallel):
             inner = module.module
-        if inner is None:
+        if not isinstance(inner, nn.Module):
             return module
         module = inner
     return module

@@ -51,7 +51,7 @@ class Options:
 
     Args:
         execute_all_batches: Train the batches in flight when the iterator has ended. Without, all ranks stop as soon
-            as the iterator of one has ended.
+            as the iterator of one has ended: of the pipelines that load two batches ahead, two are left untrained.
         apply_jit: Compile the parts without sharded modules by TorchScript.
         context_type: Made for each batch, ``context_type(index=n)``.
         pipeline_postproc: Run modules without parameters that stand before a sharded one ahead, too.
@@ -122,6 +122,10 @@ class TrainPipeline(Generic[In, Out]):
         for place, stage in self._fill:
             if place >= len(self._flight) or stage not in self._flight[place].done:
                 self._do(stage, place)
+        if not self._options.execute_all_batches:
+            for stage in self._schedule:  # whether the iterator ends is known before this batch is trained
+                if stage.run in (Stages.load, Stages.prepare):
+                    self._do(stage, stage.ahead)
         ctx = self._next_to_train()
         for stage in self._schedule:
             self._do(stage, stage.ahead)
@@ -147,6 +151,11 @@ class TrainPipeline(Generic[In, Out]):
     def batches(self) -> list[In]:
         """Batches taken from the iterator and not trained: ``chain(pipeline.batches, iterator)`` is what is left."""
         return [ctx.batch for ctx in self._flight if ctx.batch is not None]
+
+    @property
+    def contexts(self) -> Sequence[TrainPipelineContext]:
+        """What is remembered of each batch in flight, the next one to be trained first."""
+        return self._flight
 
     # --- the model
 
@@ -184,6 +193,16 @@ class TrainPipeline(Generic[In, Out]):
         if not self._attached:
             self.attach()
         return self._stages.rewritten.explain() if self._stages.rewritten is not None else "nothing is started early"
+
+    @property
+    def _pipelined_modules(self) -> list[nn.Module]:
+        """The sharded modules that are started early; TorchRec's tests ask for them by this name."""
+        return list(self._stages.rewritten.early.modules.values()) if self._stages.rewritten is not None else []
+
+    @property
+    def _pipelined_postprocs(self) -> list[nn.Module]:
+        """The modules that run ahead, before a sharded one; TorchRec's tests ask for them by this name."""
+        return list(self._stages.rewritten.early.preprocessing.values()) if self._stages.rewritten is not None else []
 
     def timeline(self) -> list[Interval]:
         """When each stage of each batch ran on this rank, in the order in which they ended; the last 10,000."""

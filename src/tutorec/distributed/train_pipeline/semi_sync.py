@@ -88,6 +88,11 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
         )
         options = Options(execute_all_batches, apply_jit, TrainPipelineContext, pipeline_postproc, custom_model_fwd)
         super().__init__(model, optimizer, device, schedule, options)
+        self._start_batch = start_batch
+
+    def is_semi_sync(self) -> bool:
+        """Whether the next batch is looked up one update early."""
+        return bool(self.contexts) and (self.contexts[0].index or 0) >= self._start_batch
 
 
 def _is_fused(module: nn.Module) -> bool:
