@@ -19,7 +19,16 @@ from tutorec._kernels.row_file import CacheSpec
 from tutorec.distributed.plan_json import StoredCache
 from tutorec.types import DataType
 
-__all__ = ["CACHE_KEYS", "CacheAlgorithm", "CacheParams", "CacheStatistics", "TableCache", "cache_spec", "table_cache"]
+__all__ = [
+    "CACHE_KEYS",
+    "CacheAlgorithm",
+    "CacheParams",
+    "CacheStatistics",
+    "TableCache",
+    "cache_spec",
+    "sharder_cache",
+    "table_cache",
+]
 
 _LOAD_FACTOR = 0.2  # as in TorchRec and fbgemm
 # Keys of fused_params, and the fields of CacheParams that they set for every table of a sharder.
@@ -121,6 +130,16 @@ class TableCache(NamedTuple):
     folder: str | None
 
 
+def sharder_cache(fused_params: Mapping[str, Any] | None) -> CacheParams:
+    """What the ``fused_params`` of a sharder say about the caches of its tables.
+
+    Example:
+        >>> sharder_cache({"cache_load_factor": 0.1, "lr": 0.5}).load_factor
+        0.1
+    """
+    return CacheParams(**{CACHE_KEYS[key]: value for key, value in (fused_params or {}).items() if key in CACHE_KEYS})
+
+
 def table_cache(
     table: str, params: CacheParams | None, fused_params: Mapping[str, Any] | None, has_cache: bool
 ) -> TableCache:
@@ -139,9 +158,8 @@ def table_cache(
         >>> table_cache("item", CacheParams(load_factor=0.5), {"cache_folder": "/data"}, has_cache=True)
         TableCache(load_factor=0.5, algorithm='lru', folder='/data')
     """
-    of_sharder = {CACHE_KEYS[key]: value for key, value in (fused_params or {}).items() if key in CACHE_KEYS}
     given = {field.name: getattr(params, field.name) for field in fields(CacheParams)} if params is not None else {}
-    asked = replace(CacheParams(**of_sharder), **{name: value for name, value in given.items() if value is not None})
+    asked = replace(sharder_cache(fused_params), **{name: value for name, value in given.items() if value is not None})
     factor = _LOAD_FACTOR if asked.load_factor is None else asked.load_factor
     if not 0 < factor <= 1:
         raise ValueError(

@@ -492,6 +492,17 @@ def test_tables_in_files_are_options_where_a_constraint_asks_for_them():
     assert set(asked) == {("fused", None), ("fused_uvm", None), ("fused_uvm_caching", 0.3)}
 
 
+def test_a_sharder_that_builds_tables_in_files_only_gets_them_with_the_cache_of_its_fused_params():
+    class InFiles(EmbeddingBagCollectionSharder):
+        def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+            return ["fused_uvm_caching"]
+
+    options = EmbeddingEnumerator(Topology(2, "cpu")).enumerate(
+        bags(item=(1000, 64)), [InFiles({"cache_load_factor": 0.4})]
+    )
+    assert {(one.compute_kernel, one.cache_load_factor) for one in options} == {("fused_uvm_caching", 0.4)}
+
+
 def test_misses_are_those_of_the_statistics():
     as_told = cached_options(cache_params=CacheParams(load_factor=0.3, stats=HalfMissed()))
     as_if_even = cached_options(cache_params=CacheParams(load_factor=0.5))

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from tutorec.distributed.cache_params import CacheParams
+from tutorec.distributed.cache_params import CacheParams, sharder_cache
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner.constants import BATCH_SIZE, MIN_CW_DIM
 from tutorec.distributed.planner.constraint_checks import (
@@ -212,7 +212,8 @@ class EmbeddingEnumerator(Enumerator):
             "output_dtype": constraint.output_dtype,
             "key_value_params": constraint.key_value_params,
         }
-        kept = [(*way, *cache) for way in ways for cache in _caches(way[1], constraint)]
+        cache = constraint.cache_params or sharder_cache(getattr(table.sharder, "fused_params", None))
+        kept = [(*way, *sized) for way in ways for sized in _caches(way[1], cache)]
         for kind, kernel, cache_params, cached_rows in kept:
             yield ShardingOption.from_pieces(
                 replace(facts, cache=cached_rows) if cached_rows else facts,
@@ -240,11 +241,10 @@ class EmbeddingEnumerator(Enumerator):
             if reason is not None:
                 self._refuse(table, kind.value, "", reason)
                 continue
-            kernels = [
-                each
-                for each in table.sharder.compute_kernels(kind.value, device)
-                if each not in _IN_FILE or each in wanted_values or table.constraint.cache_params is not None
-            ]
+            offered = table.sharder.compute_kernels(kind.value, device)
+            # Nobody gets a table in a file unasked: a constraint asks for it, or a sharder that builds nothing else.
+            in_file = table.constraint.cache_params is not None or all(each in _IN_FILE for each in offered)
+            kernels = [each for each in offered if in_file or each not in _IN_FILE or each in wanted_values]
             for kernel in _known(wanted_kernels, kernels):
                 self._refuse(table, kind.value, kernel, f"{type(table.sharder).__name__} does not build this kernel")
             for kernel, why in _kernels(table, kind, kernels, wanted_kernels, self._costed):
@@ -286,11 +286,10 @@ class EmbeddingEnumerator(Enumerator):
         self.refusals.append(Refusal(table.facts.path, table.facts.name, kind, kernel, reason))
 
 
-def _caches(kernel: str, constraint: ParameterConstraints) -> list[tuple[CacheParams | None, CachedRows | None]]:
+def _caches(kernel: str, asked_for: CacheParams) -> list[tuple[CacheParams | None, CachedRows | None]]:
     """The caches that a table may have with a kernel: of several sizes where the caller leaves that to the planner."""
     if kernel not in _IN_FILE:
         return [(None, None)]
-    asked_for = constraint.cache_params or CacheParams()
     if kernel == EmbeddingComputeKernel.FUSED_UVM.value:
         return [(replace(asked_for, load_factor=None), CachedRows(0.0, 1.0))]
     return [
