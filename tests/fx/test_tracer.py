@@ -239,3 +239,18 @@ def test_a_model_on_many_ranks_keeps_its_sharded_collection_as_one_call(ranks):
     for calls, same in ranks(2).run(shards):
         assert len([call for call in calls if call.endswith("embedding_bag_collection")]) == 1
         assert same
+
+
+@pytest.mark.parametrize("make", [KeyedJaggedTensor.from_lengths_sync, KeyedJaggedTensor.from_offsets_sync])
+def test_a_batch_is_made_of_the_keys_of_another_one(make):
+    """As preprocessing in a forward does; ``len`` of traced keys stopped the trace."""
+
+    class Again(nn.Module):
+        def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
+            bounds = batch.lengths() if make is KeyedJaggedTensor.from_lengths_sync else batch.offsets()
+            return make(batch.keys(), batch.values(), bounds).values()
+
+    batch = KeyedJaggedTensor(["item"], torch.tensor([3, 1]), lengths=torch.tensor([2, 0]))
+    model = Again()
+    traced = torch.fx.GraphModule(model, Tracer().trace(model))
+    assert torch.equal(traced(batch), batch.values())

@@ -349,7 +349,7 @@ def test_batches_that_do_not_fit_are_not_joined_in_torchscript() -> None:
     for other, message in (
         (longer, "AssertionError: batches that are joined have the same number of samples"),
         (weighted, "ValueError: KeyedJaggedTensor.concat: weights differ; all batches have them, or none"),
-        (variable, "AssertionError: TorchScript joins no variable batches"),
+        (variable, "AssertionError: TorchScript does not join variable batches"),
         (batch, "ValueError: KeyedJaggedTensor.concat: a key occurs twice"),
     ):
         with pytest.raises(torch.jit.Error, match=message):

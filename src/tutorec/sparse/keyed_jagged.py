@@ -529,11 +529,11 @@ def _synced(
     ranks: list[list[int]] | None,
     inverse: tuple[list[str], Tensor] | None,
 ) -> KeyedJaggedTensor:
-    # fmt: off
-    return KeyedJaggedTensor(
-        keys, values, weights, lengths, offsets, stride, ranks, None, None, None, None, None, None, inverse,
-    ).sync()
-    # fmt: on
+    batch = KeyedJaggedTensor(keys, values, weights, lengths, offsets, stride, ranks, inverse_indices=inverse)
+    if not is_scripting():  # noqa: SIM102 (alone, so that it is not compiled)
+        if isinstance(keys, torch.fx.Proxy):  # how many ids each key has is read when it is asked for
+            return batch
+    return batch.sync()
 
 
 def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
@@ -541,11 +541,10 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         return join(batches)
     keys = join_keys([one.keys() for one in batches])
     values, lengths = [one.values() for one in batches], torch.cat([one.lengths() for one in batches])
-    weights: list[Tensor | None] = []
+    weights = [one.weights_or_none() for one in batches]
     for one in batches:
-        assert not one.variable_stride_per_key(), "TorchScript joins no variable batches"
+        assert not one.variable_stride_per_key(), "TorchScript does not join variable batches"
         assert one.stride() == batches[0].stride(), "batches that are joined have the same number of samples"
-        weights.append(one.weights_or_none())
     return _synced(keys, torch.cat(values), join_optional(weights), lengths, None, batches[0].stride(), None, None)
 
 
@@ -554,8 +553,7 @@ def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJag
         return move.without_keys(kjt) if device is None else move.uninitialised_like(kjt, device)
     assert device is None, "TorchScript makes a batch like another one on its own device only"
     keys: list[str] = []
-    weights = kjt.weights_or_none()
-    if weights is not None:
-        weights = weights.new_empty([0])
+    held = kjt.weights_or_none()
+    weights = held.new_empty([0]) if held is not None else None
     values, lengths = kjt.values().new_empty([0]), kjt.lengths().new_empty([0])
     return _synced(keys, values, weights, lengths, None, kjt.stride(), None, None)
