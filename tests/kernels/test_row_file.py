@@ -1,11 +1,14 @@
 """Tables in a file: room is reserved, and parts of them can be kept in memory."""
 
 import sys
+from mmap import PAGESIZE
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch
 
-from tutorec._kernels.row_file import keep_in_memory, zeros_in_file
+from tutorec._kernels.row_file import ask_for_pages, keep_in_memory, zeros_in_file
 
 
 def _mapped(address: int) -> str:
@@ -35,3 +38,18 @@ def test_a_part_smaller_than_a_page_stays_in_the_file() -> None:
     numbers.fill_(1.0)
     assert not keep_in_memory(numbers[10:20])
     assert bool(numbers.all())
+
+
+@pytest.mark.parametrize("columns", [None, 12, 1500])
+def test_every_page_of_a_row_is_asked_for_once(columns):
+    part = zeros_in_file(90_000)[4:] if columns is None else zeros_in_file(columns * 60 + 4)[4:].view(-1, columns)
+    rows = torch.tensor([0, 1, 41, 42, 43, 58])
+    asked = []
+    with patch("tutorec._kernels.row_file._advise", return_value=lambda *arguments: asked.append(arguments)):
+        ask_for_pages(part, rows)
+    size = 4 * (columns or 1)
+    bounds = [(part[row].data_ptr(), part[row].data_ptr() + size) for row in rows.tolist()]
+    pages = {page for first, end in bounds for page in range(first // PAGESIZE, (end - 1) // PAGESIZE + 1)}
+    assert [address // PAGESIZE for address, *_ in asked] == sorted(pages)
+    assert all(address % PAGESIZE == 0 and length == PAGESIZE for address, length, _ in asked)
+    ask_for_pages(part, rows)  # the system takes them

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.row_file import CacheSpec, zeros_in_file
+from tutorec._kernels.row_file import CacheSpec, ask_for_pages, zeros_in_file
 from tutorec._kernels.tbe import GroupSpec, PoolingKind, TableBatch, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
-from tutorec._kernels.tbe_cached import CachedTableBatch, _readers
+from tutorec._kernels.tbe_cached import CachedTableBatch
 
 CPU = torch.device("cpu")
 TABLES = (TableSpec("user", 50, 8), TableSpec("item", 40, 8), TableSpec("shop", 7, 12))
@@ -161,34 +161,29 @@ def test_prefetching_changes_no_bit(name, rows):
 
 
 @backends
-def test_reading_many_pages_at_once_changes_no_bit(name):
-    waited = count()
-    with implementation(name), patch("tutorec._kernels.tbe_cached._major_faults", side_effect=lambda: next(waited)):
+def test_asking_for_pages_changes_no_bit(name):
+    read = count(1)
+    with implementation(name), patch("tutorec._kernels.tbe_cached._blocks_read", side_effect=lambda: next(read)):
         plain, cached = pair(group(), RULES[2], 5)
-        with patch.object(cached, "_read_pages", wraps=cached._read_pages) as read:
+        with patch("tutorec._kernels.tbe_cached.ask_for_pages", wraps=ask_for_pages) as asked:
             for seed in range(6):
                 given = batch(seed, False, "sum")
                 assert torch.equal(step(plain, given), step(cached, given))
-        assert read.call_count == 6
+            assert asked.called
         assert_same(plain, cached)
 
 
-def test_without_memory_for_threads_pages_are_read_one_after_the_other():
-    waited = count()
-    _readers.cache_clear()
+def test_pages_are_asked_for_only_while_the_thread_reads_from_the_disk():
+    _, cached = pair(group(), RULES[0], 5)
+    asked = []
     with (
-        patch("tutorec._kernels.tbe_cached._major_faults", side_effect=lambda: next(waited)),
-        patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread")) as start,
+        patch("tutorec._kernels.tbe_cached._blocks_read", side_effect=[8, 8, 16, 16]),
+        patch("tutorec._kernels.tbe_cached.ask_for_pages", side_effect=lambda *_: asked.append(seed)),
+        torch.no_grad(),
     ):
-        plain, cached = pair(group(), RULES[2], 5)
-        for seed in range(6):
-            given = batch(seed, False, "sum")
-            assert torch.equal(step(plain, given), step(cached, given))
-        assert start.call_count == 1, "it is tried once"
-        assert_same(plain, cached)
-    cached._reads_ahead = True
-    cached.prefetch(*batch(3, False, "sum")[:2]).result()
-    assert cached._reads_ahead, "there are threads again"
+        for seed in range(4):
+            cached(*batch(2 * seed + 1, False, "sum"))
+    assert {*asked} == {0, 2}
 
 
 def test_prefetching_moves_and_counts_nothing():

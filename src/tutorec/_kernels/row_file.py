@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["CacheAlgorithm", "CacheSpec", "keep_in_memory", "zeros_in_file"]
+__all__ = ["CacheAlgorithm", "CacheSpec", "ask_for_pages", "keep_in_memory", "zeros_in_file"]
 
 _MAP_FIXED = 0x10  # Linux; the module mmap does not have it
 
@@ -93,6 +93,35 @@ def keep_in_memory(part: Tensor) -> bool:
         return False
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
     return map_memory(start, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == start
+
+
+def ask_for_pages(part: Tensor, rows: Tensor) -> None:
+    """Have the system begin to read rows from the disk, many at once; nothing waits for them.
+
+    A row that is read without this is waited for before the next one is asked for. On Windows nothing happens.
+
+    Args:
+        part: A table ``[R, D]`` in a file, or numbers ``[R]``.
+        rows: Which of them ``[N]``; best rising, since neighbours that share a page are asked for once.
+    """
+    advise, page = _advise(), mmap.PAGESIZE
+    if advise is None:
+        return
+    size = 4 * (part.shape[1] if part.dim() > 1 else 1)
+    starts = part.data_ptr() + rows[:, None] * (4 * part.stride(0))
+    bytes_of_pages = torch.minimum(starts + torch.arange(0, size + page - 1, page), starts + (size - 1))
+    for number in bytes_of_pages.view(-1).div(page, rounding_mode="floor").unique_consecutive().tolist():
+        advise(number * page, page, mmap.MADV_WILLNEED)
+
+
+@cache
+def _advise() -> Any:
+    """The system's call, or None where there is none."""
+    if not hasattr(mmap, "MADV_WILLNEED"):
+        return None
+    call = ctypes.CDLL(None).madvise
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return call
 
 
 @cache

@@ -12,10 +12,10 @@ those of an uncached table, bit for bit. A row without a slot is used where it l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from threading import Lock, stack_size
+from threading import Lock, local
 from typing import Any, cast
 
 import torch
@@ -28,12 +28,12 @@ except ImportError:  # Windows
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_cache import CacheCounts, RowCache, Rows
-from tutorec._kernels.row_file import CacheSpec, keep_in_memory
+from tutorec._kernels.row_file import CacheSpec, ask_for_pages, keep_in_memory
 from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
 
 __all__ = ["CachedTableBatch"]
 
-_READERS, _STACK = 16, 1 << 20  # threads that wait for the disk, and bytes that each has for its stack
+_OF_THREAD = getattr(resource, "RUSAGE_THREAD", 0)  # Linux; elsewhere what the process has read
 _INT32_ROWS = 2**31  # rows and slots of a group that int32 ids cannot number
 
 
@@ -81,7 +81,7 @@ class CachedTableBatch(TableBatch):
             [torch.zeros(number, dtype=torch.int32) for _ in self._tensors(table)] for table, number in enumerate(slots)
         ]
         self._versions = self._written()
-        self._faults, self._reads_ahead = _major_faults(), True
+        self._blocks = local()
 
     def _place(self) -> tuple[int, int]:
         self._table_places = self._operators[0]._table_places
@@ -114,6 +114,8 @@ class CachedTableBatch(TableBatch):
         with self._lock:
             self._take_what_others_wrote()
             for table, own in self._cache.take_changed():
+                if self._waits_for_disk():
+                    self._ask_for([(table, own.rows)])
                 self._copy(table, own.slots, own.rows)
                 self._note_copied(table, own)
 
@@ -140,11 +142,11 @@ class CachedTableBatch(TableBatch):
             return self._operators[0].rows_at(table, self._cache.find(ids + base) - base)
 
     def prefetch(self, values: Tensor, offsets: Tensor) -> Future[None]:
-        """Let the system read what a coming batch needs from the disk, on threads; the result says when it is done.
+        """Read what a coming batch needs from the disk, on the cache's own thread; the result says when it is done.
 
         Nothing else changes: no bit, no place, no count. Ids ``[N]`` and offsets ``[F*B+1]`` are those of the forward.
         """
-        return self._reader.submit(lambda: self._read_pages(self._rows_of(values, offsets)[0]))
+        return self._reader.submit(self._read_ahead, values, offsets)
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         operator = self._operators[0]
@@ -152,16 +154,17 @@ class CachedTableBatch(TableBatch):
         rows, bases = self._rows_of(values, offsets)
         with torch.no_grad(), self._lock:
             self._take_what_others_wrote()
-            faults = _major_faults()
-            if faults > self._faults:  # the file does not fit in memory: better wait for many pages at once
-                self._read_pages(rows)
+            waits = self._waits_for_disk()  # the file does not fit in memory: better wait for many rows at once
+            if waits:
+                self._ask_for(self._cache.missing(rows))
             places, moves, in_file = self._cache.place(rows)
             pending = _Pending(self, in_file)
+            if waits:
+                self._ask_for((move.table, move.written.rows) for move in moves)
             for move in moves:
                 self._copy(move.table, move.written.slots, move.written.rows)
                 self._copy(move.table, move.read.rows, move.read.slots)
                 self._note_copied(move.table, move.read)
-            self._faults = faults
         if self._cache.bases[-1] < _INT32_ROWS:
             values = (places - bases).to(values.dtype)
         else:
@@ -180,25 +183,25 @@ class CachedTableBatch(TableBatch):
         bases = self._bases.repeat_interleave(offsets[::batch].diff(), output_size=values.numel())
         return values + bases, bases
 
-    def _read_pages(self, rows: Tensor) -> None:
-        """Read a number of each row that has no slot, on many threads: each waits for one page at a time."""
-        if not self._reads_ahead:
-            return
-        missing = [(tensor, own) for table, own in self._cache.missing(rows) for tensor in self._tensors(table)]
-        number = max(64, sum(own.numel() for _, own in missing) // _READERS)
-        parts = [(tensor, part) for tensor, own in missing for part in own.split(number)]
-        stack = stack_size(_STACK)  # of threads that start here: the usual 8 MiB each would count as memory in use
-        try:
-            try:
-                done = _readers().map(lambda part: part[0].view(len(part[0]), -1)[:, 0].index_select(0, part[1]), parts)
-            finally:
-                stack_size(stack)
-            for _ in done:
-                pass
-        except RuntimeError:  # no memory for more threads: lookups wait for one page after the other
-            self._reads_ahead = False
-            _readers().shutdown(wait=False, cancel_futures=True)
-            _readers.cache_clear()
+    def _read_ahead(self, values: Tensor, offsets: Tensor) -> None:
+        """Read a number of each row that has no slot."""
+        missing = [*self._cache.missing(self._rows_of(values, offsets)[0])]
+        if self._waits_for_disk():
+            self._ask_for(missing)
+        for table, rows in missing:
+            for tensor in self._tensors(table):
+                tensor.view(len(tensor), -1)[:, 0].index_select(0, rows)
+
+    def _ask_for(self, missing: Iterable[tuple[int, Tensor]]) -> None:
+        """Have the system begin to read rows of tables."""
+        for table, rows in missing:
+            for tensor in self._tensors(table):
+                ask_for_pages(tensor, rows)
+
+    def _waits_for_disk(self) -> bool:
+        """Whether this thread has read anything from the disk since it asked this before."""
+        before, self._blocks.read = getattr(self._blocks, "read", 0), _blocks_read()
+        return self._blocks.read != before
 
     def _take_what_others_wrote(self) -> None:
         """Copy rows into their slots that others wrote in the file, ``load_state_dict`` for example."""
@@ -279,15 +282,9 @@ class _Lookup(torch.autograd.Function):
         return None, None, None, None, None, None
 
 
-@cache
-def _readers() -> ThreadPoolExecutor:
-    """Threads that wait for the disk, of all tables of this process."""
-    return ThreadPoolExecutor(_READERS, "tutorec-reader")
-
-
-def _major_faults() -> int:
-    """How often this process has waited for the disk to read a page; 0 where the system does not count."""
-    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+def _blocks_read() -> int:
+    """How much this thread has read from the disk; 0 where the system does not count."""
+    return 0 if resource is None else resource.getrusage(_OF_THREAD).ru_inblock
 
 
 def _fingerprint(tensor: Tensor, rows: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from tutorec._kernels.backend import BackendError, use_backend
 from tutorec._kernels.row_cache import RowCache
-from tutorec._kernels.tbe_cached import CachedTableBatch
 from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
@@ -140,7 +139,7 @@ def test_prefetch_reads_the_rows_that_compute_looks_up(own):
     ctx = sharded.create_context()
     arrived = sharded.input_dist(ctx, batch(0, 4)).wait().wait()
     shown, looked_up = Queue(), Queue()
-    with patch.object(CachedTableBatch, "_read_pages", lambda tables, rows: shown.put(rows.tolist())):
+    with patch.object(RowCache, "missing", lambda cache, rows: shown.put(rows.tolist()) or []):
         sharded.prefetch(arrived)
         prefetched = [shown.get(timeout=60) for _ in sharded.cache_counts()]
     with patch.object(RowCache, "place", autospec=True, side_effect=_recorded(looked_up)):
