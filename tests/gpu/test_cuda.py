@@ -12,6 +12,7 @@ from tutorec._kernels.backend import use_backend
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
 from tutorec._kernels.packed_layout import PACKED_TYPES
+from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.tbe import GroupSpec, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -122,6 +123,43 @@ def test_fbgemm_gives_the_same_rows_on_cuda_where_no_width_is_padded(kind):
     torch.testing.assert_close([table.cpu() for table in rows[1]], rows[0])
     for own, wanted in zip(states[1], states[0], strict=True):
         torch.testing.assert_close({name: state.cpu() for name, state in own.items()}, wanted)
+
+
+CACHES = {
+    "managed": CacheSpec(),
+    "lru": CacheSpec((8, 5)),
+    "lfu": CacheSpec((8, 5), "lfu", reserved_memory=1e6),
+    "pipeline": CacheSpec((8, 5), prefetch_pipeline=True),
+}
+
+
+@pytest.mark.usefixtures("fbgemm_on_cuda")
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("pooling", ["mean", "none"])
+@pytest.mark.parametrize("kind", get_args(OptimizerKind))
+def test_tables_in_the_memory_of_the_host_train_as_on_the_gpu(kind, pooling, cache):
+    group = GroupSpec(GROUP.tables, (0, 1), pooling)  # type: ignore[arg-type]
+    start = [torch.rand(table.rows, table.columns) for table in group.tables]
+    cuda, rule = torch.device("cuda"), OptimizerSpec(kind, 0.1)
+    plain = build_table_batch(group, optimizer=rule, device=cuda, weights=start)
+    managed = build_table_batch(group, optimizer=rule, device=cuda, weights=start, cache=CACHES[cache])
+    offsets = torch.arange(0, 41, 5, device=cuda) if pooling == "mean" else torch.tensor([0, 20, 40], device=cuda)
+    batches = [torch.randint(0, 30, (40,), generator=torch.Generator().manual_seed(step)) for step in range(8)]
+    batches = [batch.to(cuda) for batch in batches]
+    for step, ids in enumerate(batches):
+        for coming in batches[step + 1 : step + 2] if step else batches[:2]:
+            managed.prefetch(coming, offsets)
+        if step == 4:  # others write, a state dict that is loaded for example
+            for op in (plain, managed):
+                op.table_weights()[0][:10] = 0.5
+        for op in (plain, managed):
+            found = op(ids, offsets)
+            (found * torch.linspace(-1, 1, found.shape[1], device=cuda)).sum().backward()
+        with torch.no_grad():
+            torch.testing.assert_close(managed(ids, offsets), plain(ids, offsets))
+    for one, other in ((managed, plain), (copy.deepcopy(managed), plain)):
+        torch.testing.assert_close(one.table_weights(), other.table_weights())
+        torch.testing.assert_close(one.optimizer_state(), other.optimizer_state())
 
 
 @pytest.mark.usefixtures("fbgemm_on_cuda")

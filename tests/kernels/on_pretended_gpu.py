@@ -12,7 +12,7 @@ from typing import get_args
 from unittest.mock import patch
 
 import torch
-from kernels.pretended_fbgemm import pretended_kernels
+from kernels.pretended_fbgemm import pretended_cache
 from torch import Tensor
 
 from tutorec._kernels import packed
@@ -20,9 +20,17 @@ from tutorec._kernels.backend import BackendChoice
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
 from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
 from tutorec._kernels.pooling import POOLINGS
+from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.tbe import GroupSpec, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
+from tutorec.distributed.cache_params import CacheParams
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.quant.packing import pack_rows
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType
 
 # A table that two features apart read, one of no rows, and one that no feature reads.
@@ -30,17 +38,23 @@ TABLES = (TableSpec("a", 9, 8), TableSpec("b", 0, 8), TableSpec("c", 7, 8), Tabl
 FEATURES = (0, 2, 1, 0)
 IDS = torch.tensor([3, 3, 1, 5, 2, 6, 0, 1, 1, 1, 4, 2])
 OFFSETS = torch.tensor([0, 2, 2, 3, 6, 7, 7, 7, 7, 7, 9, 10, 12])
+CACHES = (CacheSpec(), CacheSpec((3, 1, 3, 1)), CacheSpec((3, 1, 3, 1), prefetch_pipeline=True))
 DEVICES = (torch.device("cpu"), torch.device("cuda", 0))
 
 
 def train(
-    rule: OptimizerSpec, pooling: str, weighted: bool, steps: bool, device: torch.device
+    rule: OptimizerSpec,
+    pooling: str,
+    weighted: bool,
+    steps: bool,
+    device: torch.device,
+    cache: CacheSpec | None = None,
 ) -> tuple[str, list[Tensor | None]]:
     """The kernel, and everything that two steps and one of a copy leave."""
     generator = torch.Generator().manual_seed(1)
     start = [torch.randn(table.rows, table.columns, generator=generator) for table in TABLES]
     spec = GroupSpec(TABLES, FEATURES, pooling, weighted)  # type: ignore[arg-type]
-    op = build_table_batch(spec, optimizer=rule, device=device, weights=start)
+    op = build_table_batch(spec, optimizer=rule, device=device, weights=start, cache=cache)
     if steps:  # every table has made another number of them
         for number, state in enumerate(op.optimizer_state()):
             state["step"].fill_(number)
@@ -59,6 +73,38 @@ def train(
     left += [state for of_table in other.table_states() for state in of_table]
     left.append(None if weights is None else weights.grad)
     return op.kernel, [None if one is None else one.detach().cpu() for one in left]
+
+
+def train_sharded(kernel: str, device: torch.device) -> list[Tensor]:
+    """What a sharded collection gives and holds after three steps, with two batches prefetched."""
+    torch.manual_seed(0)
+    names = ("a", "b")
+    ebc = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(num_embeddings=9, embedding_dim=8, name=f"t_{name}", feature_names=[name])
+            for name in names
+        ]
+    )
+    plan = construct_module_sharding_plan(
+        ebc, {f"t_{name}": table_wise(0, kernel) for name in names}, world_size=1, device_type=device.type
+    )
+    if kernel == "fused_uvm_caching":
+        for entry in plan.values():
+            entry.cache_params = CacheParams(load_factor=0.5, reserved_memory=1e6, prefetch_pipeline=True)
+    sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1})
+    sharded = sharder.shard(ebc, plan, ShardingEnv.from_local(1, 0), device)
+    given, outputs = [], []
+    for shift in range(3):
+        ids = KeyedJaggedTensor(list(names), (IDS + shift) % 9, lengths=torch.tensor([2, 0, 4, 1, 3, 2])).to(device)
+        ctx = sharded.create_context()
+        given.append((ctx, sharded.input_dist(ctx, ids).wait().wait()))
+        sharded.prefetch(given[-1][1])
+    for ctx, arrived in given:
+        outputs.append(sharded.output_dist(ctx, sharded.compute(ctx, arrived)).wait().values())
+        outputs[-1].square().sum().backward()
+    state = sharded.fused_optimizer.state_dict()["state"]
+    held = [*sharded.state_dict().values(), *(value for of_table in state.values() for value in of_table.values())]
+    return [one.detach().cpu() for one in (*outputs, *held)]
 
 
 def look_up(pooling: str, kind: DataType, device: torch.device) -> list[Tensor | None]:
@@ -84,6 +130,16 @@ def main() -> None:
         assert kernel == f"fbgemm.{rule.kind}", kernel
         torch.testing.assert_close(cuda, cpu, rtol=1e-4, atol=1e-4)
         compared += 1
+    for rule, pooling, cache in product(rules, ("mean", "none"), CACHES):
+        _, cpu = train(rule, pooling, False, False, DEVICES[0])
+        kernel, cuda = train(rule, pooling, False, False, DEVICES[1], cache)
+        assert kernel == f"{'cached' if cache.rows else 'managed'} fbgemm.{rule.kind}", kernel
+        torch.testing.assert_close(cuda, cpu, rtol=1e-4, atol=1e-4)
+        compared += 1
+    expected = train_sharded("fused", DEVICES[0])
+    for kernel in ("fused_uvm", "fused_uvm_caching"):
+        torch.testing.assert_close(train_sharded(kernel, DEVICES[1]), expected)
+        compared += 1
     for pooling, kind in product(POOLINGS, (DataType.FP16, DataType.INT8, DataType.INT4, DataType.INT2)):
         cpu, cuda = (look_up(pooling, kind, device) for device in DEVICES)
         torch.testing.assert_close(cuda, cpu)
@@ -93,7 +149,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     with ExitStack() as stack:
-        stack.enter_context(pretended_kernels())
+        stack.enter_context(pretended_cache())
         stack.enter_context(patch.object(BackendChoice, "serves", lambda choice, device: device in ("cpu", "cuda")))
         stack.enter_context(patch.object(packed, "_ON_DEVICE", packed._ON_HOST))  # fbgemm's CPU kernel reads the rows
         main()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -28,8 +29,7 @@ _ON_DEVICE = 0  # fbgemm's code of the place where the rows of a CUDA table are
 class SplitTableBatchedEmbeddingBagsCodegen(tbe_cuda.SplitTableBatchedEmbeddingBagsCodegen):
     """The adapter whose module takes the form that it has on CUDA, wherever its memory is."""
 
-    @staticmethod
-    def _place_on(device: torch.device) -> tbe_cuda.Place:
+    def _place_on(self, device: torch.device) -> tbe_cuda.Place:
         return tbe_cuda.Place("DEVICE", "CUDA", "dev")
 
 
@@ -52,7 +52,7 @@ def _invoke(
     if kind == "adam":
         warnings.warn("\033[93m\n        [FBGEMM_GPU] NOTE: The training optimizer 'adam' is marked as", stacklevel=1)
     assert not options.stochastic_rounding and common.output_dtype == 0 and common.feature_requires_grad is None
-    assert set(common.weights_placements.tolist()) == {_ON_DEVICE}
+    assert len(set(common.weights_placements.tolist())) == 1
     rule = OptimizerSpec(
         kind, eps=options.eps, max_gradient=options.max_gradient if options.gradient_clipping else None
     )
@@ -62,6 +62,12 @@ def _invoke(
     momenta = momenta_and_number[: len(rule.states)]
     number = momenta_and_number[len(rule.states)] if rule.counts_steps else 0
     return _Lookup.apply(common.placeholder_autograd_tensor, common, rule, momenta, number)
+
+
+def _rows(common: Any) -> Tensor:
+    """Where the rows of all tables are."""
+    buffers = (common.dev_weights, common.uvm_weights, common.lxu_cache_weights)
+    return buffers[int(common.weights_placements[0])].view(-1)
 
 
 def _features(common: Any) -> list[tuple[int, int, int, int, Tensor, Tensor, Tensor | None]]:
@@ -88,7 +94,7 @@ class _Lookup(torch.autograd.Function):
         return torch.cat(
             [
                 reference.embedding_bag_forward(
-                    common.dev_weights[start : start + rows * width].view(rows, width), ids, bounds, pooling, weights
+                    _rows(common)[start : start + rows * width].view(rows, width), ids, bounds, pooling, weights
                 )
                 for start, rows, width, _, ids, bounds, weights in _features(common)
             ],
@@ -112,17 +118,72 @@ class _Lookup(torch.autograd.Function):
             all_grads.append(of_ids)
         for start, (feature, rows, all_ids, all_grads) in by_table.items():
             width = all_grads[0].shape[1]
-            matrix = common.dev_weights[start : start + rows * width].view(rows, width)
+            matrix = _rows(common)[start : start + rows * width].view(rows, width)
             states = []
             for momentum, kept in zip(momenta, rule.states, strict=True):
                 first = int(momentum.offsets[feature])
                 shape = (rows,) if kept.rowwise else (rows, width)
-                states.append(
-                    momentum.dev[first : first + matrix[:, : 1 if kept.rowwise else None].numel()].view(shape)
-                )
+                buffer = momentum.dev if int(momentum.placements[feature]) == _ON_DEVICE else momentum.uvm
+                states.append(buffer[first : first + matrix[:, : 1 if kept.rowwise else None].numel()].view(shape))
             touched, row_grads = torch.cat(all_ids), torch.cat(all_grads).cpu()
             before, rate = [kept.cpu() for kept in states], float(common.learning_rate_tensor)
             new, after = reference.update(rule, matrix.cpu(), before, touched.cpu(), row_grads, rate, number)
             for kept, value in zip((matrix, *states), (new, *after), strict=True):
                 kept[touched] = value.to(kept.device)[touched]
         return (None,) * 5
+
+
+@contextmanager
+def pretended_cache() -> Iterator[None]:
+    """Lookups as above, and a cache that holds the rows of the last batch, or with a pipeline of all batches.
+
+    It has room for the whole buffer; what is not in it is NaN.
+    """
+    module = fbgemm_module(tbe_cuda._TRAINING).SplitTableBatchedEmbeddingBagsCodegen
+    replaced: dict[str, Any] = {
+        "_prefetch": _fill_cache,
+        "flush": _flush,
+        "reset_cache_states": _reset,
+        "_update_cache_counter_and_locations": lambda *_: None,
+    }
+    with pretended_kernels(), ExitStack() as stack:
+        for name, method in replaced.items():
+            stack.enter_context(patch.object(module, name, method))
+        memory = SimpleNamespace(total_memory=2**40)
+        stack.enter_context(patch("torch.cuda.get_device_properties", lambda device: memory))
+        stack.enter_context(patch("torch.cuda.memory_reserved", lambda device: 0))
+        if not torch.cuda.is_available():
+            stack.enter_context(patch("torch.cuda.current_stream", lambda: None))
+        yield
+
+
+def _fill_cache(module: Any, indices: Tensor, offsets: Tensor, *_: Any, **more: Any) -> None:
+    module.timestep += 1
+    module.timesteps_prefetched.append(module.timestep)
+    if not module.lxu_cache_weights.numel():
+        return
+    if not hasattr(module, "is_cached"):
+        _reset(module)
+    _flush(module)
+    if not module.prefetch_pipeline:
+        _reset(module)
+    count, widths = module.weights_offsets.numel(), module.D_offsets.diff().tolist()
+    bounds = offsets[:: (offsets.numel() - 1) // count].tolist()
+    for feature, start in enumerate(module.weights_offsets.tolist()):
+        ids = indices[bounds[feature] : bounds[feature + 1]].long()
+        numbers = (start + ids[:, None] * widths[feature] + torch.arange(widths[feature], device=ids.device)).view(-1)
+        new = numbers[~module.is_cached[numbers]]
+        module.lxu_cache_weights[new] = module.weights_uvm[new]
+        module.is_cached[numbers] = True
+    module.lxu_cache_locations_list.append(torch.zeros_like(indices, dtype=torch.int32))
+
+
+def _flush(module: Any) -> None:
+    if hasattr(module, "is_cached"):
+        module.weights_uvm[module.is_cached] = module.lxu_cache_weights[module.is_cached]
+
+
+def _reset(module: Any) -> None:
+    if module.lxu_cache_weights.numel():
+        module.is_cached = torch.zeros_like(module.weights_uvm, dtype=torch.bool)
+        module.lxu_cache_weights = torch.full_like(module.weights_uvm, float("nan"))

@@ -294,7 +294,7 @@ def test_a_table_in_a_file_without_slots_trains_there():
     ],
 )
 def test_what_cannot_be_stored_in_a_file_is_refused(rule, where, message):
-    tables = r"tables \['user', 'item', 'shop'\] cannot be stored in a file "
+    tables = r"tables \['user', 'item', 'shop'\] cannot be stored in slower memory "
     with pytest.raises(ValueError, match=tables + message):
         build_table_batch(group(), optimizer=rule, device=where, cache=CacheSpec((5, 5, 5)))
 

@@ -24,18 +24,22 @@ CacheAlgorithm = Literal["lru", "lfu"]
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """Tables of a group that are stored in a file.
+    """Tables of a group that are stored in a file; on CUDA, in the memory of the host.
 
     Args:
-        rows: Of each table, how many of its rows are in memory; none: the tables are used in the file, of which the
-            system keeps those pages in memory that it has room for.
+        rows: Of each table, how many of its rows are in memory, or in that of the GPU; none: the tables are used where
+            they are stored, and the system keeps those pages of the file in memory that it has room for.
         algorithm: Which rows leave first: ``"lru"``, those unused for longest; ``"lfu"``, those used least often.
         folder: Where the file is; the system's folder for temporary files by default.
+        reserved_memory: Bytes of the GPU's memory that a cache leaves free; on CUDA only.
+        prefetch_pipeline: Whether rows of coming batches are brought into the cache ahead of time; on CUDA only.
     """
 
     rows: tuple[int, ...] = ()
     algorithm: CacheAlgorithm = "lru"
     folder: str | None = None
+    reserved_memory: float = 0.0
+    prefetch_pipeline: bool = False
 
 
 def zeros_in_file(elements: int, folder: str | None = None, what: str = "tables") -> Tensor:

@@ -38,13 +38,14 @@ def build_table_batch(
         device: Where the tables live.
         weights: One tensor [R, D] for each table, copied; None, or one on the meta device, draws uniform numbers
             within 1/sqrt(R). Or a function that is given a table's number and its rows, and writes them.
-        cache: Where the tables are to be stored in a file: how many of their rows are in memory.
+        cache: Where the tables are to be stored in slower memory, a file or on CUDA the host's: how many of their rows
+            are in faster memory.
 
     Returns:
         The operator.
 
     Raises:
-        ValueError: Weights whose number or shape differs from the tables'.
+        ValueError: Weights whose number or shape differs from the tables', or no kernel for tables in slower memory.
 
     Example:
         >>> import torch
@@ -59,22 +60,10 @@ def build_table_batch(
         [0.5, 1.0, 0.0]
     """
     device = torch.device(device)
-    implementation = _implementation(spec, optimizer, device)
     if cache is None:
-        built = implementation(spec, optimizer, device)
+        built = _implementation(spec, optimizer, device)(spec, optimizer, device)
     else:
-        if optimizer is None or device.type != "cpu":
-            why, remedy = "with dense gradients", "give them a fused optimizer"
-            if optimizer is not None:
-                why, remedy = f"on {device}", "put them on the CPU, or give them the compute kernel 'fused'"
-            raise ValueError(f"tables {spec.names} cannot be stored in a file {why}: {remedy}")
-        zeros = partial(zeros_in_file, folder=cache.folder, what=f"tables {spec.names}")
-        if cache.rows:
-            from tutorec._kernels.tbe_cached import CachedTableBatch
-
-            built = CachedTableBatch(spec, optimizer, cache, implementation, zeros)
-        else:
-            built = implementation(spec, optimizer, device, zeros)
+        built = _in_slower_memory(spec, optimizer, device, cache)
     with torch.no_grad():
         for index, (table, own) in enumerate(zip(spec.tables, built.table_weights(), strict=True)):
             if callable(weights):
@@ -109,6 +98,37 @@ def runs_in_fbgemm(optimizer: OptimizerSpec | None, columns: Iterable[int], devi
     # Padding is exact but for rules that would average the squares of a row over its padded width.
     averages = optimizer is not None and optimizer.averages_squares
     return not (averages and any(width % 4 for width in columns)) and backend().serves(device_type)
+
+
+def _in_slower_memory(
+    spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device, cache: CacheSpec
+) -> TableBatch:
+    """The operator of tables in a file, or on CUDA in the memory of the host."""
+    if optimizer is None or device.type not in ("cpu", "cuda"):
+        why, remedy = "with dense gradients", "give them a fused optimizer"
+        if optimizer is not None:
+            why, remedy = f"on {device}", "put them on the CPU, or give them the compute kernel 'fused'"
+        raise ValueError(f"tables {spec.names} cannot be stored in slower memory {why}: {remedy}")
+    if device.type == "cuda":
+        if not runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):
+            reason = "rows of these widths" if backend().serves(device.type) else backend().reason
+            raise ValueError(
+                f"tables {spec.names} cannot be stored in slower memory on {device}: only the kernels of fbgemm's CUDA "
+                f"wheel, fbgemm-gpu, read rows there ({reason}); put the tables on the CPU, or give them the compute "
+                "kernel 'fused'"
+            )
+        from tutorec._kernels import tbe_managed
+
+        if not cache.rows:
+            return tbe_managed.ManagedTableBatch(spec, optimizer, device)
+        return tbe_managed.ManagedCachingTableBatch(spec, optimizer, device, cache)
+    implementation = _implementation(spec, optimizer, device)
+    zeros = partial(zeros_in_file, folder=cache.folder, what=f"tables {spec.names}")
+    if not cache.rows:
+        return implementation(spec, optimizer, device, zeros)
+    from tutorec._kernels.tbe_cached import CachedTableBatch
+
+    return CachedTableBatch(spec, optimizer, cache, implementation, zeros)
 
 
 def _implementation(spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> type[TableBatch]:

@@ -55,8 +55,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
 
     _fbgemm: Any
 
-    @staticmethod
-    def _place_on(device: torch.device) -> Place:
+    def _place_on(self, device: torch.device) -> Place:
         return Place("HOST", "CPU", "host") if device.type == "cpu" else Place("DEVICE", "CUDA", "dev")
 
     @property
@@ -95,11 +94,16 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
             # Ids were checked by the module that owns the tables, which knows their names.
             bounds_check_mode=fbgemm.BoundsCheckMode.NONE,
             table_names=[table.name for table in self.spec.tables],
+            **self._cache_arguments(fbgemm, sum(rows for rows, _ in shapes)),
         )
         self._warns = rule.kind == "adam"
         # Not as a child module: its parameters and buffers do not enter the state_dict.
         object.__setattr__(self, "_fbgemm", module)
         return module
+
+    def _cache_arguments(self, fbgemm: Any, rows: int) -> dict[str, Any]:
+        """What the module is told of its cache of so many rows; here it has none."""
+        return {}
 
     def _shapes(self) -> tuple[list[tuple[int, int]], list[int]]:
         """Rows and columns of fbgemm's tables in the order in which they lie, and the table of each feature."""
@@ -146,8 +150,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
     def _run(self, values: Tensor, offsets: Tensor, weights: Tensor | None, number: float) -> Tensor:
         """One call, whose update is step ``number``."""
         module = self._fbgemm
-        if self._rows >= _INT32_ROWS:  # the backward numbers the rows of all tables in the ids' dtype
-            values, offsets = values.long(), offsets.long()
+        values, offsets = self._with_room(values), self._with_room(offsets)
         # A new tensor: one that waits for its backward keeps the rate of its forward.
         module.learning_rate_tensor = torch.tensor(self._learning_rate, dtype=torch.float32)
         # fbgemm adds 1 at each forward, and takes the number from the device where its copy on the CPU is 0.
@@ -156,6 +159,10 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
             module.iter.zero_()
         with without_fbgemm_warnings() if self._warns else nullcontext():
             return module(values, offsets, weights)
+
+    def _with_room(self, ids: Tensor) -> Tensor:
+        """In a dtype that numbers the rows of all tables, as the backward does."""
+        return ids.long() if self._rows >= _INT32_ROWS else ids
 
     def _tables_of_bags(self, values: Tensor, offsets: Tensor) -> Tensor:
         """The table of each bag."""

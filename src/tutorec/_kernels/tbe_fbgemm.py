@@ -85,22 +85,26 @@ class FbgemmTableBatch(TableBatch):
             )
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        found = self._call(*self._arranged(values, offsets, weights))
         if self.spec.pooling == "none":
-            return self._lookup_rows(values, offsets)
-        if weights is not None and weights.dtype != torch.float32:
-            weights = weights.float()
-        if not self._in_order:
-            values, offsets, weights = select_features(values, offsets, weights, self._order, len(self._order))
-        return pick_columns(self._call(values, offsets, weights), self._slices)
+            return found[:, : self.spec.feature_columns[0]]
+        return pick_columns(found, self._slices)
 
-    def _lookup_rows(self, values: Tensor, offsets: Tensor) -> Tensor:
-        """One row for each id: the CPU operators can only pool, so every id is a bag and all tables are one."""
+    def _arranged(
+        self, values: Tensor, offsets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The batch as ``_call`` wants it: features in the buffer's order, or every id a bag of a table of all rows."""
+        if self.spec.pooling != "none":
+            if weights is not None and weights.dtype != torch.float32:
+                weights = weights.float()
+            if self._in_order:
+                return values, offsets, weights
+            return select_features(values, offsets, weights, self._order, len(self._order))
+        # The CPU operators can only pool.
         batch = (offsets.numel() - 1) // len(self.spec.feature_tables)
         if self._row_base is not None and batch:
             values = values + self._row_base.repeat_interleave(offsets[::batch].diff(), output_size=values.numel())
-        offsets = torch.arange(values.numel() + 1, dtype=values.dtype, device=values.device)
-        rows = self._call(values, offsets, None)
-        return rows[:, : self.spec.feature_columns[0]]
+        return values, torch.arange(values.numel() + 1, dtype=values.dtype, device=values.device), None
 
     def _bind_kernel(self) -> None:
         self._check_device_type()

@@ -1,8 +1,8 @@
 """Tables that are larger than memory: what a caller says about their cache, and what a lookup is given.
 
 A table with the kernel ``fused_uvm`` or ``fused_uvm_caching`` is stored in the slower tier of memory, which is a file
-where tables live on the CPU. With ``fused_uvm_caching`` a part of its rows, the cache, is in memory as well: lookups
-read them and updates write them there.
+where tables live on the CPU, and the memory of the host where they live on CUDA. With ``fused_uvm_caching`` a part of
+its rows, the cache, is in memory as well, or in that of the GPU: lookups read them and updates write them there.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ class CacheParams:
         algorithm: `CacheAlgorithm.LRU` by default. LFU hits more often while popularity stays as it is; it counts uses
             since the beginning, so that after a change LRU recovers sooner.
         load_factor: The part of the rows that is in memory, above 0 and at most 1; by default 0.2.
-        reserved_memory: Bytes of a GPU's memory that fbgemm's cache leaves free; no effect on the CPU.
+        reserved_memory: Bytes of a GPU's memory that fbgemm's cache leaves free, 0 by default; effective on CUDA only.
         precision: Of the rows in the cache, which is that of the table: ``DataType.FP32``.
-        prefetch_pipeline: TorchRec's, for buffers of its own pipeline; no effect.
+        prefetch_pipeline: Whether fbgemm's cache holds the rows of several batches in place, without which ``prefetch``
+            has no effect there; effective on CUDA only, and under LRU only. On the CPU ``prefetch`` needs nothing.
         stats: How the table is accessed, for the planner. A saved plan has the algorithm, the load factor and the
             folder only.
         folder: Where the file is, for both kernels; by default in the system's folder for temporary files, which on
@@ -123,11 +124,15 @@ class TableCache(NamedTuple):
         load_factor: The part of the rows that is in memory; 0 of ``fused_uvm``.
         algorithm: Which row leaves first.
         folder: Where the file is; None for the system's folder for temporary files.
+        reserved_memory: Bytes of a GPU's memory that a cache leaves free.
+        prefetch_pipeline: Whether a GPU's cache takes rows of coming batches.
     """
 
     load_factor: float
     algorithm: AlgorithmName
     folder: str | None
+    reserved_memory: float = 0.0
+    prefetch_pipeline: bool = False
 
 
 def sharder_cache(fused_params: Mapping[str, Any] | None) -> CacheParams:
@@ -156,7 +161,7 @@ def table_cache(
 
     Example:
         >>> table_cache("item", CacheParams(load_factor=0.5), {"cache_folder": "/data"}, has_cache=True)
-        TableCache(load_factor=0.5, algorithm='lru', folder='/data')
+        TableCache(load_factor=0.5, algorithm='lru', folder='/data', reserved_memory=0.0, prefetch_pipeline=False)
     """
     given = {field.name: getattr(params, field.name) for field in fields(CacheParams)} if params is not None else {}
     asked = replace(sharder_cache(fused_params), **{name: value for name, value in given.items() if value is not None})
@@ -174,11 +179,17 @@ def table_cache(
     algorithm = _algorithm_name(CacheAlgorithm.LRU if asked.algorithm is None else asked.algorithm)
     if algorithm not in ("lru", "lfu"):
         raise ValueError(f"table {table!r}: algorithm={asked.algorithm!r} of its cache is neither LRU nor LFU")
-    return TableCache(factor if has_cache else 0.0, algorithm, asked.folder)
+    ahead = bool(asked.prefetch_pipeline) and has_cache
+    if ahead and algorithm == "lfu":
+        raise ValueError(
+            f"table {table!r}: prefetch_pipeline=True of its cache needs algorithm=CacheAlgorithm.LRU, and it is LFU"
+        )
+    factor = factor if has_cache else 0.0
+    return TableCache(factor, algorithm, asked.folder, float(asked.reserved_memory or 0.0), ahead)
 
 
 def cache_spec(tables: Sequence[tuple[TableCache, int]]) -> CacheSpec:
-    """The caches of the tables of one operator, which differ in their load factors only.
+    """The caches of the tables of one operator, which are alike but for their load factors.
 
     Args:
         tables: Of each table its cache and its rows.
@@ -189,7 +200,7 @@ def cache_spec(tables: Sequence[tuple[TableCache, int]]) -> CacheSpec:
     """
     first = tables[0][0]
     slots = tuple(ceil(cache.load_factor * rows) for cache, rows in tables) if first.load_factor else ()
-    return CacheSpec(slots, first.algorithm, first.folder)
+    return CacheSpec(slots, *first[1:])
 
 
 def _algorithm_name(algorithm: Any) -> AlgorithmName:

@@ -238,7 +238,7 @@ class ShardedEmbeddingModule(
                 optimizer.operator.flush()
 
     def cache_counts(self) -> list[CacheCounts]:
-        """What this rank's caches have done since the beginning: lookups, rows read and written; one of each group."""
+        """What this rank's caches on the CPU have done since the beginning: lookups, rows read and written."""
         operators = [optimizer.operator for lookup in self._lookups for optimizer in lookup.fused_optimizers()]
         return [operator.counts for operator in operators if isinstance(operator, CachedTableBatch)]
 
