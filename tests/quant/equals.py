@@ -58,8 +58,6 @@ def dequantized(quantized: PackedTables):
     held = collection.embedding_bags if pooled else collection.embeddings
     with torch.no_grad():
         for config in configs:
-            numbers = unpack_rows(
-                quantized.packed_rows(config.name), config.embedding_dim, config.data_type, quantized.row_alignment
-            )
+            numbers = unpack_rows(quantized.packed_rows(config.name), config.embedding_dim, config.data_type)
             held[config.name].weight.copy_(numbers)
     return collection.requires_grad_(False)

@@ -115,7 +115,7 @@ def test_tables_that_are_looked_up_more_get_more_bits():
     model = collection(a=100, b=100)
     with torch.no_grad():
         model.embedding_bags["b"].weight.copy_(model.embedding_bags["a"].weight)
-    budget = 100 * (48 + 80)
+    budget = 100 * (64 + 68)
     assert choose_dtypes(model, budget, lookups={"a": 9.0}) == {"a": torch.int8, "b": torch.quint4x2}
     assert choose_dtypes(model, budget, lookups={"b": 9.0}) == {"a": torch.quint4x2, "b": torch.int8}
 

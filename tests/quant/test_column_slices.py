@@ -26,9 +26,9 @@ def test_slices_hold_the_numbers_of_the_whole_and_join_to_it(data):
     spans = [(start, stop - start) for start, stop in pairwise(cuts) if stop > start]
     layouts = [row_layout(width, kind, alignment) for _, width in spans]
     pieces = [cut_columns(packed, whole, start, one) for (start, _), one in zip(spans, layouts, strict=True)]
-    numbers = unpack_rows(packed, columns, kind, alignment=alignment)
+    numbers = unpack_rows(packed, columns, kind)
     for (start, width), one in zip(spans, pieces, strict=True):
-        assert torch.equal(unpack_rows(one, width, kind, alignment=alignment), numbers[:, start : start + width])
+        assert torch.equal(unpack_rows(one, width, kind), numbers[:, start : start + width])
     assert torch.equal(join_columns(pieces, layouts, whole), packed)
 
 

@@ -104,11 +104,11 @@ def test_the_report_reads_as_text_and_as_html():
     report = accuracy_report(whole, tutorec.quantize(whole))
     lines = str(report).splitlines()
     assert lines[0].split() == "table format rows before after saved possible error largest mean".split()
-    assert lines[2].split()[:9] == ["x.a", "INT8", "50", "12.5", "KiB", "3.91", "KiB", "69", "%"]
-    assert lines[-1].split() == ["all", "37.5", "KiB", "11.7", "KiB", "69", "%"]
+    assert lines[2].split()[:9] == ["x.a", "INT8", "50", "12.5", "KiB", "3.32", "KiB", "73", "%"]
+    assert lines[-1].split() == ["all", "37.5", "KiB", "9.96", "KiB", "73", "%"]
     html = report._repr_html_()
     assert html.count("<tr>") == 5
-    assert "3 tables: 37.5 KiB became 11.7 KiB" in html
+    assert "3 tables: 37.5 KiB became 9.96 KiB" in html
 
 
 def test_without_the_float_model_it_tells_what_was_measured_or_that_nothing_was():

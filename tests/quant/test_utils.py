@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from itertools import product
 
 import pytest
 import torch
 from quant.equals import bags
 from torch import nn
 
+from tutorec._kernels.packed_layout import row_alignment, row_layout
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.shard import shard_modules
 from tutorec.inference.modules import shard_quant_model
@@ -23,6 +25,7 @@ from tutorec.quant.embedding_modules import (
 from tutorec.quant.utils import meta_to_cpu_placement
 from tutorec.quant.whole_model import quantize
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.types import DataType
 
 META = torch.device("meta")
 TABLE = EmbeddingBagConfig(10, 8, "t", feature_names=["t_id"])
@@ -109,9 +112,11 @@ def test_a_state_of_another_format_is_refused_by_sharded_tables_too():
 
 def test_alignments_and_qconfigs_that_are_none_are_named():
     ebc = EmbeddingBagCollection([TABLE])
-    for wrong in (0, "16", 6):
+    for wrong in (0, 6):
         with pytest.raises(ValueError, match=f"row alignment {wrong!r} is no multiple of 4 bytes"):
             quantize(ebc, row_alignment=wrong)
+    with pytest.raises(ValueError, match="row_alignment='16': there are 'fast', 'small', and a number of bytes"):
+        quantize(ebc, row_alignment="16")
     ebc.qconfig = "int8"
     with pytest.raises(TypeError, match="qconfig of this EmbeddingBagCollection is 'int8' and names no formats"):
         QuantBags.from_float(ebc)
@@ -123,3 +128,35 @@ def test_an_alignment_that_a_collection_asks_for_is_checked_before_anything_is_c
     with pytest.raises(ValueError, match="row alignment 6"):
         quantize(model, inplace=True)
     assert not model["a"].embedding_bags["t"].weight.is_meta
+
+
+@pytest.mark.parametrize("wanted", ["fast", "small", 4, 16, 64])
+def test_bytes_and_results_of_every_row_alignment(wanted):
+    """A module of tables of all formats and widths gives the same numbers, whatever lies between its rows."""
+    kinds = {torch.int8: DataType.INT8, torch.quint4x2: DataType.INT4, torch.quint2x4: DataType.INT2}
+    sizes = list(product(kinds, (4, 20, 60, 64, 96, 128)))
+    tables = [EmbeddingBagConfig(30, D, f"t{i}", feature_names=["f"]) for i, (_, D) in enumerate(sizes)]
+    formats = {f"t{i}": dtype for i, (dtype, _) in enumerate(sizes)}
+    ebc = EmbeddingBagCollection(tables)
+    batch = KeyedJaggedTensor(["f"], torch.tensor([0, 29, 7]), lengths=torch.tensor([2, 0, 1]))
+    padded = quantize(ebc, per_table=formats, row_alignment=16)
+    module = quantize(ebc, per_table=formats, row_alignment=wanted)
+    assert torch.equal(module(batch).values(), padded(batch).values())
+    for index, (dtype, columns) in enumerate(sizes):
+        shown = module.embedding_bags[f"t{index}"].weight
+        assert shown.data_ptr() % 64 == 0, "a table begins a cache line"
+        held = row_layout(columns, kinds[dtype], 4).row_bytes
+        assert shown.shape[1] >= held
+        assert wanted != "small" or shown.shape[1] == held
+
+
+def test_rows_that_are_read_fast_are_prefetched_whole():
+    """The rule of the module's head, by brute force: each line of each row, for every width and format."""
+    for kind, columns in product((DataType.INT8, DataType.INT4, DataType.INT2), range(1, 300)):
+        row = row_layout(columns, kind, row_alignment(columns, kind, "fast"))
+        tail = row.row_bytes % 64
+        extra = [row.row_bytes - tail] if 0 < tail <= (8 if kind is DataType.INT8 else 4) else []
+        for start in range(0, 64 * row.row_bytes, row.row_bytes):
+            asked = {(start + place) // 64 for place in [*range(0, row.payload_bytes, 64), *extra]}
+            used = {place // 64 for place in range(start, start + row.scale_bytes + row.payload_bytes)}
+            assert used <= asked, (kind, columns)

@@ -21,7 +21,7 @@ from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateI
 
 from tutorec._kernels.backend import backend, fbgemm_module
 from tutorec._kernels.large_pages import ask_for_large_pages
-from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowLayout, row_layout
+from tutorec._kernels.packed_layout import LEAST_ALIGNMENT, ROW_ALIGNMENT, RowLayout, row_layout
 from tutorec._kernels.packed_torch import assert_rows, check_rows, packed_lookup, sqrtn_weights
 from tutorec._kernels.pooling import POOLINGS, PoolingKind, kernel_pooling
 from tutorec._kernels.tbe_layout import column_slices, pick_columns
@@ -87,7 +87,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         output_dtype: float32, float16 or bfloat16.
         device: Where the rows are; ``"meta"`` for none.
         storage: Bytes in which rows lie already, such as ``weights`` of another operator; nothing is copied then.
-        table_offsets: The byte of ``storage`` at which each table begins, a multiple of 16.
+        table_offsets: The byte of ``storage`` at which each table begins, a multiple of 4.
 
     Attributes:
         weights: All rows, uint8, one buffer for all tables.
@@ -362,10 +362,10 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
             )
         for table, start in zip(self.tables, self.table_offsets, strict=True):
             stop = start + table.rows * table.layout.row_bytes
-            if start < 0 or start % ROW_ALIGNMENT or stop > size:
+            if start < 0 or start % LEAST_ALIGNMENT or stop > size:
                 raise ValueError(
                     f"table {table.name!r}: bytes {start} to {stop} are not in a storage of {size} bytes, or do not "
-                    f"begin at a multiple of {ROW_ALIGNMENT}; take table_offsets from the operator that owns it"
+                    f"begin at a multiple of {LEAST_ALIGNMENT}; take table_offsets from the operator that owns it"
                 )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:

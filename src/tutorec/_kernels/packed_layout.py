@@ -1,21 +1,41 @@
 """How one row of a quantized table lies in memory: scale and bias, then the numbers, then padding.
 
-    fp16 scale | fp16 bias | payload: 8, 4 or 2 bits for each column | zeros up to a multiple of 16 bytes
+    fp16 scale | fp16 bias | payload: 8, 4 or 2 bits for each column | zeros up to the row alignment
 
 A number is ``scale * code + bias``. FP16 and FP32 rows have neither scale nor bias. It is the layout that fbgemm's
 inference operators read; the plain-torch lookup reads the same bytes, so that a saved model moves between the two.
+
+How far rows lie apart decides how fast they are read. fbgemm's CPU kernels prefetch the rows of coming ids, by cache
+lines of 64 bytes counted from the beginning of a row: one for each 64 bytes of payload, and one more where the last
+line of a row has at most 4 bytes (of INT8: 8). A row that reaches into a line that was not prefetched waits for memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
+from typing import Literal
 
 from tutorec.types import DataType
 
-__all__ = ["PACKED_TYPES", "ROW_ALIGNMENT", "RowLayout", "row_layout"]
+__all__ = [
+    "LEAST_ALIGNMENT",
+    "PACKED_TYPES",
+    "ROW_ALIGNMENT",
+    "RowAlignment",
+    "RowLayout",
+    "row_alignment",
+    "row_layout",
+]
 
-ROW_ALIGNMENT = 16
+RowAlignment = int | Literal["fast", "small"]
+
+ROW_ALIGNMENT = 16  # TorchRec's, and that of fbgemm's CUDA kernels
+LEAST_ALIGNMENT = 4
+_LINE = 64
+# Bytes in the last line of a row up to which the kernel prefetches that line, too.
+_PREFETCHED_TAIL = {DataType.INT8: 8, DataType.INT4: 4, DataType.INT2: 4}
 _SCALE_AND_BIAS = 4
 # Bits of a column, and the columns that kernels handle at once: narrower rows are padded up to a multiple of them.
 _BITS = {DataType.FP32: 32, DataType.FP16: 16, DataType.INT8: 8, DataType.INT4: 4, DataType.INT2: 2}
@@ -88,3 +108,52 @@ def row_layout(columns: int, data_type: DataType, alignment: int = ROW_ALIGNMENT
     payload = stored * bits // 8
     total = -(-(scale + payload) // alignment) * alignment
     return RowLayout(columns, data_type, bits, stored, scale, payload, total)
+
+
+@lru_cache(maxsize=4096)
+def row_alignment(columns: int, data_type: DataType, wanted: RowAlignment, device_type: str = "cpu") -> int:
+    """The alignment in bytes of a table's rows.
+
+    Args:
+        columns: D.
+        data_type: Number format.
+        wanted: ``"small"``: as few bytes as the format allows. ``"fast"``: the fewest bytes with which fbgemm's CPU
+            kernel prefetches all of every row. Or the alignment itself.
+        device_type: On ``"cuda"`` both words mean 16, the only alignment that fbgemm's CUDA kernels read.
+
+    Raises:
+        ValueError: Another word, or as ``row_layout``.
+
+    Example:
+        >>> from tutorec.types import DataType
+        >>> def row_bytes(wanted):
+        ...     kinds = DataType.INT8, DataType.INT4, DataType.INT2
+        ...     return [row_layout(64, kind, row_alignment(64, kind, wanted)).row_bytes for kind in kinds]
+        >>> row_bytes(16), row_bytes("fast"), row_bytes("small")
+        ([80, 48, 32], [68, 64, 32], [68, 36, 20])
+    """
+    if not isinstance(wanted, str):
+        return wanted
+    if wanted not in ("fast", "small"):
+        raise ValueError(f"row_alignment={wanted!r}: there are 'fast', 'small', and a number of bytes")
+    if device_type == "cuda":
+        return ROW_ALIGNMENT
+    smallest = row_layout(columns, data_type, LEAST_ALIGNMENT)
+    stride = smallest.row_bytes
+    if wanted == "small" or _is_prefetched(smallest, stride):
+        return LEAST_ALIGNMENT
+    while not _is_prefetched(smallest, stride):
+        stride += LEAST_ALIGNMENT
+    return gcd(stride, _LINE)
+
+
+def _is_prefetched(row: RowLayout, stride: int) -> bool:
+    """Whether the kernel prefetches every cache line of every row, where rows begin ``stride`` bytes apart."""
+    prefetched = set(range(0, row.payload_bytes, _LINE))
+    if 0 < stride % _LINE <= _PREFETCHED_TAIL.get(row.data_type, 0):
+        prefetched.add(stride // _LINE * _LINE)
+    held = row.scale_bytes + row.payload_bytes
+    for start in range(0, _LINE, gcd(stride, _LINE)):
+        if (start + held - 1) // _LINE not in {(start + place) // _LINE for place in prefetched}:
+            return False
+    return True

@@ -34,7 +34,7 @@ def measured_errors(weight: Tensor, packed: Tensor, table: PackedTable) -> tuple
     largest, total = 0.0, 0.0
     weight = weight.detach()[: table.rows]
     for start, rows in enumerate_chunks(weight):
-        read = unpack_rows(packed[start : start + len(rows)], table.columns, table.data_type, table.alignment)
+        read = unpack_rows(packed[start : start + len(rows)], table.columns, table.data_type)
         error = (rows.float() - read).abs_()
         total += float(error.sum(dtype=torch.float64))
         high = float(error.max())

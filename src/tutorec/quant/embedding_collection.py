@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.packed_layout import ROW_ALIGNMENT, row_layout
+from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment, row_layout
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_collection import EmbeddingCollection as FloatEmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingConfig
@@ -42,7 +42,8 @@ class EmbeddingCollection(PackedTables):
         register_tbes: Whether the operators are submodules ``tbes``, called as modules.
         quant_state_dict_split_scale_bias: Whether scale and bias are buffers of their own, ``weight_qscale``
             and ``weight_qbias`` [R, 2].
-        row_alignment: Bytes that rows are padded to a multiple of.
+        row_alignment: Bytes that rows are padded to a multiple of, or ``"fast"`` or ``"small"`` as in
+            ``tutorec.quantize``.
 
     Raises:
         KeyError: Packed rows are given, and a table's are missing.
@@ -75,7 +76,7 @@ class EmbeddingCollection(PackedTables):
         table_name_to_quantized_weights: Packed | None = None,
         register_tbes: bool = False,
         quant_state_dict_split_scale_bias: bool = False,
-        row_alignment: int = ROW_ALIGNMENT,
+        row_alignment: RowAlignment = ROW_ALIGNMENT,
     ) -> None:
         super().__init__()
         tables = checked_tables("quantized EmbeddingCollection", tables, EmbeddingConfig, trained=False)
@@ -172,7 +173,7 @@ class EmbeddingCollection(PackedTables):
 
     @classmethod
     def without_rows(
-        cls, module: FloatEmbeddingCollection, qconfig: Any, row_alignment: int | None = None
+        cls, module: FloatEmbeddingCollection, qconfig: Any, row_alignment: RowAlignment | None = None
     ) -> "EmbeddingCollection":
         """The quantized form of a float collection, its rows still to be packed."""
         settings = prepared(module, qconfig, row_alignment)

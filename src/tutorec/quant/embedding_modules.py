@@ -5,7 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.packed_layout import ROW_ALIGNMENT
+from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, pooling_type_to_str
 from tutorec.modules.embedding_modules import EmbeddingBagCollection as FloatEmbeddingBagCollection
@@ -54,7 +54,8 @@ class EmbeddingBagCollection(PackedTables):
         register_tbes: Whether the operators are submodules ``tbes``, called as modules.
         quant_state_dict_split_scale_bias: Whether scale and bias are buffers of their own, ``weight_qscale``
             and ``weight_qbias`` [R, 2].
-        row_alignment: Bytes that rows are padded to a multiple of.
+        row_alignment: Bytes that rows are padded to a multiple of, or ``"fast"`` or ``"small"`` as in
+            ``tutorec.quantize``.
 
     Raises:
         KeyError: Packed rows are given, and a table's are missing.
@@ -89,7 +90,7 @@ class EmbeddingBagCollection(PackedTables):
         table_name_to_quantized_weights: Packed | None = None,
         register_tbes: bool = False,
         quant_state_dict_split_scale_bias: bool = False,
-        row_alignment: int = ROW_ALIGNMENT,
+        row_alignment: RowAlignment = ROW_ALIGNMENT,
     ) -> None:
         super().__init__()
         tables = checked_tables("quantized EmbeddingBagCollection", tables, EmbeddingBagConfig, trained=False)
@@ -164,7 +165,7 @@ class EmbeddingBagCollection(PackedTables):
 
     @classmethod
     def without_rows(
-        cls, module: FloatEmbeddingBagCollection, qconfig: Any, row_alignment: int | None = None
+        cls, module: FloatEmbeddingBagCollection, qconfig: Any, row_alignment: RowAlignment | None = None
     ) -> "EmbeddingBagCollection":
         """The quantized form of a float collection, its rows still to be packed."""
         settings = prepared(module, qconfig, row_alignment)

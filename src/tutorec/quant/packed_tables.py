@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.packed import IntNBitTableBatchedEmbeddingBagsCodegen, PackedTable
+from tutorec._kernels.packed_layout import RowAlignment, row_alignment
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.quant.packing import OnNonfinite, pack_rows
@@ -35,7 +36,7 @@ class PackedTables(nn.Module):
 
     Attributes:
         register_tbes: Whether the operators are submodules, ``tbes``.
-        row_alignment: Bytes that rows are padded to a multiple of.
+        row_alignment: Bytes that rows are padded to a multiple of, or ``"fast"`` or ``"small"``.
         split_scale_bias: Whether scale and bias are shown as buffers of their own.
         packed_from: The dtype of the float table that each table was packed from.
         errors: The largest and the mean error of each table, where they were measured when it was packed.
@@ -44,7 +45,7 @@ class PackedTables(nn.Module):
     packed_from: dict[str, torch.dtype]
     errors: dict[str, tuple[float, float]]
     register_tbes: bool
-    row_alignment: int
+    row_alignment: RowAlignment
     split_scale_bias: bool
 
     _output_dtype: torch.dtype
@@ -71,10 +72,12 @@ class PackedTables(nn.Module):
         self.split_scale_bias, self._device = split_scale_bias, device
         self.packed_from, self.errors = {}, {}
         self._operators, self._feature_splits, self._features, self._orders = [], [], [], {}
-        for key in dict.fromkeys(groups):
-            members = [table for table, group in zip(tables, groups, strict=True) if group == key]
+        rows = [_packed_table(table, self.row_alignment, device) for table in tables]
+        keys = [(*group, row.alignment) for group, row in zip(groups, rows, strict=True)]
+        for key in dict.fromkeys(keys):
+            members = [table for table, own in zip(tables, keys, strict=True) if own == key]
+            packed = [row for row, own in zip(rows, keys, strict=True) if own == key]
             readers = [place for place, table in enumerate(members) for _ in table.feature_names]
-            packed = [_packed_table(table, self.row_alignment) for table in members]
             operator = IntNBitTableBatchedEmbeddingBagsCodegen(
                 packed, readers, key[0], output_dtype=self._output_dtype, device=device
             )
@@ -241,8 +244,9 @@ def rows_of(table: BaseEmbeddingConfig) -> int:
     return left
 
 
-def _packed_table(table: BaseEmbeddingConfig, alignment: int) -> PackedTable:
+def _packed_table(table: BaseEmbeddingConfig, wanted: RowAlignment, device: torch.device) -> PackedTable:
     kind = packed_type(table.data_type, table.name)
+    alignment = row_alignment(table.embedding_dim, kind, wanted, device.type)
     return PackedTable(table.name, rows_of(table), table.embedding_dim, kind, alignment)
 
 

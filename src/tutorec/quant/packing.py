@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowLayout, row_layout
+from tutorec._kernels.packed_layout import LEAST_ALIGNMENT, ROW_ALIGNMENT, RowLayout, row_layout
 from tutorec._kernels.packed_torch import numbers_of_rows
 from tutorec.types import DataType
 
@@ -83,17 +83,16 @@ def pack_rows(
     return out
 
 
-def unpack_rows(packed: Tensor, columns: int, data_type: DataType, alignment: int = ROW_ALIGNMENT) -> Tensor:
+def unpack_rows(packed: Tensor, columns: int, data_type: DataType) -> Tensor:
     """Packed rows [R, row_bytes] -> numbers, float32 [R, D].
 
     Args:
-        packed: uint8, as ``pack_rows`` returns it.
+        packed: uint8, as ``pack_rows`` returns it, of any row alignment.
         columns: D.
         data_type: As it was packed.
-        alignment: As it was packed.
 
     Raises:
-        ValueError: ``packed`` has not the shape of such rows.
+        ValueError: ``packed`` does not have the shape of such rows.
 
     Example:
         >>> import torch
@@ -101,11 +100,11 @@ def unpack_rows(packed: Tensor, columns: int, data_type: DataType, alignment: in
         >>> unpack_rows(pack_rows(row, DataType.INT8), 3, DataType.INT8)  # 0.5 is between codes 127 and 128
         tensor([[0.0000, 0.5020, 1.0000]])
     """
-    layout = row_layout(columns, data_type, alignment)
-    if packed.dtype != torch.uint8 or packed.dim() != 2 or packed.shape[1] != layout.row_bytes:
+    layout = row_layout(columns, data_type, LEAST_ALIGNMENT)
+    if packed.dtype != torch.uint8 or packed.dim() != 2 or packed.shape[1] < layout.row_bytes:
         raise ValueError(
-            f"packed rows of {columns} columns in {data_type} are uint8 [R, {layout.row_bytes}], got {packed.dtype} "
-            f"{list(packed.shape)}; give the columns and the format that they were packed with"
+            f"packed rows of {columns} columns in {data_type} are uint8 [R, {layout.row_bytes} or more], got "
+            f"{packed.dtype} {list(packed.shape)}; give the columns and the format that they were packed with"
         )
     return numbers_of_rows(packed, layout.bits, columns)
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.packed_layout import ROW_ALIGNMENT
+from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.quant.packed_tables import PackedTables
 from tutorec.quant.table_formats import output_type, packed_type
@@ -89,7 +89,7 @@ def quant_prep_enable_quant_state_dict_split_scale_bias_for_types(
 
 
 def quant_prep_customize_row_alignment(
-    module: nn.Module, module_types: Sequence[type[nn.Module]], row_alignment: int
+    module: nn.Module, module_types: Sequence[type[nn.Module]], row_alignment: RowAlignment
 ) -> None:
     """Rows of the quantized tables will be padded to a multiple of so many bytes.
 
@@ -139,7 +139,7 @@ def qconfig_of(module: nn.Module, expected: type[nn.Module]) -> Any:
     return qconfig
 
 
-def prepared(module: nn.Module, qconfig: Any, row_alignment: int | None = None) -> dict[str, Any]:
+def prepared(module: nn.Module, qconfig: Any, row_alignment: RowAlignment | None = None) -> dict[str, Any]:
     """What a float collection asks of its quantized form, as arguments of the constructor.
 
     Args:
@@ -158,9 +158,9 @@ def prepared(module: nn.Module, qconfig: Any, row_alignment: int | None = None) 
     }
 
 
-def alignment_of(module: nn.Module, asked: int | None) -> int:
-    """Bytes that a float collection's quantized rows are padded to a multiple of: as asked, as it says, or 16."""
-    return getattr(module, MODULE_ATTR_ROW_ALIGNMENT_INT, ROW_ALIGNMENT) if asked is None else asked
+def alignment_of(module: nn.Module, asked: RowAlignment | None, default: RowAlignment = ROW_ALIGNMENT) -> RowAlignment:
+    """The row alignment of a float collection's quantized rows: as asked, as the collection says, or the default."""
+    return getattr(module, MODULE_ATTR_ROW_ALIGNMENT_INT, default) if asked is None else asked
 
 
 def quantized_configs(tables: Sequence[_Config], qconfig: Any, module: nn.Module | None = None) -> list[_Config]:
