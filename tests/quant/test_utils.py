@@ -110,12 +110,12 @@ def test_a_state_of_another_format_is_refused_by_sharded_tables_too():
             sharded.load_state_dict(state)
 
 
-def test_alignments_and_qconfigs_that_are_none_are_named():
+def test_invalid_alignments_and_qconfigs_are_named():
     ebc = EmbeddingBagCollection([TABLE])
     for wrong in (0, 6):
-        with pytest.raises(ValueError, match=f"row alignment {wrong!r} is no multiple of 4 bytes"):
+        with pytest.raises(ValueError, match=f"row alignment {wrong!r} is not a multiple of 4 bytes"):
             quantize(ebc, row_alignment=wrong)
-    with pytest.raises(ValueError, match="row_alignment='16': there are 'fast', 'small', and a number of bytes"):
+    with pytest.raises(ValueError, match="row_alignment='16': use 'fast', 'small' or a number of bytes"):
         quantize(ebc, row_alignment="16")
     ebc.qconfig = "int8"
     with pytest.raises(TypeError, match="qconfig of this EmbeddingBagCollection is 'int8' and names no formats"):
@@ -132,7 +132,7 @@ def test_an_alignment_that_a_collection_asks_for_is_checked_before_anything_is_c
 
 @pytest.mark.parametrize("wanted", ["fast", "small", 4, 16, 64])
 def test_bytes_and_results_of_every_row_alignment(wanted):
-    """A module of tables of all formats and widths gives the same numbers, whatever lies between its rows."""
+    """Tables of all formats and widths return the same numbers, whatever the padding of their rows."""
     kinds = {torch.int8: DataType.INT8, torch.quint4x2: DataType.INT4, torch.quint2x4: DataType.INT2}
     sizes = list(product(kinds, (4, 20, 60, 64, 96, 128)))
     tables = [EmbeddingBagConfig(30, D, f"t{i}", feature_names=["f"]) for i, (_, D) in enumerate(sizes)]
@@ -150,13 +150,13 @@ def test_bytes_and_results_of_every_row_alignment(wanted):
         assert wanted != "small" or shown.shape[1] == held
 
 
-def test_rows_that_are_read_fast_are_prefetched_whole():
-    """The rule of the module's head, by brute force: each line of each row, for every width and format."""
+def test_every_line_of_a_fast_row_is_prefetched():
+    """The rule in the docstring of ``packed_layout``, byte by byte, for every format and width."""
     for kind, columns in product((DataType.INT8, DataType.INT4, DataType.INT2), range(1, 300)):
         row = row_layout(columns, kind, row_alignment(columns, kind, "fast"))
         tail = row.row_bytes % 64
         extra = [row.row_bytes - tail] if 0 < tail <= (8 if kind is DataType.INT8 else 4) else []
         for start in range(0, 64 * row.row_bytes, row.row_bytes):
-            asked = {(start + place) // 64 for place in [*range(0, row.payload_bytes, 64), *extra]}
-            used = {place // 64 for place in range(start, start + row.scale_bytes + row.payload_bytes)}
-            assert used <= asked, (kind, columns)
+            prefetched = {(start + place) // 64 for place in [*range(0, row.payload_bytes, 64), *extra]}
+            touched = {place // 64 for place in range(start, start + row.scale_bytes + row.payload_bytes)}
+            assert touched <= prefetched, (kind, columns)

@@ -65,5 +65,7 @@ def test_bytes_of_layouts_are_those_of_the_sharded_pieces(place, cut):
     plan = construct_module_sharding_plan(ebc, {"product_table": cut}, sharder, 4, 4, "cpu")
     shard_quant_model(ebc, world_size=4, sharding_plan=ShardingPlan({"": plan}))
     pieces = [piece.shard_sizes for piece in plan["product_table"].sharding_spec.shards]
-    held = sum(rows * pack_rows(torch.zeros(1, columns), DataType.INT8).shape[1] for rows, columns in pieces)
+    held = sum(
+        rows * pack_rows(torch.zeros(1, columns), DataType.INT8, alignment=4).shape[1] for rows, columns in pieces
+    )
     assert held == check.find("14.3").solution[place]

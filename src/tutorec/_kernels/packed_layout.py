@@ -5,14 +5,16 @@
 A number is ``scale * code + bias``. FP16 and FP32 rows have neither scale nor bias. It is the layout that fbgemm's
 inference operators read; the plain-torch lookup reads the same bytes, so that a saved model moves between the two.
 
-How far rows lie apart decides how fast they are read. fbgemm's CPU kernels prefetch the rows of coming ids, by cache
-lines of 64 bytes counted from the beginning of a row: one for each 64 bytes of payload, and one more where the last
-line of a row has at most 4 bytes (of INT8: 8). A row that reaches into a line that was not prefetched waits for memory.
+The distance between rows (``row_bytes``) decides how fast they are read. fbgemm's CPU kernels prefetch the rows of
+coming ids by cache lines of 64 bytes, counted from the beginning of a row: one line for each 64 bytes of payload, and
+one more where ``row_bytes % 64`` is between 1 and 4 (INT8: 8). If a row reaches into a line that was not prefetched,
+the lookup waits for memory. Source: ``GenEmbeddingSpMDMLookup`` in FBGEMM's ``src/EmbeddingSpMDM.cc`` (8 bits and
+more) and ``GenEmbeddingSpMDMNBitLookup`` in ``src/EmbeddingSpMDMNBit.cc`` (4 and 2 bits).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 from typing import Literal
@@ -25,6 +27,7 @@ __all__ = [
     "ROW_ALIGNMENT",
     "RowAlignment",
     "RowLayout",
+    "lines_of_row",
     "row_alignment",
     "row_layout",
 ]
@@ -101,7 +104,7 @@ def row_layout(columns: int, data_type: DataType, alignment: int = ROW_ALIGNMENT
     if columns < 1:
         raise ValueError(f"a row of {columns} columns cannot be packed; it needs at least 1")
     if not isinstance(alignment, int) or alignment < 4 or alignment % 4:
-        raise ValueError(f"row alignment {alignment!r} is no multiple of 4 bytes; use {ROW_ALIGNMENT}")
+        raise ValueError(f"row alignment {alignment!r} is not a multiple of 4 bytes; use {ROW_ALIGNMENT}")
     bits, step = _BITS[data_type], _COLUMNS_AT_ONCE.get(data_type, 1)
     stored = -(-columns // step) * step
     scale = _SCALE_AND_BIAS if bits <= 8 else 0
@@ -117,8 +120,8 @@ def row_alignment(columns: int, data_type: DataType, wanted: RowAlignment, devic
     Args:
         columns: D.
         data_type: Number format.
-        wanted: ``"small"``: as few bytes as the format allows. ``"fast"``: the fewest bytes with which fbgemm's CPU
-            kernel prefetches all of every row. Or the alignment itself.
+        wanted: ``"small"``: the fewest bytes that the format allows. ``"fast"``: the fewest bytes with which fbgemm's
+            CPU kernel prefetches every line of every row. A number: that alignment.
         device_type: On ``"cuda"`` both words mean 16, the only alignment that fbgemm's CUDA kernels read.
 
     Raises:
@@ -135,25 +138,41 @@ def row_alignment(columns: int, data_type: DataType, wanted: RowAlignment, devic
     if not isinstance(wanted, str):
         return wanted
     if wanted not in ("fast", "small"):
-        raise ValueError(f"row_alignment={wanted!r}: there are 'fast', 'small', and a number of bytes")
+        raise ValueError(f"row_alignment={wanted!r}: use 'fast', 'small' or a number of bytes")
     if device_type == "cuda":
         return ROW_ALIGNMENT
-    smallest = row_layout(columns, data_type, LEAST_ALIGNMENT)
-    stride = smallest.row_bytes
-    if wanted == "small" or _is_prefetched(smallest, stride):
+    row = row_layout(columns, data_type, LEAST_ALIGNMENT)
+    if wanted == "small" or _is_prefetched(row):
         return LEAST_ALIGNMENT
-    while not _is_prefetched(smallest, stride):
-        stride += LEAST_ALIGNMENT
-    return gcd(stride, _LINE)
+    while not _is_prefetched(row):
+        row = replace(row, row_bytes=row.row_bytes + LEAST_ALIGNMENT)
+    return gcd(row.row_bytes, _LINE)
 
 
-def _is_prefetched(row: RowLayout, stride: int) -> bool:
-    """Whether the kernel prefetches every cache line of every row, where rows begin ``stride`` bytes apart."""
-    prefetched = set(range(0, row.payload_bytes, _LINE))
-    if 0 < stride % _LINE <= _PREFETCHED_TAIL.get(row.data_type, 0):
-        prefetched.add(stride // _LINE * _LINE)
+def lines_of_row(row: RowLayout, number: int) -> tuple[set[int], set[int]]:
+    """The cache lines that a row of a table lies in, and the lines that fbgemm's CPU kernel prefetches for it.
+
+    Args:
+        row: Layout of all rows of the table.
+        number: Which row; row 0 begins line 0.
+
+    Example:
+        >>> lines_of_row(row_layout(64, DataType.INT8, alignment=4), 1)  # bytes 68 to 135
+        ({1, 2}, {1, 2})
+        >>> lines_of_row(row_layout(64, DataType.INT8, alignment=16), 1)  # bytes 80 to 147, then padding
+        ({1, 2}, {1})
+    """
+    start = number * row.row_bytes
     held = row.scale_bytes + row.payload_bytes
-    for start in range(0, _LINE, gcd(stride, _LINE)):
-        if (start + held - 1) // _LINE not in {(start + place) // _LINE for place in prefetched}:
-            return False
-    return True
+    prefetched = list(range(0, row.payload_bytes, _LINE))
+    tail = row.row_bytes % _LINE
+    if 0 < tail <= _PREFETCHED_TAIL.get(row.data_type, 0):
+        prefetched.append(row.row_bytes - tail)
+    touched = range(start // _LINE, (start + held - 1) // _LINE + 1)
+    return set(touched), {(start + place) // _LINE for place in prefetched}
+
+
+def _is_prefetched(row: RowLayout) -> bool:
+    """Whether the kernel prefetches every cache line of every row."""
+    every = (lines_of_row(row, number) for number in range(_LINE // LEAST_ALIGNMENT))
+    return all(touched <= prefetched for touched, prefetched in every)

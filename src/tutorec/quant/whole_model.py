@@ -92,10 +92,10 @@ def quantize(
         output_dtype: Of what the collections return.
         inplace: Whether the model itself is changed. What is returned counts where the model *is* a collection.
         on_nonfinite: ``"raise"``, or ``"keep"``: a row with NaN or infinity is packed, and reads as NaN.
-        row_alignment: ``"fast"`` (the default): rows lie as far apart as fbgemm's CPU kernels need to read them at
-            full speed, at 64 columns 68 bytes in int8 and 64 in int4. ``"small"``: as close as the format allows, 68
-            and 36 bytes; int4 at random then takes 1.7 times as long. A number: rows are padded to a multiple of so
-            many bytes, as TorchRec pads to 16 (80 and 48). Tables on CUDA always have 16, which its kernels need.
+        row_alignment: How rows are padded. ``"fast"`` (the default): to the fewest bytes at which fbgemm's CPU kernels
+            prefetch every cache line of a row; with 64 columns 68 bytes in int8 and 64 in int4. ``"small"``: to the
+            fewest bytes of the format, 68 and 36; a random lookup in int4 then takes about 1.7 times as long. A number:
+            to a multiple of that many bytes; TorchRec's is 16 (80 and 48 bytes). On CUDA it is always 16.
         measure: Whether errors are measured while tables are packed, for ``accuracy_report`` without the float model.
 
     Returns:

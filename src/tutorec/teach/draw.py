@@ -8,6 +8,7 @@ from tutorec.teach.charts import bars, curves, histogram, rank_frequency, timeli
 from tutorec.teach.cuts import cuts
 from tutorec.teach.gantt import Gantt, gantt
 from tutorec.teach.hosts import hosts
+from tutorec.teach.lines import lines
 from tutorec.teach.maps import STATIONS, here, jagged, life
 from tutorec.teach.parts import parts
 from tutorec.teach.roofline import roofline
@@ -33,6 +34,7 @@ __all__ = [
     "hosts",
     "jagged",
     "life",
+    "lines",
     "parts",
     "rank_color",
     "rank_frequency",

@@ -49,7 +49,7 @@ def _bias_in_steps(code: int, scale: float, bias: float) -> float:
 EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="13.1",
-        compared="64, 64, 32 and 80 bytes: 52, 52 and 28 are filled up, and fp16 has nothing to fill up",
+        compared="64, 64, 32 and 80 bytes: 52, 52 and 28 are padded, and fp16 needs no padding",
         solution=[64, 64, 32, 80],
         mistakes=(
             Mistake(
@@ -59,9 +59,9 @@ EXERCISES: tuple[Exercise, ...] = (
                 "be stored somewhere.",
             ),
             Mistake(
-                misconception="lets rows begin anywhere",
+                misconception="forgets the padding",
                 answer=[52, 52, 28, 80],
-                hint="That is what the rows hold. Where may the next row begin?",
+                hint="That is what the rows hold. To what are they padded here?",
             ),
             Mistake(
                 misconception="gives fp16 rows a scale and a bias, too",

@@ -132,24 +132,23 @@ EXERCISES: tuple[Exercise, ...] = (
     ),
     Exercise(
         id="14.3",
-        compared="80 bytes a row twice, and four pieces of 32 bytes",
-        solution=[80_000, 80_000, 128_000],
+        compared="68 bytes a row twice, and four parts of 20 bytes",
+        solution=[68_000, 68_000, 80_000],
         mistakes=(
             Mistake(
                 misconception="believes that columns are cut without a cost",
-                answer=[80_000, 80_000, 80_000],
-                hint="Two of three are right. What does each piece of a row have to carry with it, and where may the "
-                "next one begin?",
+                answer=[68_000, 68_000, 68_000],
+                hint="Two of three are right. What does each part of a row have to store besides its codes?",
             ),
             Mistake(
                 misconception="leaves scale and bias behind when columns are cut",
-                answer=[80_000, 80_000, 4 * 16 * 1000],
+                answer=[68_000, 68_000, 4 * 16 * 1000],
                 hint="16 codes have 16 bytes, yes. With what does a device that holds only these turn codes into "
                 "numbers?",
             ),
             Mistake(
                 misconception="believes that every device has a copy",
-                answer=[80_000, 320_000, 320_000],
+                answer=[68_000, 272_000, 272_000],
                 hint="That would be data-parallel. Each row, or each column, is in one place only.",
             ),
         ),

@@ -1,0 +1,82 @@
+"""Packed rows over the cache lines that they lie in, and which of these lines fbgemm's CPU kernel prefetches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.patches import Patch
+
+from tutorec._kernels.packed_layout import RowLayout, lines_of_row
+from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
+
+__all__ = ["lines"]
+
+_LINE, _SHOWN = 64, 6
+_LOOKS: dict[str, dict[str, Any]] = {
+    "prefetched": {"facecolor": ACCENT, "edgecolor": "white"},
+    "not prefetched": {"facecolor": "none", "edgecolor": INK, "hatch": "////"},
+    "padding": {"facecolor": "none", "edgecolor": INK},
+}
+
+
+def lines(layouts: Mapping[str, RowLayout], *, claim: str | None = None) -> Chart:
+    """A strip for each layout: the first rows of a table over the first six cache lines of 64 bytes.
+
+    Args:
+        layouts: Name of a strip to the layout of its rows.
+        claim: Title; may use {missed} (name of a strip to the lines of a row that are not prefetched, the mean over
+            all rows), {whole} (the strips in which all are prefetched) and {most} (the largest of {missed}).
+    """
+    missed = {name: _missed(row) for name, row in layouts.items()}
+    whole = [name for name, share in missed.items() if share == 0]
+    facts: dict[str, Any] = {"missed": missed, "whole": ", ".join(whole) or "none", "most": max(missed.values())}
+    with style():
+        figure = canvas(1.3 + 0.5 * len(layouts))
+        axes = figure.subplots()
+        for height, row in enumerate(layouts.values()):
+            for number in range(_LINE * _SHOWN // row.row_bytes + 1):
+                _draw_row(axes, height, row, number)
+        for border in range(0, _LINE * _SHOWN + 1, _LINE):
+            axes.axvline(border, color=INK, lw=1.2, ls=":")
+        axes.set_yticks(range(len(layouts)), list(layouts))
+        axes.set_xticks(range(0, _LINE * _SHOWN + 1, _LINE))
+        axes.set(
+            xlim=(0, _LINE * _SHOWN),
+            ylim=(len(layouts) - 0.4, -0.6),
+            xlabel="byte; numbers are rows; dotted: a line of 64 bytes begins",
+        )
+        keys = [Patch(label=name, **look) for name, look in _LOOKS.items()]
+        figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
+        return finish(figure, claim, "every line of a row is prefetched in: {whole}", facts)
+
+
+def _missed(row: RowLayout) -> float:
+    """Cache lines of a row that are not prefetched, the mean over all places in a line where a row can begin."""
+    pairs = [lines_of_row(row, number) for number in range(_LINE)]
+    return sum(len(touched - prefetched) for touched, prefetched in pairs) / len(pairs)
+
+
+def _draw_row(axes: Any, height: int, row: RowLayout, number: int) -> None:
+    """The parts of a row in each of its lines, then its padding, and its number in the widest part."""
+    start = number * row.row_bytes
+    held = start + row.scale_bytes + row.payload_bytes
+    touched, prefetched = lines_of_row(row, number)
+    parts = [
+        (
+            max(start, line * _LINE),
+            min(held, (line + 1) * _LINE),
+            "prefetched" if line in prefetched else "not prefetched",
+        )
+        for line in sorted(touched)
+    ]
+    for left, right, look in [*parts, (held, start + row.row_bytes, "padding")]:
+        if left < right:
+            axes.barh(height, right - left, left=left, height=0.6, lw=1.0, **_LOOKS[look])
+    left, right, look = max(parts, key=lambda part: part[1] - part[0])
+    if right < _LINE * _SHOWN:
+        plate = {"facecolor": "white", "edgecolor": "none", "pad": 1.0} if look == "not prefetched" else None
+        color = INK if plate else "white"
+        axes.text(
+            (left + right) / 2, height, str(number), color=color, ha="center", va="center", fontsize=9, bbox=plate
+        )
