@@ -415,7 +415,7 @@ from_float = QuantEmbeddingBagCollection.from_float
         (lambda: made(table(pooling=PoolingType.NONE)), ValueError, "a bag is pooled by"),
         (lambda: made(table(pooling=PoolingType.MEAN), weighted=True), ValueError, "weights go with SUM"),
         (lambda: made(table(), output_dtype=torch.int8), ValueError, "looked-up rows cannot be torch.int8"),
-        (lambda: made(table(), row_alignment=6), ValueError, "row alignment 6 is no multiple of 4"),
+        (lambda: made(table(), row_alignment=6), ValueError, "row alignment 6 is not a multiple of 4"),
     ],
 )
 def test_what_cannot_be_made_is_refused(make, kind, words):

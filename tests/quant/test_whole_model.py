@@ -285,7 +285,7 @@ quantize = tutorec.quantize
         (lambda: quantize(Two(), per_table={"x": torch.int8}), KeyError, r"no tables \['x'\]; .*'first.a', 'first.b'"),
         (lambda: quantize(Two(), output_dtype=torch.int32), ValueError, "looked-up rows cannot be torch.int32"),
         (lambda: quantize(Two(), on_nonfinite="zero"), ValueError, "on_nonfinite='zero': there are"),
-        (lambda: quantize(Two(), row_alignment=3), ValueError, "row alignment 3 is no multiple"),
+        (lambda: quantize(Two(), row_alignment=3), ValueError, "row alignment 3 is not a multiple"),
     ],
 )
 def test_what_cannot_be_quantized_is_refused(call, kind, words):
