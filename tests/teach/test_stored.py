@@ -39,7 +39,10 @@ def test_the_rows_of_an_id_are_marked_where_the_compression_looks_them_up():
     assert (shared, half - left) == (shared_too, 2)
     hashed = texts(draw.stored(TABLE, Hash(5), [7]))
     row = int(mixing_hash(torch.tensor([7]), 5))
-    assert f"hash 0 of 7 = {row}" in hashed
+    assert f"hash(7) = {row}" in hashed
+    rows = [int(mixing_hash(torch.tensor([7]), 5, seed=seed)) for seed in (0, 1)]
+    assert rows[0] != rows[1]
+    assert {f"hash{k}(7) = {row}" for k, row in enumerate(rows, 1)} <= set(texts(draw.stored(TABLE, Hash(5, 2), [7])))
 
 
 @pytest.mark.parametrize(
@@ -74,12 +77,19 @@ def test_ids_that_cannot_be_drawn_are_refused(ids: list[int]):
 
 def test_a_tradeoff_claims_the_best_and_the_worst_mean():
     chart = draw.tradeoff(
-        {"hash": {1024: [0.6, 0.7], 4096: [0.7]}, "whole": {8192: [0.8]}}, quantity="AUC", optimum=0.9
+        {"hash": {1024: [0.6, 0.7], 4096: [0.7]}, "whole": {8192: [0.8]}},
+        quantity="AUC",
+        optimum=0.9,
+        labels={("whole", 8192): "float32"},
     )
     assert chart.claim == "whole reaches 0.800, hash 0.650"
     assert chart.facts["at_least"] == "1 KiB"
-    firsts = [float(np.asarray(line.get_ydata())[0]) for line in chart.figure.axes[0].lines]
-    assert firsts == pytest.approx([0.65, 0.8, 0.9])
+    axes = chart.figure.axes[0]
+    lines = {str(line.get_label()): float(np.asarray(line.get_ydata())[0]) for line in axes.lines}
+    assert [lines["hash"], lines["whole"], lines["best possible 0.900"]] == pytest.approx([0.65, 0.8, 0.9])
+    assert [text.get_text() for text in axes.texts] == ["float32"]
+    ends = {round(float(y), 9) for line in axes.lines if line.get_marker() == "_" for y in np.asarray(line.get_ydata())}
+    assert ends == {0.6, 0.7, 0.8}
 
 
 @pytest.mark.parametrize("methods", [{}, {"hash": {}}, {"hash": {1024: []}}])

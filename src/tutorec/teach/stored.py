@@ -99,15 +99,16 @@ def _used(part: Part, ids: Sequence[int]) -> Mapping[int, list[tuple[int, str]]]
         for made in part.maps:
             row = one if made.rows is None else int(made.rows(torch.tensor([one])))
             if 0 <= row < part.table.num_embeddings:
-                found[row].append((shade, _computed(one, made.suffix)))
+                found[row].append((shade, _computed(one, made.suffix, len(part.maps) > 1)))
     return found
 
 
-def _computed(one: int, suffix: str) -> str:
-    """How a row is computed from an id, from the suffix of the feature's name: ``7 // 4``, ``hash 0 of 7``."""
+def _computed(one: int, suffix: str, several: bool) -> str:
+    """How a row is computed from an id, by the suffix of the feature's name: ``7 // 4``, ``hash(7)``, ``hash2(7)``."""
     operator = re.match(r"\W*", suffix)[0]  # type: ignore[index]
     if operator.startswith("#"):
-        return f"hash {suffix[1:].partition('%')[0]} of {one}"
+        seed = suffix[1:].partition("%")[0]
+        return f"hash{int(seed) + 1 if several else ''}({one})"
     return f"{one} {operator.strip()} {suffix[len(operator) :]}" if suffix else str(one)
 
 

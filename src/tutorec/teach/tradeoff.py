@@ -20,6 +20,7 @@ def tradeoff(
     *,
     quantity: str,
     optimum: float | None = None,
+    labels: Mapping[tuple[str, float], str] | None = None,
     claim: str | None = None,
 ) -> Chart:
     """A line for each method through the means at its sizes, on a logarithmic axis of bytes; bars reach all values.
@@ -28,6 +29,7 @@ def tradeoff(
         methods: Name to bytes to the values of several runs; a method of one size is a point.
         quantity: Name of the vertical axis ("AUC").
         optimum: A line for the best possible value.
+        labels: Text below some points, by method and bytes.
         claim: Title; may use {best} and {worst}: the methods with the largest and the smallest mean at any size, {most}
             and {least}: these means, {at_most} and {at_least}: their bytes, {optimum}.
 
@@ -61,8 +63,15 @@ def tradeoff(
             where = sorted(sizes)
             color = (ACCENT, INK)[place % 2]
             mark, dash = _MARKS[place % len(_MARKS)], _DASHES[place % len(_DASHES)]
-            axes.plot(where, [known[name, x] for x in where], dash, marker=mark, color=color, label=name)
-            axes.vlines(where, [min(sizes[x]) for x in where], [max(sizes[x]) for x in where], color=color, linewidth=1)
+            heights = [known[name, x] for x in where]
+            axes.plot(where, heights, dash, marker=mark, markersize=5, color=color, label=name)
+            down = [known[name, x] - min(sizes[x]) for x in where]
+            up = [max(sizes[x]) - known[name, x] for x in where]
+            # The caps are wider than the marks, so that a short range is seen.
+            axes.errorbar(where, heights, (down, up), fmt="none", color=color, capsize=6, elinewidth=1, capthick=1)
+        for (name, x), text in (labels or {}).items():
+            below = {"xytext": (0, -4), "textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 9}
+            axes.annotate(text, (x, min(methods[name][x])), **below)
         if optimum is not None:
             axes.axhline(optimum, color=INK, linestyle="--", linewidth=1.5, label=f"best possible {optimum:.3f}")
         every = sorted({x for sizes in methods.values() for x in sizes})

@@ -88,7 +88,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Mistake(
                 misconception="keeps the sum of the ids",
                 answer=_same_sum_of_ids,
-                hint="The ids add up to the same number, but the tables know no sums of ids. Which rows do these ids "
+                hint="The ids add up to the same number, but no table is looked up by a sum. Which rows do these ids "
                 "read, table by table?",
             ),
         ),
