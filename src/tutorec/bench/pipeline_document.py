@@ -351,19 +351,22 @@ def _parts(shape: DocumentShape, rank: int) -> dict[str, Callable[[int], Sample]
     order = list(reversed(range(shape.tables)))
     keys = [shape.configs(weighted=False)[i].feature_names[0] for i in order]
 
-    def timed(form: Form, call: Callable[[Any], Tensor]) -> Callable[[int], Sample]:
+    def timed(form: Form, take: Callable[[Any], Any], call: Callable[[Any], Tensor]) -> Callable[[int], Sample]:
         def sample(number: int) -> Sample:
-            fresh = iter([draw(library, form, shape, rank, number + i).idlist_features for i in range(20)])
+            fresh = iter([take(draw(library, form, shape, rank, number + i).idlist_features) for i in range(20)])
             with validation(True):
                 return time_call(lambda: finish(call(next(fresh))), 20)
 
         return sample
 
+    def whole(features: Any) -> Any:
+        return features
+
     return {
-        "td_to_kjt": timed("TD", lambda td: convert(td, keys).values()),
-        "KJT.permute": timed("KJT", lambda kjt: kjt.permute(order).values()),
-        "copies of a batch (TD)": timed("TD", lambda td: copied([p for v in td.values() for p in _of_nested(v)])),
-        "copies of a batch (KJT)": timed("KJT", lambda kjt: copied([kjt.values(), kjt.lengths()])),
+        "td_to_kjt": timed("TD", whole, lambda td: convert(td, keys).values()),
+        "KJT.permute": timed("KJT", whole, lambda kjt: kjt.permute(order).values()),
+        "copies of a batch (TD)": timed("TD", _values_and_offsets, copied),
+        "copies of a batch (KJT)": timed("KJT", lambda kjt: [kjt.values(), kjt.lengths()], copied),
     }
 
 

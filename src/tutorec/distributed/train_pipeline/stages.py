@@ -130,7 +130,7 @@ class Stages:
             ctx.losses, ctx.output = self.call(ctx.batch)
         finally:
             self.in_forward = None
-        ctx.batch, ctx.arguments = None, {}
+        ctx.batch, ctx.arguments, ctx.module_contexts = None, {}, {}
 
     def backward(self, ctx: TrainPipelineContext) -> None:
         """The gradient of the sum of the losses; nothing for a model in evaluation."""
