@@ -44,7 +44,7 @@ def set_pruning_data(
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
         >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(10, 64, "item")])
         >>> tutorec.quantize(set_pruning_data(ebc, {"item": 6})).packed_rows("item").shape
-        torch.Size([6, 80])
+        torch.Size([6, 68])
 
     Source:
         TorchRec's ``torchrec.inference.modules.set_pruning_data``, which passes over names that no table has.
