@@ -18,7 +18,6 @@ BY_DEFAULT = ("test_bad_inputs.py", "test_exchanges.py")
 # What makes a chapter shorter and runs no other line of it.
 SHORTER = {
     "05_first_training.ipynb": ("for seed in (0, 1, 2):", "for seed in (0,):"),
-    "16_compressed_tables.ipynb": ("RATES, SEEDS = (0.1, 0.2)", "RATES, SEEDS = (0.1,)"),
 }
 
 

@@ -361,7 +361,7 @@ def measured(script: str, *arguments: str) -> float:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone tells a process its peak")
 @pytest.mark.parametrize(
-    ("way", "least", "most"), [("in place", 1.0, 1.0 + 1 / 6), ("kept", 1.3, 1.35 + 0.02), ("copied", 2.2, 2.4)]
+    ("way", "least", "most"), [("in place", 1.0, 1.0 + 1 / 6), ("kept", 1.25, 1.3), ("copied", 2.2, 2.4)]
 )
 def test_never_are_there_two_copies_of_the_tables(way, least, most):
     """Peak memory over the float tables: in place one table more, otherwise the packed rows; a copy is seen to fail."""
