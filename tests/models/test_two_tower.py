@@ -14,6 +14,7 @@ from tutorec.datasets.random import shop
 from tutorec.datasets.utils import Batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
+from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tutorec.models.baseline import click_counts
 from tutorec.models.retrieval import build_index, recall_at
 from tutorec.models.training import combined_optimizer, train
@@ -23,7 +24,7 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.spmd import Ranks
+from tutorec.spmd import Ranks, device
 
 
 def _towers(users: int = 9, items: int = 6, columns: int = 4, layers: tuple[int, ...] = (5, 3)) -> TwoTower:
@@ -181,6 +182,18 @@ def test_a_rank_without_clicks_takes_part(ranks: Callable[..., Ranks], negatives
     assert found[0][0] == found[1][0] > 0
     assert torch.equal(found[0][1][0], found[1][1][0])
     assert bool(found[0][1][0].isfinite().all())
+
+
+def _explained(rank: int, negatives: Any) -> str:
+    sharder = EmbeddingBagCollectionSharder({"optimizer": "exact_sgd", "learning_rate": 0.1})
+    model = DistributedModelParallel(TwoTowerTrain(_towers(), negatives, rows=6, drawn=4), sharders=[sharder])
+    optimizer = combined_optimizer(model, lambda params: torch.optim.SGD(params, lr=0.1))
+    return TrainPipelineSparseDist(model, optimizer, device()).explain()
+
+
+@pytest.mark.parametrize("negatives", ["in_batch", "random"])
+def test_a_train_pipeline_starts_the_tables_early(ranks: Callable[..., Ranks], negatives: str) -> None:
+    assert ranks(2).run(_explained, negatives) == ["model.embedding_bag_collection: started early"] * 2
 
 
 @pytest.mark.slow

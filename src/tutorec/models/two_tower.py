@@ -30,6 +30,12 @@ from tutorec.modules.mlp import MLP
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
+# One call each in a graph, so that a train pipeline finds what leads to the tables.
+torch.fx.wrap("one_id_each")
+torch.fx.wrap("with_empty_bags")
+torch.fx.wrap("_other_candidates")
+torch.fx.wrap("_with_more_samples")
+
 
 class TwoTower(nn.Module):
     """Queries and candidates as vectors whose inner product is the score of the pair.
@@ -206,9 +212,7 @@ class TwoTowerTrain(nn.Module):
 
     def _random(self, features: KeyedJaggedTensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, 1 + drawn]: the sample's own candidate first."""
-        seed = int((ids * torch.arange(1, len(ids) + 1, device=ids.device)).sum())
-        drawn = torch.randint(0, self._rows, (self._drawn,), generator=torch.Generator().manual_seed(seed))
-        drawn = drawn.to(ids.device)
+        drawn = _other_candidates(ids, self._rows, self._drawn)
         key = self.model.candidate_features[0]
         # Looked up as further samples of the same batch: one exchange for both.
         queries, candidates = self.model(_with_more_samples(features, key, drawn.to(ids.dtype)))
@@ -216,6 +220,12 @@ class TwoTowerTrain(nn.Module):
         scores = torch.cat([(queries * own).sum(1, keepdim=True), queries @ others.t()], dim=1)
         again = F.pad(drawn.unsqueeze(0) == ids.unsqueeze(1), (1, 0))
         return scores.masked_fill(again, -torch.inf), torch.zeros_like(ids, dtype=torch.long)
+
+
+def _other_candidates(ids: Tensor, rows: int, number: int) -> Tensor:
+    """Ids drawn evenly, a function of the ids of the batch [B]."""
+    seed = int((ids * torch.arange(1, len(ids) + 1, device=ids.device)).sum())
+    return torch.randint(0, rows, (number,), generator=torch.Generator().manual_seed(seed)).to(ids.device)
 
 
 def clicks_of(batch: Batch) -> Batch:
