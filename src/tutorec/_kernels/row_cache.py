@@ -1,4 +1,4 @@
-"""Which rows of large tables have a slot in memory: who gets one, who gives his up, hits and misses.
+"""Which rows of large tables have a slot in memory, which give theirs up, and how many lookups hit.
 
 A table is its R rows and, behind them, its slots. A row has a *place*: its slot while it has one, else itself. Places
 are numbered through all tables of a group. This file knows numbers; ``tbe_cached.py`` copies what stands in the rows.

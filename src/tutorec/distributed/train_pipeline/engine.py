@@ -274,9 +274,9 @@ class TrainPipeline(Generic[In, Out]):
         stops = not self._options.execute_all_batches and any(_ENDED in self._states(ctx) for ctx in self._flight)
         ctx = self._flight[0] if self._flight else None
         if ctx is not None and not stops and min(self._states(ctx)) < _ENDED:
-            rewritten, told = self._stages.rewritten, ctx.everywhere is not None
+            rewritten, ranks_know = self._stages.rewritten, ctx.everywhere is not None
             self.reset()
-            if told and rewritten is not None and rewritten.env is not None:
+            if ranks_know and rewritten is not None and rewritten.env is not None:
                 subject = f"batch {ctx.index} of {type(self).__name__}"
                 check_agreement(subject, {}, rewritten.env, ctx.error)
             assert ctx.error is not None, "check_agreement raises where another rank has a problem"

@@ -26,7 +26,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def _rebuilt(value: Any, change: Any) -> Any:
-    """A container with every part changed; what is no container stays."""
+    """A container with every part changed; any other value as it is."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(change, value))
     if type(value) in (list, tuple):
