@@ -44,9 +44,13 @@ def test_a_part_smaller_than_a_page_stays_in_the_file() -> None:
 def test_every_page_of_a_row_is_asked_for_once(columns):
     part = zeros_in_file(90_000)[4:] if columns is None else zeros_in_file(columns * 60 + 4)[4:].view(-1, columns)
     rows = torch.tensor([0, 1, 41, 42, 43, 58])
-    asked = []
-    with patch("tutorec._kernels.row_file._advise", return_value=lambda *arguments: asked.append(arguments)):
-        ask_for_pages(part, rows)
+    asked, at_once = [], []
+    with (
+        patch("tutorec._kernels.row_file._advise", return_value=lambda *arguments: asked.append(arguments)),
+        patch("tutorec._kernels.row_file._advise_all", side_effect=lambda ranges: at_once.extend(ranges.tolist())),
+    ):
+        ask_for_pages(part, rows)  # all at once, and since that was not done, one by one
+    assert at_once == [[address, length] for address, length, _ in asked]
     size = 4 * (columns or 1)
     bounds = [(part[row].data_ptr(), part[row].data_ptr() + size) for row in rows.tolist()]
     pages = {page for first, end in bounds for page in range(first // PAGESIZE, (end - 1) // PAGESIZE + 1)}

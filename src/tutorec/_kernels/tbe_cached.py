@@ -12,6 +12,7 @@ those of an uncached table, bit for bit. A row without a slot is used where it l
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -34,6 +35,7 @@ from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
 __all__ = ["CachedTableBatch"]
 
 _OF_THREAD = getattr(resource, "RUSAGE_THREAD", 0)  # Linux; elsewhere what the process has read
+_READ_AHEAD = 4  # batches whose reading is remembered: those that a pipeline has in flight
 _INT32_ROWS = 2**31  # rows and slots of a group that int32 ids cannot number
 
 
@@ -73,6 +75,7 @@ class CachedTableBatch(TableBatch):
         self._bases = torch.tensor([self._cache.bases[table] for table in spec.feature_tables])
         self._lock = Lock()
         self._reader = ThreadPoolExecutor(1, "tutorec-prefetch")
+        self._readings: deque[tuple[Tensor, Future[None]]] = deque(maxlen=_READ_AHEAD)  # ids of batches read ahead
         for table, own in enumerate(rows):
             for tensor in self._tensors(table):
                 keep_in_memory(tensor[own:])
@@ -144,22 +147,26 @@ class CachedTableBatch(TableBatch):
     def prefetch(self, values: Tensor, offsets: Tensor) -> Future[None]:
         """Read what a coming batch needs from the disk, on the cache's own thread; the result says when it is done.
 
-        Nothing else changes: no bit, no place, no count. Ids ``[N]`` and offsets ``[F*B+1]`` are those of the forward.
+        Nothing else changes: no bit, no place, no count. Ids ``[N]`` and offsets ``[F*B+1]`` are those of the forward,
+        which waits for the thread where it has not read all of them yet.
         """
-        return self._reader.submit(self._read_ahead, values, offsets)
+        reading = self._reader.submit(self._read_ahead, values, offsets)
+        self._readings.append((values, reading))
+        return reading
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         operator = self._operators[0]
         operator._learning_rate = self._learning_rate
         rows, bases = self._rows_of(values, offsets)
+        is_read = self._wait_until_read(values)
         with torch.no_grad(), self._lock:
             self._take_what_others_wrote()
             waits = self._waits_for_disk()  # the file does not fit in memory: better wait for many rows at once
-            if waits:
+            if waits and not is_read:
                 self._ask_for(self._cache.missing(rows))
             places, moves, in_file = self._cache.place(rows)
             pending = _Pending(self, in_file)
-            if waits:
+            if waits or is_read:
                 self._ask_for((move.table, move.written.rows) for move in moves)
             for move in moves:
                 self._copy(move.table, move.written.slots, move.written.rows)
@@ -182,6 +189,13 @@ class CachedTableBatch(TableBatch):
             return values.long(), 0
         bases = self._bases.repeat_interleave(offsets[::batch].diff(), output_size=values.numel())
         return values + bases, bases
+
+    def _wait_until_read(self, values: Tensor) -> bool:
+        """Wait for the thread that reads the rows of these ids, if one does: two would ask for the same rows twice."""
+        reading = next((reading for ids, reading in self._readings if ids is values or ids.equal(values)), None)
+        if reading is not None:
+            reading.result()
+        return reading is not None
 
     def _read_ahead(self, values: Tensor, offsets: Tensor) -> None:
         """Read a number of each row that has no slot."""

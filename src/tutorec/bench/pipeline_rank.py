@@ -229,13 +229,14 @@ def steps_of(
         pipeline: What trains. Batches that it has taken ahead are in flight before and after.
         feed: Its batches, made before the clock starts.
         steps: How many.
-        before: Called before the clock starts.
+        before: Called one step before the clock starts.
     """
 
     def sample(number: int) -> Sample:
         feed.refill(steps + _RESERVE)
         if before is not None:
             before()
+            read(pipeline.progress(feed))  # a batch in flight lost what had been read ahead for it
         gc.collect()
         gc.disable()
         try:
