@@ -207,6 +207,14 @@ class ShardedEmbeddingModule(
         moves = zip(self._input_dists, parts, ctx.sharding_contexts, strict=True)
         return _SizesOnTheWay([dist(part, of_sharding) for dist, part, of_sharding in moves], ctx)
 
+    def send_status(self, status: int) -> Awaitable[Any]:
+        """Take part in the first round of ``input_dist`` without a batch; not the first time, when ranks agree.
+
+        Raises:
+            RanksWithoutBatch: At the wait, and on every other rank at its own.
+        """
+        return _All([dist.send_status(status) for dist in self._input_dists])
+
     def prefetch(self, dist_input: CompIn) -> None:
         """Have the caches of this rank's tables read ahead for a coming batch; returns at once.
 
@@ -415,6 +423,16 @@ class _InitialRows:
             return
         source = weight[piece.row_offset : piece.row_offset + piece.rows]
         rows.copy_(source[:, piece.column_offset : piece.column_offset + piece.columns])
+
+
+class _All(Awaitable[list[Any]]):
+    """Several, waited for in order."""
+
+    def __init__(self, parts: Sequence[Awaitable[Any]]) -> None:
+        self._parts = parts
+
+    def _wait_impl(self) -> list[Any]:
+        return [part.wait() for part in self._parts]
 
 
 class _SizesOnTheWay(Awaitable[list[KJTArrival]]):

@@ -164,6 +164,30 @@ def test_nothing_is_sent_early_for_a_batch_that_another_rank_lacks(ranks):
         assert (early[2], early[3]) == (plain[2], plain[3]) == (rank, [[7], [8]])
 
 
+def uneven_epochs(rank: int, world_size: int) -> list[Any]:
+    """Two epochs; in the first rank 1 has a batch more than rank 0, in the second one less."""
+    found = []
+    for early in (False, True):
+        model = parallel("bags")
+        optimizer = dense_optimizer(model)
+        epochs = [samples("bags", rank, steps=3 + rank), samples("bags", rank, steps=4 - rank)]
+        if early:
+            pipeline = TrainPipelineSparseDist(model, optimizer, here())
+            outputs = [output for batches in epochs for output in pipelined(pipeline, batches)]
+        else:
+            outputs = [output for batches in epochs for output in plain_loop(model, optimizer, batches)]
+        found.append((outputs, state(model, optimizer)))
+    return found
+
+
+def test_ranks_with_different_numbers_of_batches_train_as_the_plain_loop_does(ranks):
+    """The last batch of rank 1's first epoch is trained together with the first one of rank 0's second epoch."""
+    for plain, early in ranks(2).run(uneven_epochs):
+        assert len(plain[0]) == len(early[0]) == 7
+        assert all(map(torch.equal, plain[0], early[0]))
+        assert_same(plain[1], early[1], "of the plain loop")
+
+
 def stopping(rank: int, world_size: int) -> int:
     model = parallel("bags")
     pipeline = TrainPipelineSparseDist(model, dense_optimizer(model), here(), execute_all_batches=False)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -114,6 +115,32 @@ class KJTAllToAll(nn.Module):
         if self._pg is None or len(self._ranks) == 1:
             return NoWait(KJTArrival.at_home(features, self._slots))
         return _Sizes(self._pg, self._slots, features, self._ids_dtype, self._ranks, (self.number, self.title))
+
+    def send_status(self, status: int) -> Awaitable[Any]:
+        """Take part in round 1 without a batch, and tell the other ranks why.
+
+        Args:
+            status: A negative number, which waiting raises on every rank.
+
+        Raises:
+            RanksWithoutBatch: At the wait.
+        """
+        if self._pg is None or len(self._ranks) == 1:
+            return NoWait(None)
+        return _Status(self._pg, status)
+
+
+class RanksWithoutBatch(Exception):
+    """Some ranks had no batch to send. All ranks raise it at the wait for round 1, and none sends round 2.
+
+    Args:
+        statuses: What each rank has said, W numbers; None of a rank that has a batch.
+    """
+
+    def __init__(self, statuses: Sequence[int | None]) -> None:
+        without = [rank for rank, status in enumerate(statuses) if status is not None]
+        super().__init__(f"ranks {without} have no batch")
+        self.statuses = list(statuses)
 
 
 @dataclass(frozen=True)
@@ -259,6 +286,19 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
         return [flat[first : first + slots] for first in range(0, len(flat), slots)]
 
 
+class _Status(Awaitable[None]):
+    """Round 1 of a rank without a batch, in flight."""
+
+    def __init__(self, group: dist.ProcessGroup, status: int) -> None:
+        device, world_size = comm.message_device(group), group.size()
+        sizes = ints_on_device([(0, 0, status << _NUMBER)] * world_size, torch.int64, device)
+        each = [SIZES_PER_PEER] * world_size
+        self._sizes = comm.all_to_all(sizes.view(-1), each, each, group, SIZES_STAGE)
+
+    def _wait_impl(self) -> None:
+        _check_exchange([form >> _NUMBER for form in self._sizes.wait()[2::SIZES_PER_PEER].tolist()], 0, "")
+
+
 class _Sizes(Awaitable[KJTArrival]):
     """Round 1 in flight; to wait for it is to issue round 2."""
 
@@ -319,7 +359,9 @@ class _Sizes(Awaitable[KJTArrival]):
 
 
 def _check_exchange(numbers: Sequence[int], mine: int, title: str) -> None:
-    """Refuse, on every rank alike, that ranks are at different exchanges."""
+    """Refuse, on every rank alike, that ranks have no batch, or are at different exchanges."""
+    if min(numbers) < 0:
+        raise RanksWithoutBatch([number if number < 0 else None for number in numbers])
     others = [rank for rank, number in enumerate(numbers) if number != mine]
     if others:
         raise ValueError(
@@ -340,4 +382,4 @@ def _check_weights(forms: Sequence[int]) -> None:
         )
 
 
-__all__ = ["ArrivedIds", "KJTAllToAll", "KJTArrival"]
+__all__ = ["ArrivedIds", "KJTAllToAll", "KJTArrival", "RanksWithoutBatch"]

@@ -61,6 +61,10 @@ class SparseFeaturesDist(nn.Module, ABC):
         """Say which exchange this is: a number that is the same on every rank, and words for messages."""
         self._dist.number, self._dist.title = number, title
 
+    def send_status(self, status: int) -> Awaitable[Any]:
+        """Take part without a batch: see `KJTAllToAll.send_status`."""
+        return self._dist.send_status(status)
+
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> Awaitable[KJTArrival]:
         """My samples, ``feature_names()`` -> promise of a promise: sizes first, then ids of my slots."""

@@ -16,6 +16,7 @@ is left to do once the pipeline is full). When the iterator ends the batches in 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,13 +30,12 @@ from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
 from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
-from tutorec.distributed.train_pipeline.stages import Stages
+from tutorec.distributed.train_pipeline.stages import ENDED, READY, UNFIT, Stages
 from tutorec.distributed.train_pipeline.timeline import Interval, Timeline
 
 __all__ = ["Options", "Stage", "TrainPipeline"]
 
-# What a rank says of a batch: the trace of the forward does not fit it, it failed, there is none, it is there.
-_UNFIT, _FAILED, _ENDED, _READY = -2, -1, 0, 1
+_logger = logging.getLogger(__name__)
 
 
 class Stage(NamedTuple):
@@ -74,7 +74,7 @@ class TrainPipeline(Generic[In, Out]):
     A batch that cannot be loaded or prepared (an iterator that raises, an id that no table has) is reported when it
     is its turn, on every rank, and the batches before it have been trained. Whatever else fails is raised at once. Both
     carry a note: the stage, the number of the batch, the rank. Where ranks have different numbers of batches nothing
-    is started early from the first batch on that one rank lacks, and what happens is what happens in a plain loop.
+    is started early from the first batch on that one rank lacks, in later epochs either: they train as in a plain loop.
 
     Args:
         model: Answers a batch with ``(losses, output)``. Its forward, as far as it leads to sharded modules, must be
@@ -97,11 +97,18 @@ class TrainPipeline(Generic[In, Out]):
         self._schedule, self._options = tuple(schedule), options
         depth = max(stage.ahead for stage in self._schedule)
         per_batch = sorted(self._schedule, key=lambda stage: -stage.ahead)
-        self._fill = [(place, stage) for place in range(depth) for stage in per_batch if stage.ahead > place]
+        exchange = (Stages.start_input_dist, Stages.wait_input_dist)  # tells whether the batch is to be trained
+        self._fill = [
+            (place, stage)
+            for place in range(depth)
+            for stage in per_batch
+            if stage.ahead > place or (stage.ahead == place == 0 and stage.run in exchange)
+        ]
         self._starts_early = any(stage.run is Stages.start_input_dist for stage in self._schedule)
         self._timeline = Timeline(dist.get_rank() if comm.default_group() is not None else 0)
         self._attached, self._traced_in_training = False, model.training
         self._source: Iterator[In] | None = None
+        self._is_uneven = False
         self.reset()
 
     # --- training
@@ -136,15 +143,14 @@ class TrainPipeline(Generic[In, Out]):
         """Load from another iterator from now on; batches of the last one are still in flight."""
         self._source = self._stages.iterator = iterator
         last = self._flight[-1] if self._flight else None
-        if last is not None and last.batch is None and min(states := self._states(last)) == _ENDED:
-            self._in_step = max(states) == _ENDED
+        if last is not None and self._stages.state_of(last) == ENDED:
             self._next_index = self._flight.pop().index or 0
 
     def reset(self) -> None:
         """Forget the batches in flight; the next call of ``progress`` starts anew."""
         self._flight: deque[TrainPipelineContext] = deque()
         self._next_index = 0
-        self._in_step = True
+        self._in_step, self._asked = not self._is_uneven, False
         self._source = self._stages.iterator = None
 
     @property
@@ -177,7 +183,7 @@ class TrainPipeline(Generic[In, Out]):
                 options.pipeline_postproc,
                 options.apply_jit,
             )
-        self._attached, self._traced_in_training = True, stages.model.training
+        self._attached, self._traced_in_training, self._asked = True, stages.model.training, False
 
     def detach(self) -> nn.Module:
         """The model as it was before; batches in flight are kept for when it is attached again."""
@@ -224,11 +230,11 @@ class TrainPipeline(Generic[In, Out]):
             return
         ctx = self._flight[place]
         ctx.done.add(stage)
-        if stage.run is Stages.start_input_dist and not self._all_ranks_have(ctx):
+        if stage.run is Stages.start_input_dist and not self._may_start(ctx):
             return
         name, number = stage.run.__name__, ctx.index or 0
         try:
-            if ctx.error is None:
+            if ctx.error is None or stage.run in (Stages.start_input_dist, Stages.wait_input_dist):
                 with self._timeline.mark(name, number):
                     _run(stage, stages, ctx)
         except Exception as error:
@@ -237,44 +243,54 @@ class TrainPipeline(Generic[In, Out]):
                 self.reset()
                 raise
             ctx.error, stages.iterator = error, None
-        if stage.run is Stages.prepare:
-            self._tell_ranks(ctx)
+        if stage.run is Stages.wait_input_dist:
+            self._compare(ctx)
 
-    def _tell_ranks(self, ctx: TrainPipelineContext) -> None:
-        """Send the other ranks whether this one has the batch; what they say is read a step later."""
-        env = self._stages.rewritten.env if self._stages.rewritten is not None else None
-        if env is not None and env.process_group is not None and env.world_size > 1 and self._in_step:
-            group = env.process_group
-            mine = torch.tensor([self._state(ctx)], device=comm.message_device(group))
-            ctx.everywhere = comm.all_gather(mine, [1] * env.world_size, group, "pipeline")
-
-    def _state(self, ctx: TrainPipelineContext) -> int:
-        if ctx.error is None:
-            return _READY if ctx.batch is not None else _ENDED
-        rewritten = self._stages.rewritten
-        return _UNFIT if ctx.batch is not None and rewritten is not None and not rewritten.is_proven else _FAILED
+    def _ask(self, ctx: TrainPipelineContext) -> list[int]:
+        """What each rank says of a batch, asked in a collective of its own."""
+        state, rewritten = self._stages.state_of(ctx), self._stages.rewritten
+        env = rewritten.env if rewritten is not None else None
+        if env is None or env.process_group is None or env.world_size == 1:
+            return [state]
+        return [of_rank for (of_rank,) in comm.all_gather_ints([state], env.process_group, "pipeline")]
 
     def _states(self, ctx: TrainPipelineContext) -> list[int]:
-        """What each rank says of a batch; this one's word alone where ranks do not ask each other."""
-        return ctx.everywhere.wait().tolist() if ctx.everywhere is not None else [self._state(ctx)]
+        """What each rank has said of a batch; this one's state where they have not told each other."""
+        return ctx.states if ctx.states is not None else [self._stages.state_of(ctx)]
 
-    def _all_ranks_have(self, ctx: TrainPipelineContext) -> bool:
-        """Whether a batch may be started early: otherwise ranks would issue different collectives."""
-        if self._in_step:
-            states = self._states(ctx)
-            if max(states) == _UNFIT and ctx.error is not None and self._stages.rewritten is not None:
-                self._stages.rewritten.reject_all(ctx.error)
-                ctx.error, ctx.everywhere, self._stages.iterator = None, None, self._source
-            else:
-                self._in_step = min(states) == _READY
+    def _may_start(self, ctx: TrainPipelineContext) -> bool:
+        """Whether ranks issue the first round for a batch, in which those without one say so.
+
+        They ask each other before the first one, where what they have to agree on is more.
+        """
+        rewritten = self._stages.rewritten
+        if self._in_step and not (self._asked and rewritten is not None and rewritten.sends_status):
+            self._asked = True
+            ctx.states = states = self._ask(ctx)
+            if max(states) == UNFIT and ctx.error is not None and rewritten is not None:
+                rewritten.reject_all(ctx.error)
+                ctx.error, ctx.states, self._stages.iterator = None, None, self._source
+            self._compare(ctx)
+            return min(self._states(ctx)) == READY
         return self._in_step
+
+    def _compare(self, ctx: TrainPipelineContext) -> None:
+        """Start nothing early any more where ranks have different numbers of batches, or until a failure is raised."""
+        states = self._states(ctx)
+        self._in_step = self._in_step and min(states) == max(states)
+        if READY in states and ENDED in states and not self._is_uneven:
+            self._is_uneven = True
+            ended = [rank for rank, state in enumerate(states) if state == ENDED]
+            _logger.warning(
+                "ranks %s have no batch %d, and others have: nothing is started early from now on", ended, ctx.index
+            )
 
     def _next_to_train(self) -> TrainPipelineContext:
         """The first batch in flight, unless all have been trained, or it failed on some rank."""
-        stops = not self._options.execute_all_batches and any(_ENDED in self._states(ctx) for ctx in self._flight)
+        stops = not self._options.execute_all_batches and (not self._flight or ENDED in self._ask(self._flight[-1]))
         ctx = self._flight[0] if self._flight else None
-        if ctx is not None and not stops and min(self._states(ctx)) < _ENDED:
-            rewritten, ranks_know = self._stages.rewritten, ctx.everywhere is not None
+        if ctx is not None and not stops and min(self._states(ctx)) < ENDED:
+            rewritten, ranks_know = self._stages.rewritten, ctx.states is not None
             self.reset()
             if ranks_know and rewritten is not None and rewritten.env is not None:
                 subject = f"batch {ctx.index} of {type(self).__name__}"

@@ -35,7 +35,7 @@ class TrainPipelineContext:
         arguments: Path -> what the model passes to that module, computed ahead of the forward.
         done: The stages that the batch has passed.
         error: Why it could not be loaded or prepared on this rank. It is raised when it is this batch's turn.
-        everywhere: While in flight, each rank's word on whether it has this batch; see `TrainPipeline`.
+        states: Of each rank whether it has this batch, where ranks have told each other; see `TrainPipeline`.
         losses: What the forward gave, until the backward takes it.
         output: What ``progress`` returns.
 
@@ -53,7 +53,7 @@ class TrainPipelineContext:
     arguments: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
     done: set[Hashable] = field(default_factory=set)
     error: Exception | None = None
-    everywhere: Awaitable[Any] | None = None
+    states: list[int] | None = None
     losses: Any = None
     output: Any = None
 

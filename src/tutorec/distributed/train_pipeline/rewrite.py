@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharded_module import ShardedModule
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
@@ -62,6 +63,11 @@ class RewrittenModel:
     def env(self) -> ShardingEnv | None:
         """The ranks of the first module that is started early."""
         return next((getattr(module, "env", None) for module in self.early.modules.values()), None)
+
+    @property
+    def sends_status(self) -> bool:
+        """Whether a rank without a batch can say so in the first round of every module."""
+        return all(isinstance(module, ShardedEmbeddingModule) for module in self.early.modules.values())
 
     def prepare(self, ctx: TrainPipelineContext) -> None:
         """Compute the arguments of a batch, and check it on this rank: nothing is sent."""

@@ -23,12 +23,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from tutorec.distributed.collectives.kjt import RanksWithoutBatch
+from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
 from tutorec.distributed.train_pipeline.runtime_forwards import look_up
 from tutorec.distributed.train_pipeline.streams import SideStream, to_device
 
-__all__ = ["Stages"]
+__all__ = ["ENDED", "FAILED", "READY", "UNFIT", "Stages"]
+
+# What a rank says of a batch: the trace of the forward does not fit it, it failed, there is none, it is there.
+UNFIT, FAILED, ENDED, READY = -3, -2, -1, 0
 
 
 class Stages:
@@ -84,21 +89,37 @@ class Stages:
                 self.rewritten.prepare(ctx)
 
     def start_input_dist(self, ctx: TrainPipelineContext) -> None:
-        """Issue the first round of every sharded module."""
+        """Issue the first round of every sharded module; without a batch, tell the other ranks so."""
         if self.rewritten is not None:
+            state = self.state_of(ctx)
             with self._sends.ahead():
                 for path, module in self.rewritten.early.modules.items():
-                    if path in ctx.module_contexts:
+                    if state != READY and isinstance(module, ShardedEmbeddingModule):
+                        ctx.input_dist_splits_requests[path] = module.send_status(state)
+                    elif state == READY and path in ctx.module_contexts:
                         args, kwargs = ctx.arguments[path]
                         sizes = module.input_dist(ctx.module_contexts[path], *args, **kwargs)
                         ctx.input_dist_splits_requests[path] = sizes
 
     def wait_input_dist(self, ctx: TrainPipelineContext) -> None:
-        """Wait for the sizes and issue the second round."""
-        with self._sends.ahead():
-            for path, sizes in ctx.input_dist_splits_requests.items():
-                ctx.input_dist_tensors_requests[path] = sizes.wait()
-            ctx.input_dist_splits_requests = {}
+        """Wait for the sizes and issue the second round, unless a rank has no batch."""
+        try:
+            with self._sends.ahead():
+                for path, sizes in ctx.input_dist_splits_requests.items():
+                    ctx.input_dist_tensors_requests[path] = sizes.wait()
+        except RanksWithoutBatch as absent:
+            ctx.states = [READY if status is None else status for status in absent.statuses]
+        if self.state_of(ctx) != READY or (ctx.states is not None and min(ctx.states) < READY):
+            ctx.input_dist_tensors_requests = {}
+        ctx.input_dist_splits_requests = {}
+
+    def state_of(self, ctx: TrainPipelineContext) -> int:
+        """What this rank says of a batch."""
+        if ctx.error is None:
+            return READY if ctx.batch is not None else ENDED
+        return (
+            UNFIT if ctx.batch is not None and self.rewritten is not None and not self.rewritten.is_proven else FAILED
+        )
 
     def prefetch(self, ctx: TrainPipelineContext) -> None:
         """Have the caches read the rows of a batch whose ids have arrived; returns at once."""
