@@ -16,6 +16,7 @@ PARAMETERS = 8
 LONG_SIGNATURES = frozenset(
     {
         "tutorec.sparse.keyed_jagged.KeyedJaggedTensor.__init__",
+        "tutorec.distributed.model_parallel.DMPCollection.__init__",
         "tutorec.distributed.planner.interfaces.Stats.log",
         "tutorec.distributed.planner.options.ShardingOption.__init__",
         "tutorec.distributed.planner.planners.EmbeddingShardingPlanner.__init__",

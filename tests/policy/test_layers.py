@@ -64,7 +64,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 f"distributed.{name}"
                 for name in (
                     "sharding_plan shard data_parallel gradient_norm planner.planners planner.measuring "
-                    "model_parallel checkpoint"
+                    "replicas model_parallel checkpoint"
                 ).split()
             ),
         ),

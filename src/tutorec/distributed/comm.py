@@ -24,6 +24,7 @@ from torch.distributed import distributed_c10d
 from tutorec._spmd_device import backend_for
 from tutorec._spmd_end import give_threads_time
 from tutorec.awaitable import Awaitable, NoWait
+from tutorec.distributed.env import hosts_differ
 
 
 @dataclass(frozen=True)
@@ -364,8 +365,8 @@ def _agreed_names(group: dist.ProcessGroup) -> Iterator[None]:
 def get_local_size(world_size: int | None = None) -> int:
     """L, the ranks of a host: ``LOCAL_WORLD_SIZE`` (or what MPI calls it), which torchrun and `Ranks` set.
 
-    Where it is not set all ranks share one host; TorchRec takes 8 for it. Where it does not divide the number of ranks
-    there is a warning, and they share one host, too.
+    Where it is not set all ranks share one host; TorchRec takes 8 for it. Where it does not divide the number of ranks,
+    or torchrun runs on hosts of different sizes, there is a warning, and they share one host, too.
 
     Args:
         world_size: W; by default that of the default process group.
@@ -382,11 +383,10 @@ def get_local_size(world_size: int | None = None) -> int:
     local_size = _number_in_environment(names)
     if local_size is None:
         return world_size
-    if local_size < 1 or world_size % local_size:
-        warnings.warn(
-            f"LOCAL_WORLD_SIZE={local_size} does not divide {world_size} ranks: all are taken to share one host",
-            stacklevel=2,
-        )
+    differ = hosts_differ(local_size)
+    if local_size < 1 or world_size % local_size or differ:
+        why = "is not that of every host" if differ else f"does not divide {world_size} ranks"
+        warnings.warn(f"LOCAL_WORLD_SIZE={local_size} {why}: all are taken to share one host", stacklevel=2)
         return world_size
     return local_size
 

@@ -333,7 +333,7 @@ class ShardedEmbeddingModule(
         except (ValueError, KeyError, TypeError) as error:
             problem = error
         facts = {"tables": ", ".join(names), "qcomm_codecs_registry": str(sorted(source.codecs.items()))}
-        facts |= division_fact()
+        facts |= {"ranks per host": str(env.local_size), **division_fact()}
         facts |= {f"table {t.name!r}: {fact}": value for t in tables for fact, value in t.describe().items()}
         facts |= {f"table {name!r}: requires_grad": str(rows.requires_grad) for name, rows in source.weights.items()}
         article = "an" if source.kind[0] in "AEIOU" else "a"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch.distributed as dist
+
+from tutorec._spmd_device import under_torchrun
 
 
 class ShardingEnv:
@@ -63,7 +66,7 @@ class ShardingEnv:
 
 
 def local_world_size() -> int | None:
-    """What ``LOCAL_WORLD_SIZE`` says, the ranks of a host; None where it is not set, or 0.
+    """What ``LOCAL_WORLD_SIZE`` says, the ranks of a host; None where it is not set, or 0, or hosts differ in size.
 
     Raises:
         ValueError: It is no whole number.
@@ -71,14 +74,61 @@ def local_world_size() -> int | None:
     text = os.environ.get("LOCAL_WORLD_SIZE", "0")
     if not text.isdecimal():
         raise ValueError(f"LOCAL_WORLD_SIZE is {text!r} and not a number of ranks per host: set it, or unset it")
-    return int(text) or None
+    return None if hosts_differ(int(text)) else int(text) or None
+
+
+def hosts_differ(local_size: int) -> bool:
+    """Whether torchrun runs on hosts of different numbers of ranks, of which this one has ``local_size``.
+
+    Each host then says another ``LOCAL_WORLD_SIZE``, and no rank may go by its own. Elsewhere nothing is known of it.
+    """
+    hosts, world_size = os.environ.get("GROUP_WORLD_SIZE", ""), os.environ.get("WORLD_SIZE", "")
+    return under_torchrun() and hosts.isdecimal() and int(hosts) * local_size != int(world_size)
+
+
+def ranks_per_host(ranks: Sequence[int], local_size: int) -> int:
+    """How many of some ranks share a host; all of them where that differs from host to host.
+
+    Args:
+        ranks: Of the program, ascending.
+        local_size: L, ranks of the program on each host.
+
+    Example:
+        >>> ranks_per_host([0, 2, 4, 6], local_size=4), ranks_per_host([0, 1, 2, 4], local_size=4)
+        (2, 4)
+    """
+    hosts = [len(list(members)) for _, members in groupby(ranks, key=lambda rank: rank // local_size)]
+    return hosts[0] if len(set(hosts)) == 1 else len(ranks)
+
+
+def sharding_groups(world_size: int, size: int, use_inter_host_allreduce: bool = False) -> list[list[int]]:
+    """The ranks of each group that holds a replica of all tables: see `replicas`.
+
+    Args:
+        world_size: W.
+        size: G, ranks of each group.
+        use_inter_host_allreduce: Groups of consecutive ranks; otherwise each takes every (W / G)-th rank.
+
+    Raises:
+        ValueError: W ranks do not make groups of G.
+
+    Example:
+        >>> sharding_groups(8, 4), sharding_groups(8, 4, use_inter_host_allreduce=True)
+        ([[0, 2, 4, 6], [1, 3, 5, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]])
+    """
+    if size < 1 or world_size % size:
+        fits = [each for each in range(1, world_size + 1) if world_size % each == 0]
+        raise ValueError(
+            f"{world_size} ranks make no groups of sharding_group_size={size} ranks each: give one of {fits}"
+        )
+    groups = world_size // size
+    if use_inter_host_allreduce:
+        return [list(range(first, first + size)) for first in range(0, world_size, size)]
+    return [list(range(first, world_size, groups)) for first in range(groups)]
 
 
 def _local_size(pg: dist.ProcessGroup) -> int:
-    """Ranks per host of a group; all of them where its hosts differ in size, or nothing is known of hosts."""
+    """Ranks per host of a group; all of them where nothing is known of hosts."""
     ranks = dist.get_process_group_ranks(pg)
     on_host = local_world_size()
-    if on_host is None:
-        return len(ranks)
-    hosts = [len(list(members)) for _, members in groupby(ranks, key=lambda rank: rank // on_host)]
-    return hosts[0] if len(set(hosts)) == 1 else len(ranks)
+    return len(ranks) if on_host is None else ranks_per_host(ranks, on_host)

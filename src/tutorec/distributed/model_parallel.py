@@ -1,26 +1,31 @@
 """A model over several ranks: tables sharded, the rest replicated.
 
 Tables are large and cheap to compute with, so each lies on one rank and ids travel (*model parallel*). What is dense is
-small and expensive to compute with, so every rank has it whole and gradients are averaged (*data parallel*).
+small and expensive to compute with, so every rank has it whole and gradients are averaged (*data parallel*). Over very
+many ranks tables may be replicated, too, a replica for each group of ranks (`DMPCollection`).
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.collectives.autograd import division_fact, get_gradient_division
 from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, sharded_parts
-from tutorec.distributed.embedding_base import usable_device
+from tutorec.distributed.embedding_base import ShardedEmbeddingModule, usable_device
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.gradient_norm import NormOverRanks
-from tutorec.distributed.plan import ShardingPlan
+from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingPlan
+from tutorec.distributed.replicas import AllReduce, ReplicaGroups, ReplicaMean
 from tutorec.distributed.shard import (
     allocate_dense_parts,
     collections_of,
@@ -86,6 +91,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         plan = _given_or_made(plan, module, sharders, self._env, self.device)
         self._plan = _agreed_plan(plan, module, shardable, self._env)
         self._wrapper = data_parallel_wrapper if data_parallel_wrapper is not None else DefaultDataParallelWrapper()
+        self._dense_env = self._env  # the ranks that have the dense parts
         self._ddp_is_built, self._divides = False, get_gradient_division()
         for path in list(shardable):
             # Not held any longer than needed: once it is replaced in the model, the unsharded one can be freed.
@@ -157,7 +163,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         """Wrap the dense parts, if there are any and they are not wrapped yet."""
         if not self._ddp_is_built:
             self._divides = get_gradient_division()
-            self._wrapper.wrap(self, self._env, self.device)
+            self._wrapper.wrap(self, self._dense_env, self.device)
             self._ddp_is_built = True
 
     # Names are those of the unsharded model, whatever is wrapped around it here.
@@ -209,6 +215,137 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         return self.module.load_state_dict(wanted, strict)
 
 
+class DMPCollection(DistributedModelParallel):
+    """A model whose tables are sharded over each of several groups of ranks: 2D parallelism.
+
+    Every group of G ranks is a `DistributedModelParallel` of its own as far as tables go: its batches alone move its
+    replica of them, by the mean of the gradients of G ranks. Dense parts have one gradient, the mean of all W ranks.
+    :meth:`sync`, which the training loop calls every so many steps, replaces tables and the state of their fused
+    optimizers by the mean over replicas::
+
+        for step, batch in enumerate(batches, 1):
+            loss = model(batch)
+            loss.backward()
+            optimizer.step()
+            if step % 10 == 0:
+                model.sync()
+
+    All replicas begin with the tables of the first one. The number of steps that an Adam counts is the same in all. The
+    state of an optimizer that steps outside of backward, of tables with the kernel ``dense``, stays each replica's own.
+
+    Args:
+        module: The model.
+        device: Where this rank computes; None: :func:`tutorec.spmd.device`.
+        plan: For the G ranks of a group, which it numbers from 0; None: `EmbeddingShardingPlanner` makes one for them.
+        world_size: W, the ranks of ``global_pg``.
+        sharding_group_size: G.
+        global_pg: All ranks.
+        node_group_size: How many of a group's ranks table-row-wise and grid take for a host; by default those that
+            ``LOCAL_WORLD_SIZE`` puts on one.
+        sharders: As of `DistributedModelParallel`, and so are the next three.
+        init_data_parallel: Wrap the dense parts now.
+        init_parameters: Allocate dense parts that are on the meta device.
+        data_parallel_wrapper: Wraps the dense parts.
+        use_inter_host_allreduce: Groups of consecutive ranks, so that steps stay on few hosts and the mean crosses;
+            otherwise a group takes every (W / G)-th rank, and the mean stays on few hosts.
+        custom_all_reduce: See :meth:`set_all_reduce_hook`.
+
+    Raises:
+        ValueError: The ranks make no such groups, or as of `DistributedModelParallel`.
+        AgreementError: Ranks differ.
+
+    Source:
+        TorchRec's ``torchrec.distributed.model_parallel.DMPCollection``, with its default strategy and one plan.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device | None,
+        plan: ShardingPlan | None,
+        world_size: int,
+        sharding_group_size: int,
+        global_pg: dist.ProcessGroup,
+        *,
+        node_group_size: int | None = None,
+        sharders: Sequence[ModuleSharder[Any]] | None = None,
+        init_data_parallel: bool = True,
+        init_parameters: bool = True,
+        data_parallel_wrapper: DataParallelWrapper | None = None,
+        use_inter_host_allreduce: bool = False,
+        custom_all_reduce: AllReduce | None = None,
+    ) -> None:
+        everyone = ShardingEnv.from_process_group(global_pg)
+        facts = {
+            "world_size": str(world_size),
+            "sharding_group_size": str(sharding_group_size),
+            "use_inter_host_allreduce": str(use_inter_host_allreduce),
+            "the plan": "is to be made" if plan is None else f"{zlib.crc32(str(plan).encode()):08x}",
+        }
+        check_agreement("DMPCollection", facts, everyone, _bad_world_size(world_size, everyone))
+        groups = ReplicaGroups.of(global_pg, sharding_group_size, use_inter_host_allreduce)
+        env = ShardingEnv(sharding_group_size, groups.sharding.rank(), groups.sharding, local_size=node_group_size)
+        if plan is None:
+            makers = _checked_sharders(sharders) if sharders is not None else get_default_sharders()
+            plan = make_plan(module, makers, env, usable_device(device, {}), everyone=everyone)
+        super().__init__(module, env, device, plan, sharders, False, init_parameters, data_parallel_wrapper)
+        self._dense_env, self._groups, self._all_reduce = everyone, groups, custom_all_reduce
+        parts = [part for _, part in sharded_parts(self.module) if isinstance(part, ShardedEmbeddingModule)]
+        self._replicas = ReplicaMean(parts, groups.replica)
+        if self.device.type != "meta":
+            self._replicas.spread()
+        if init_data_parallel:
+            self.init_data_parallel()
+
+    def sync(self, include_optimizer_state: bool = True) -> None:
+        """Replace tables, and the state of their fused optimizers, by the mean over replicas; all ranks call it."""
+        self._replicas.average(include_optimizer_state, self._all_reduce)
+
+    def set_all_reduce_hook(self, reduce_hook: AllReduce) -> None:
+        """Let ``reduce_hook(tensors)`` put the mean over replicas into tensors, in place: weights, then states.
+
+        It calls collectives by itself, on the group ``device_mesh.get_group("replicate")``.
+        """
+        self._all_reduce = reduce_hook
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """All ranks ``[W / G, G]``, with the dimensions ``"replicate"`` and ``"shard"``."""
+        return DeviceMesh.from_group(
+            [self._groups.replica, self._groups.sharding],
+            self.device.type,
+            mesh=torch.tensor(self._groups.ranks, dtype=torch.int),
+            mesh_dim_names=("replicate", "shard"),
+        )
+
+    @property
+    def dense_group(self) -> dist.ProcessGroup:
+        """All ranks, which have the dense parts together."""
+        group = self._dense_env.process_group
+        assert group is not None, "a DMPCollection is made of a process group"
+        return group
+
+    @property
+    def replica(self) -> int:
+        """Which replica of the tables this rank holds a part of, from 0."""
+        return self._groups.replica.rank()
+
+    def reduce_norm(self) -> NormOverRanks:
+        """As of `DistributedModelParallel`, where only dense parts have gradients.
+
+        Raises:
+            ValueError: A sharded table has the kernel ``dense``: the norm of its gradient differs from replica to
+                replica, and dense parts, clipped by different norms, would drift apart.
+        """
+        tables = [held.table for part in self._replicas.parts for held in part.held_tables()]
+        if dense := [table.name for table in tables if table.kernel is EmbeddingComputeKernel.DENSE]:
+            raise ValueError(
+                f"the gradient of table {dense[0]!r} differs from replica to replica, so that no norm is shared by all "
+                "ranks: give it compute_kernel='fused', or clip dense parts alone"
+            )
+        return super().reduce_norm()
+
+
 def _insert_wrapped_path(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """What `state_dict` left out of the names comes back, where this model is a part of one that is loaded."""
     assert isinstance(module, DistributedModelParallel), "the hook of a DistributedModelParallel"
@@ -250,6 +387,12 @@ def _checked_sharders(sharders: Any) -> list[ModuleSharder[Any]]:
             )
         found.append(sharder)
     return found
+
+
+def _bad_world_size(world_size: int, everyone: ShardingEnv) -> Exception | None:
+    if world_size == everyone.world_size:
+        return None
+    return ValueError(f"world_size={world_size}, and global_pg has {everyone.world_size} ranks: give that number")
 
 
 def _a_or_class(value: Any) -> str:

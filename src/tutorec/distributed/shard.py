@@ -217,15 +217,17 @@ def make_plan(
     env: ShardingEnv,
     device: torch.device,
     planner: Any = None,
+    everyone: ShardingEnv | None = None,
 ) -> ShardingPlan:
     """The planner's plan: where there is a process group, rank 0 makes it for all.
 
     Args:
         model: The model.
         sharders: One for each class of collections.
-        env: The ranks.
+        env: The ranks that hold the tables.
         device: Of their tables.
         planner: Makes it; `EmbeddingShardingPlanner` for these ranks by default.
+        everyone: All ranks that are to have the plan; those of ``env`` by default.
 
     Raises:
         PlannerError: None is found.
@@ -235,13 +237,17 @@ def make_plan(
     from tutorec.distributed.planner.this_machine import this_machine
     from tutorec.distributed.planner.topology import Topology
 
+    everyone = env if everyone is None else everyone
     if planner is None:
-        plans = env.world_size == 1 or (env.process_group is not None and env.rank == 0)
+        plans = everyone.world_size == 1 or (everyone.process_group is not None and everyone.rank == 0)
         machine = this_machine if plans else Topology  # what was measured counts on the rank that plans
-        planner = EmbeddingShardingPlanner(machine(env.world_size, device.type, local_world_size=env.local_size))
-    if env.process_group is None:
+        topology = machine(everyone.world_size, device.type, local_world_size=everyone.local_size)
+        if everyone is not env:
+            topology = topology.part(range(env.world_size), env.local_size)
+        planner = EmbeddingShardingPlanner(topology)
+    if everyone.process_group is None:
         return planner.plan(model, list(sharders))
-    return planner.collective_plan(model, list(sharders), env.process_group)
+    return planner.collective_plan(model, list(sharders), everyone.process_group)
 
 
 def replaced(model: nn.Module, part: nn.Module, sharded: nn.Module) -> nn.Module:

@@ -26,6 +26,7 @@ from tutorec.distributed.checkpoint.entries import Entry, Form, Wanted, wanted_r
 from tutorec.distributed.checkpoint.folder import Manifest, check_file, checked_target, read_manifest, whole_folder
 from tutorec.distributed.checkpoint.ranks import Together
 from tutorec.distributed.checkpoint.reading import CheckpointInfo, info_of
+from tutorec.distributed.checkpoint.replicas import loaded_by_all
 from tutorec.distributed.checkpoint.states import StoredState, match_states, new_state
 from tutorec.distributed.checkpoint.storage import plan_reading, read_blocks, read_metadata
 from tutorec.distributed.shard_geometry import ShardPiece
@@ -51,6 +52,7 @@ class _Order:
     options: dict[tuple[int, str], tuple[dict[str, Any], Any, str]] = field(default_factory=dict)
 
 
+@loaded_by_all
 def load_checkpoint(
     path: str | os.PathLike[str],
     model: nn.Module,

@@ -15,11 +15,13 @@ from tutorec.distributed.checkpoint.contents import Contents, contents_of, group
 from tutorec.distributed.checkpoint.entries import Entry
 from tutorec.distributed.checkpoint.folder import Manifest, checked_target, complete, remove_partial, start_partial
 from tutorec.distributed.checkpoint.ranks import Together
+from tutorec.distributed.checkpoint.replicas import saved_by_the_first
 from tutorec.distributed.checkpoint.storage import Written, write_blocks, write_metadata
 from tutorec.errors import CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 
 
+@saved_by_the_first
 def save_checkpoint(
     path: str | os.PathLike[str],
     model: nn.Module,
@@ -37,7 +39,8 @@ def save_checkpoint(
 
     Args:
         path: Of the checkpoint, a folder. One that stands there is replaced.
-        model: A `DistributedModelParallel`, a sharded module, or any other.
+        model: A `DistributedModelParallel`, a sharded module, or any other. A `DMPCollection` is brought together by
+            its ``sync()`` first.
         optimizer: What steps outside of backward.
         step: Steps made so far.
         position: Where the data stands: a JSON value, the same on every rank.

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import tutorec._calibration as calibration
 from tutorec.distributed import comm
+from tutorec.distributed.env import ranks_per_host
 from tutorec.distributed.planner import constants
 from tutorec.distributed.planner.constants import DEVICES
 from tutorec.distributed.planner.input_checks import able, finite, whole
@@ -434,6 +435,33 @@ class Topology:
         changed.devices = [
             DeviceHardware(device.rank, own, copy(device.perf))
             for device, own in zip(self.devices, storage, strict=True)
+        ]
+        return changed
+
+    def part(self, ranks: Sequence[int], local_world_size: int | None = None) -> Topology:
+        """Some of the ranks, as a group that shards tables among them; numbered from 0.
+
+        Args:
+            ranks: Which, ascending.
+            local_world_size: How many of them share a host; by default as the hosts are.
+
+        Raises:
+            PlannerError: There is no such rank.
+
+        Example:
+            >>> one_of_two_groups = Topology.hosts(2, 4).part([0, 2, 4, 6])
+            >>> one_of_two_groups.world_size, one_of_two_groups.local_world_size
+            (4, 2)
+        """
+        if not ranks or not 0 <= min(ranks) <= max(ranks) < self.world_size:
+            raise _bad(f"ranks {list(ranks)} of a topology of {self.world_size}: give some of its ranks, from 0 on")
+        changed = copy(self)
+        changed.world_size = len(ranks)
+        changed.local_world_size = local_world_size or ranks_per_host(ranks, self.local_world_size)
+        changed.intra_group_size = local_world_size or ranks_per_host(ranks, self.intra_group_size)
+        changed.devices = [
+            DeviceHardware(number, self.devices[rank].storage, copy(self.devices[rank].perf))
+            for number, rank in enumerate(ranks)
         ]
         return changed
 

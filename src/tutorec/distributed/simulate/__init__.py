@@ -2,6 +2,19 @@
 
 from tutorec.distributed.simulate.ids import Observed, PowerLaw, RowShares, Uniform
 from tutorec.distributed.simulate.loads import Load
+from tutorec.distributed.simulate.replicas import SyncSimulation, simulate_sync
 from tutorec.distributed.simulate.simulation import HotRow, Simulation, Straggler, simulate
 
-__all__ = ["HotRow", "Load", "Observed", "PowerLaw", "RowShares", "Simulation", "Straggler", "Uniform", "simulate"]
+__all__ = [
+    "HotRow",
+    "Load",
+    "Observed",
+    "PowerLaw",
+    "RowShares",
+    "Simulation",
+    "Straggler",
+    "SyncSimulation",
+    "Uniform",
+    "simulate",
+    "simulate_sync",
+]

@@ -1,0 +1,68 @@
+"""Checkpoints of a model whose tables have replicas: one of them is saved, all are loaded, and all ranks are told.
+
+Saving takes the mean over replicas first, `DMPCollection.sync`: whatever they have learned since the last one would be
+lost with the replicas that are not saved. Then it is the checkpoint of a `DistributedModelParallel` over the ranks of
+the first group, which any model reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+from torch import nn
+
+from tutorec.distributed.checkpoint.ranks import Together
+from tutorec.distributed.model_parallel import DMPCollection
+from tutorec.errors import CheckpointError
+
+Path = TypeVar("Path")
+Rest = ParamSpec("Rest")
+Out = TypeVar("Out")
+_Call = Callable[Concatenate[Path, nn.Module, Rest], Out]
+
+
+def saved_by_the_first(save: _Call[Path, Rest, None]) -> _Call[Path, Rest, None]:
+    """What saves a model, for models with replicas, too: the ranks of the first replica save, the others wait."""
+
+    @wraps(save)
+    def of_replicas(path: Path, model: nn.Module, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
+        if not isinstance(model, DMPCollection):
+            save(path, model, *args, **kwargs)
+            return
+        model.sync()
+        _together(model, f"saving {path}", lambda: save(path, model, *args, **kwargs) if model.replica == 0 else None)
+
+    return of_replicas
+
+
+def loaded_by_all(load: _Call[Path, Rest, Out]) -> _Call[Path, Rest, Out]:
+    """What loads a model, for models with replicas, too: each replica loads, and none goes on where another failed."""
+
+    @wraps(load)
+    def of_replicas(path: Path, model: nn.Module, *args: Rest.args, **kwargs: Rest.kwargs) -> Out:
+        if not isinstance(model, DMPCollection):
+            return load(path, model, *args, **kwargs)
+        return _together(model, f"loading {path}", lambda: load(path, model, *args, **kwargs))
+
+    return of_replicas
+
+
+def _together(model: DMPCollection, doing: str, act: Callable[[], Out]) -> Out:
+    """Act; an error of the ranks of one replica is one of all ranks."""
+    problem, found = None, None
+    try:
+        found = act()
+    except Exception as error:  # whatever it is, the others must not wait for this rank
+        problem = error
+    texts = Together(model.dense_group, doing).gather(None if problem is None else f"{problem}")
+    if problem is not None:
+        raise problem
+    if failed := [(rank, text) for rank, text in enumerate(texts) if text is not None]:
+        rank, text = failed[0]
+        raise CheckpointError(f"{doing} was given up, since another replica's rank {rank} failed: {text}")
+    return found  # pyright: ignore[reportReturnType]
+
+
+__all__ = ["loaded_by_all", "saved_by_the_first"]

@@ -1,0 +1,123 @@
+"""What it costs to average replicas of tables: the bytes and milliseconds of one `DMPCollection.sync`.
+
+The bytes are those of `shard_traffic`. Time is as in `simulation`: each block takes two exchanges, each a latency, and
+of a rank's two links the slower one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from tutorec.distributed.env import sharding_groups
+from tutorec.distributed.fused_params import optimizer_spec
+from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
+from tutorec.distributed.shard_traffic import REPLICA_STATES, REPLICA_WEIGHTS, sync_blocks, sync_parts
+from tutorec.distributed.simulate.ids import Floats
+from tutorec.distributed.simulate.placed import Configs, placed_tables
+from tutorec.distributed.simulate.work import SimulatedTable
+
+
+@dataclass(frozen=True, eq=False)
+class SyncSimulation:
+    """One averaging of replicas.
+
+    Args:
+        by_stage: Stage -> bytes that each rank sends ``[2, W]``: to ranks of its host, and to other hosts.
+        exchanges: Of the rank that has most.
+        ms: Milliseconds of the slowest rank.
+    """
+
+    by_stage: Mapping[str, Floats]
+    exchanges: int
+    ms: float
+
+    def sent(self, stage: str | None = None, *, crossing: bool | None = None) -> Floats:
+        """Bytes that each rank sends ``[W]``; the words are those of `traffic.Traffic`."""
+        chosen = sum(sent for name, sent in self.by_stage.items() if stage in (None, name))
+        return np.asarray(chosen).sum(axis=0) if crossing is None else np.asarray(chosen)[int(crossing)]
+
+    def total(self, stage: str | None = None, *, crossing: bool | None = None) -> float:
+        """Bytes that all ranks send; arguments as in `sent`."""
+        return float(self.sent(stage, crossing=crossing).sum())
+
+
+def simulate_sync(
+    plan: ShardingPlan | Mapping[str, ParameterSharding],
+    topology: Any,
+    tables: nn.Module | Configs | Mapping[str, Configs],
+    sharding_group_size: int,
+    *,
+    fused_params: Mapping[str, Any] | None = None,
+    use_inter_host_allreduce: bool = False,
+    include_optimizer_state: bool = True,
+) -> SyncSimulation:
+    """What `DMPCollection.sync` sends and how long it takes, on machines that need not exist.
+
+    Args:
+        plan: For the ranks of one group.
+        topology: All ranks, their hosts and speeds.
+        tables: As of `simulate`.
+        sharding_group_size: G, ranks of a group.
+        fused_params: As of the sharder: whose optimizer state is averaged, too.
+        use_inter_host_allreduce: As of `DMPCollection`.
+        include_optimizer_state: As of its ``sync``.
+
+    Raises:
+        ValueError: The ranks make no such groups, or plan, tables and topology do not belong together.
+
+    Example:
+        >>> from tutorec.distributed.planner.topology import Topology
+        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> item = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
+        >>> plan = {"item": table_wise_sharding((8, 4), rank=0, device_type="cpu")}
+        >>> sync = simulate_sync(plan, Topology(4, "cpu"), [item], sharding_group_size=2)
+        >>> sync.sent().tolist()  # ranks 0 and 1 hold the table: half of its 128 bytes there, and the other's mean back
+        [128.0, 128.0, 0.0, 0.0]
+    """
+    groups = np.array(sharding_groups(topology.world_size, sharding_group_size, use_inter_host_allreduce))
+    placed = placed_tables(plan, tables, topology.part(groups[0].tolist()))
+    local_size = topology.local_world_size
+    rowwise = [state.rowwise for state in optimizer_spec(fused_params).states] if include_optimizer_state else []
+    by_stage = {stage: np.zeros((2, topology.world_size)) for stage in (REPLICA_WEIGHTS, REPLICA_STATES)}
+    exchanges = np.zeros(sharding_group_size, dtype=np.int64)
+    for number in range(sharding_group_size):
+        pieces = _pieces(placed, number)
+        fused = _pieces([table for table in placed if not table.leaves_gradient], number)
+        states = [(rows,) if by_row else (rows, columns) for by_row in rowwise for rows, columns in fused]
+        mates = groups[:, number]
+        for stage, shapes in ((REPLICA_WEIGHTS, pieces), (REPLICA_STATES, states)):
+            by_stage[stage][:, mates] = _sent(sync_parts(shapes, len(mates)), mates // local_size)
+            exchanges[number] += 2 * len(list(sync_blocks(shapes))) if len(mates) > 1 else 0
+    inside, across = by_stage[REPLICA_WEIGHTS] + by_stage[REPLICA_STATES]
+    wire = np.maximum(inside / topology.intra_host_bw, across / topology.inter_host_bw)
+    waits = np.zeros(topology.world_size)
+    waits[groups] = topology.latency_ms * exchanges
+    return SyncSimulation(by_stage, int(exchanges.max()), float((wire + waits).max()))
+
+
+def _pieces(tables: list[SimulatedTable], number: int) -> list[tuple[int, ...]]:
+    """Rows and columns of each piece of a rank of a group."""
+    found: list[tuple[int, ...]] = []
+    for table in tables:
+        if table.sharding_type is ShardingType.DATA_PARALLEL:
+            found.append((table.rows, table.columns))
+        mine = table.pieces[table.pieces[:, 0] == number]
+        found += [(int(end - first), int(columns)) for _, first, end, columns in mine]
+    return found
+
+
+def _sent(parts: list[int], hosts: Floats) -> Floats:
+    """Bytes that each of the replicas sends to its host and to others ``[2, replicas]``."""
+    each = 4.0 * np.add.outer(parts, parts)
+    np.fill_diagonal(each, 0.0)
+    same = hosts[:, None] == hosts
+    return np.stack([(each * same).sum(axis=1), (each * ~same).sum(axis=1)])
+
+
+__all__ = ["SyncSimulation", "simulate_sync"]
