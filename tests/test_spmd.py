@@ -292,13 +292,20 @@ def test_hosts_split_the_ranks_in_order(ranks, hosts, local, groups):
         ({"world_size": 4, "hosts": 3}, r"hosts=3 cannot share 4 ranks evenly; hosts may be one of \[1, 2, 4\]"),
         ({"world_size": 4, "hosts": 0}, "hosts=0"),
         ({"world_size": 2, "backend": "mpi"}, "'auto', 'gloo' or 'nccl', got 'mpi'"),
-        ({"world_size": 2, "timeout": 0}, "positive number of seconds, got 0"),
+        ({"world_size": 2, "timeout": 0}, "positive number of seconds, at most 1,000,000, got 0"),
         ({"world_size": 2, "timeout": float("nan")}, "got nan"),
+        ({"world_size": 2, "timeout": float("inf")}, "at most 1,000,000, got inf"),
+        ({"world_size": 2, "timeout": 1e9}, "at most 1,000,000, got 1000000000.0"),
     ],
 )
 def test_options_that_cannot_be_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Ranks(**arguments)
+
+
+def test_the_longest_timeout_is_one_that_the_system_can_wait():
+    with Ranks(1, timeout=1_000_000) as world:
+        assert world.run(len, ()) == [0]
 
 
 def test_a_closed_pool_says_so_and_closing_twice_is_harmless():

@@ -126,6 +126,20 @@ def test_of_two_exceptions_the_earlier_is_reported(world, failure, monkeypatch):
     assert (error.rank, "ValueError: from 1" in str(error)) == (1, True)
 
 
+def test_an_exception_without_a_message_that_can_be_shown_is_named_all_the_same(world, failure):
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise LookupError
+
+    def step(rank):
+        if rank == 1:
+            raise Odd
+
+    error = failure(world, step)
+    assert error.rank == 1
+    assert "Odd: its message cannot be shown, because __str__ raised LookupError" in str(error)
+
+
 def test_chained_exceptions_are_shown_whole(world, failure):
     def step(rank):
         try:

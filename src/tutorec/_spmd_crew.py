@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import secrets
+import selectors
 import shutil
 import socket
 import struct
@@ -19,6 +20,8 @@ from typing import Any
 from multiprocess import connection as mp_connection
 from multiprocess.connection import Connection
 
+from tutorec._spmd_device import loopback
+from tutorec._spmd_rank import GREETING, outlives_its_folder
 from tutorec._spmd_report import death_message, is_peer_loss, scrub, stall_message
 from tutorec._spmd_side import live_tokens, name_of, take_dropped
 from tutorec._spmd_start import RankProcess, start_rank
@@ -31,6 +34,9 @@ START_SECONDS = 120.0  # Importing torch W times on a busy machine is slow, and 
 ANSWER_SECONDS = 1.5  # How long a busy rank may take to say where it is before it counts as silent.
 SAME_MOMENT_SECONDS = 0.1
 AFTERMATH_SECONDS = 1.5  # How long to look for the cause when a rank only reports that another one has gone.
+# What the ranks remember of functions that were sent, and of how many bytes; a forgotten one is sent again.
+FUNCTIONS = 256
+FUNCTION_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,7 @@ class CrewOptions:
             "GROUP_RANK": rank // local,
             "GROUP_WORLD_SIZE": self.hosts,
         }
-        loopback = [("GLOO_SOCKET_IFNAME", name) for name in _interfaces() if name in ("lo", "lo0")]
-        return {**dict(loopback), **inherited, **{name: str(value) for name, value in place.items()}}
+        return {**loopback(), **inherited, **{name: str(value) for name, value in place.items()}}
 
 
 @dataclass(frozen=True)
@@ -80,13 +85,6 @@ class Task:
     arguments: bytes
 
 
-def _interfaces() -> list[str]:
-    """Names of the network interfaces, none where the system does not tell."""
-    with contextlib.suppress(AttributeError, OSError):
-        return [name for _, name in socket.if_nameindex()]
-    return []
-
-
 class Crew:
     """The running processes of a pool.
 
@@ -99,9 +97,10 @@ class Crew:
         self.options = options
         self.token = secrets.token_hex(8)
         self.backend = ""
-        self._owner = os.getpid()
+        self.owner = os.getpid()
         self._runs = 0
-        self._functions: set[str] = set()
+        # What the ranks know: functions, the latest last, with the names of their constants and their bytes.
+        self._functions: dict[str, tuple[frozenset[str], int]] = {}
         self._constants: dict[str, str] = {}
         self._sys_path = list(sys.path)
         self._processes: list[RankProcess] = []
@@ -124,7 +123,7 @@ class Crew:
         """Start the processes and wait until all have joined the group."""
         key = secrets.token_bytes(32)
         deadline = time.monotonic() + max(START_SECONDS, self.options.timeout)
-        with _listener(self._folder, 2 * self.options.world_size) as listener:
+        with _listener(self._folder) as listener:
             boot = {
                 "world_size": self.options.world_size,
                 "token": self.token,
@@ -141,22 +140,44 @@ class Crew:
             self._accept(listener, key, deadline)
         ready = self._gather("ready", "the start", deadline, max(START_SECONDS, self.options.timeout))
         self.backend = ready[0]
+        if outlives_its_folder():
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self, listener: socket.socket, key: bytes, deadline: float) -> None:
-        """Wait for two connections from every rank."""
-        listener.settimeout(0.1)
+        """Wait for two connections from every rank. One that is silent or has another key changes nothing."""
         ended: set[int] = set()
-        while len(self._tasks) + len(self._controls) < 2 * self.options.world_size:
-            try:
-                sock, _ = listener.accept()
-            except TimeoutError:
-                ended = self._check_starting(deadline, ended)
-                continue
-            _limit_blocking(sock, max(self.options.timeout, 2.0))
-            conn = Connection(sock.detach())
-            if secrets.compare_digest(conn.recv_bytes(1024), key):
-                rank, purpose = pickle.loads(conn.recv_bytes())
-                {"tasks": self._tasks, "control": self._controls}[purpose][rank] = conn
+        unknown: dict[socket.socket, bytes] = {}
+        try:
+            while len(self._tasks) + len(self._controls) < 2 * self.options.world_size:
+                ready = _readable([listener, *unknown])
+                if not ready or time.monotonic() > deadline:
+                    ended = self._check_starting(deadline, ended)
+                for sock in ready:
+                    if sock is listener:
+                        with contextlib.suppress(OSError):
+                            unknown[listener.accept()[0]] = b""
+                    else:
+                        self._greet(sock, unknown, key)
+        finally:
+            for sock in unknown:
+                sock.close()
+
+    def _greet(self, sock: socket.socket, unknown: dict[socket.socket, bytes], key: bytes) -> None:
+        """Read from a connection until it has told its key and its rank, or has ended."""
+        try:
+            part = sock.recv(GREETING.size - len(unknown[sock]))
+        except OSError:
+            part = b""
+        unknown[sock] += part
+        if part and len(unknown[sock]) < GREETING.size:
+            return
+        greeting = unknown.pop(sock)
+        if len(greeting) < GREETING.size or not secrets.compare_digest(greeting[: len(key)], key):
+            sock.close()
+            return
+        _, rank, purpose = GREETING.unpack(greeting)
+        _limit_blocking(sock, max(self.options.timeout, 2.0))
+        {b"tasks": self._tasks, b"control": self._controls}[purpose.rstrip(b"\0")][rank] = Connection(sock.detach())
 
     def _check_starting(self, deadline: float, ended: set[int]) -> set[int]:
         """Raise for a rank that ended without a message; returns those that have ended, of which ``ended`` is known.
@@ -181,19 +202,14 @@ class Crew:
     def run(self, task: Task) -> list[bytes]:
         """Run ``task`` on every rank; return the pickled values in rank order, or raise for the cause of a failure."""
         self._runs += 1
-        key, new = task.function.key, task.function.constants
-        new = {name: value for name, value in new.items() if self._constants.get(name) != value[0]}
+        news = self._news(task.function)
         message = {
+            **news,
             "run": self._runs,
-            "function": key,
-            "payload": None if key in self._functions else task.function.payload,
-            "constants": new,
             "arguments": task.arguments,
             "sys_path": list(sys.path) if sys.path != self._sys_path else None,
-            "forget": take_dropped(self.token),
+            "forget": [*take_dropped(self.token), *news["forget"]],
         }
-        self._functions.add(key)
-        self._constants.update({name: value[0] for name, value in new.items()})
         self._sys_path = list(sys.path)
         deadline = time.monotonic() + self.options.timeout
         data = pickle.dumps(message)
@@ -202,6 +218,22 @@ class Crew:
             with contextlib.suppress(OSError):
                 self._tasks[rank].send_bytes(data)
         return self._gather("value", f"{task.name!r} (run {self._runs})", deadline, self.options.timeout)
+
+    def _news(self, function: FunctionPayload) -> dict[str, Any]:
+        """What the ranks do not know yet of a function and its constants, and which functions they forget."""
+        constants = {n: value for n, value in function.constants.items() if self._constants.get(n) != value[0]}
+        self._constants.update({name: value[0] for name, value in constants.items()})
+        known = self._functions
+        forget = [key for key, (names, _) in known.items() if not names.isdisjoint(constants)]  # hold old values
+        for key in forget:
+            del known[key]
+        payload = None if function.key in known else function.payload
+        known.pop(function.key, None)
+        known[function.key] = frozenset(function.constants), len(function.payload)
+        while len(known) > FUNCTIONS or (len(known) > 1 and sum(size for _, size in known.values()) > FUNCTION_BYTES):
+            forget.append(next(iter(known)))
+            del known[forget[-1]]
+        return {"function": function.key, "payload": payload, "constants": constants, "forget": forget}
 
     def _gather(self, wanted: str, doing: str, deadline: float, timeout: float) -> list[Any]:
         """One message of kind ``wanted`` from every rank, in rank order."""
@@ -230,10 +262,13 @@ class Crew:
 
     def _receive(self, rank: int) -> tuple[str, Any]:
         try:
-            kind, _, content = pickle.loads(self._tasks[rank].recv_bytes())
+            kind, run, content = pickle.loads(self._tasks[rank].recv_bytes())
         except (EOFError, OSError):
             code = self._processes[rank].exit_code(10.0)  # known at once, but on a busy machine
             return "death", {"kind": "death", "text": "", "code": code, "when": 0.0}
+        if run != self._runs:
+            text = f"it answered run {run} a second time; a function must not write to the connections of its rank"
+            return "error", {"kind": "RankError", "text": text, "traceback": "", "when": time.time()}
         return kind, content
 
     def _raise_failure(self, doing: str, failures: dict[int, dict[str, Any]]) -> None:
@@ -279,7 +314,7 @@ class Crew:
 
     def end(self, grace: float = 0.0) -> None:
         """End all ranks, by force after ``grace`` seconds; calling it again does nothing."""
-        if self._owner != os.getpid():  # A fork of the caller does not own the ranks.
+        if self.owner != os.getpid():  # A fork of the caller does not own the ranks.
             return
         live_tokens.discard(self.token)
         for conn in self._tasks.values() if grace else []:
@@ -297,7 +332,7 @@ class Crew:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _listener(folder: str, backlog: int) -> socket.socket:
+def _listener(folder: str) -> socket.socket:
     """A listening socket in ``folder`` where the system has such, on a free local port elsewhere."""
     path = os.path.join(folder, "socket")
     if hasattr(socket, "AF_UNIX") and sys.platform != "win32" and len(os.fsencode(path)) < 100:
@@ -305,8 +340,16 @@ def _listener(folder: str, backlog: int) -> socket.socket:
     else:
         listener, address = socket.socket(socket.AF_INET), ("127.0.0.1", 0)
     listener.bind(address)
-    listener.listen(backlog)
+    listener.listen(4096)  # The system lowers it to what it has.
     return listener
+
+
+def _readable(sockets: list[socket.socket]) -> list[socket.socket]:
+    """Sockets that have something to read or to accept, none after a moment."""
+    with selectors.DefaultSelector() as selector:
+        for sock in sockets:
+            selector.register(sock, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(0.1)]  # pyright: ignore[reportReturnType]
 
 
 def _limit_blocking(sock: socket.socket, seconds: float) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store
 
-__all__ = ["BOTH_BACKENDS", "backend_for", "device", "own_gpu", "pick_backend", "under_torchrun"]
+__all__ = ["BOTH_BACKENDS", "backend_for", "device", "loopback", "own_gpu", "pick_backend", "under_torchrun"]
 
 BOTH_BACKENDS = "cpu:gloo,cuda:nccl"
 
@@ -88,6 +90,14 @@ def backend_for(group: Any, device_type: str) -> str | None:
 
     carriers = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     return carriers.get(device_type)
+
+
+def loopback() -> dict[str, str]:
+    """The environment in which gloo listens to this machine alone; empty where the system names no such interface."""
+    with contextlib.suppress(AttributeError, OSError):
+        names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+        return {"GLOO_SOCKET_IFNAME": names[0]} if names else {}
+    return {}
 
 
 def under_torchrun() -> bool:

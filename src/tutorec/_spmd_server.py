@@ -1,8 +1,7 @@
 """The fork server: a small process that has imported torch and forks ranks on request.
 
 It is started as a fresh interpreter (see :mod:`tutorec._spmd_start`), so that it holds nothing of the caller: no CUDA
-context, no threads, no locks. It ends when its caller ends, and the
-kernel then kills the ranks that it forked.
+context, no threads, no locks. It ends when its caller ends, and the kernel then kills the ranks that it forked.
 
 A rank that ends says which of the slow modules it needed, and the server imports them before it forks the next one.
 """
@@ -15,12 +14,13 @@ import gc
 import importlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 __all__ = ["serve"]
@@ -29,8 +29,8 @@ __all__ = ["serve"]
 _SLOW_MODULES = ("torch._dynamo",)
 
 
-def serve(fd: int) -> None:
-    """Answer requests on socket ``fd`` until the caller closes it or ends.
+def serve(fd: int, caller: int) -> None:
+    """Answer requests on socket ``fd`` until the process ``caller`` closes it or ends.
 
     Requests are JSON lines: ``{"boot": {...}}`` forks a rank and is answered with its pid, ``{"poll": pid}``
     is answered with its exit code or null.
@@ -50,8 +50,7 @@ def serve(fd: int) -> None:
     folders: set[str] = set()
     connection = socket.socket(fileno=fd)
     with connection, connection.makefile("rwb") as lines:
-        for line in lines:
-            request = json.loads(line)
+        for request in _requests(connection, lines, caller):
             if "boot" in request:
                 folders.add(request["boot"]["folder"])
                 _import_slow(wanted)
@@ -62,6 +61,16 @@ def serve(fd: int) -> None:
             lines.flush()
     for folder in folders:  # A caller that was killed could not remove them.
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _requests(connection: socket.socket, lines: Any, caller: int) -> Iterator[dict[str, Any]]:
+    """What the caller asks for, until it has gone: a fork of it may hold the other end of the connection."""
+    while os.getppid() == caller:
+        if select.select([connection], [], [], 1.0)[0]:
+            line = lines.readline()
+            if not line:
+                return
+            yield json.loads(line)
 
 
 def _share_memory() -> None:
@@ -94,13 +103,12 @@ def _fork(boot: dict[str, Any], connection: socket.socket, tell: int, cuda_in_us
     threads = _thread_count()
     if threads != 1 or cuda_in_use:
         return {"refused": f"the fork server has {threads} threads, CUDA in use: {cuda_in_use}"}
-    server = os.getpid()
+    boot = {**boot, "parent": os.getpid(), "kernel": True}
     pid = os.fork()
     if pid:
         return {"pid": pid}
     try:
         os.close(connection.detach())
-        _end_with(server)
         _become(boot, functools.partial(_name_slow, tell))
     except BaseException:
         traceback.print_exc()
@@ -111,15 +119,6 @@ def _fork(boot: dict[str, Any], connection: socket.socket, tell: int, cuda_in_us
 def _thread_count() -> int:
     """Threads of this process as the kernel counts them, those of C libraries included."""
     return len(os.listdir("/proc/self/task"))
-
-
-def _end_with(server: int) -> None:
-    """Ask the kernel to kill this process when the server ends."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # 1 is PR_SET_PDEATHSIG.
-    if os.getppid() != server:  # It ended before the request.
-        os._exit(1)
 
 
 def _become(boot: dict[str, Any], at_end: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -27,6 +28,7 @@ class RankSide:
         kept: Objects kept by :meth:`RankWorld.keep`, by key.
         run: Number of the run in progress, from 1.
         places: How often each place in the code has called ``keep`` in this run.
+        process: This process's id; a fork of it is no rank.
     """
 
     token: str
@@ -35,6 +37,7 @@ class RankSide:
     kept: dict[str, Any] = field(default_factory=dict)
     run: int = 0
     places: dict[str, int] = field(default_factory=dict)
+    process: int = field(default_factory=os.getpid)
 
 
 # The rank that this process is, if it is one; and the generations of pools that this process owns and that still run.

@@ -37,7 +37,7 @@ _RANK_CODE = (
 )
 _SERVER_CODE = (
     "import json, sys; boot = json.loads(sys.argv[1]); sys.path[:] = boot['sys_path']; "
-    "from tutorec._spmd_server import serve; serve(boot['fd'])"
+    "from tutorec._spmd_server import serve; serve(boot['fd'], boot['caller'])"
 )
 # A pool of threads in the fork server would make it refuse to fork, and a rank uses one thread anyway.
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -102,6 +102,9 @@ class _Spawned:
     """A rank that is a fresh interpreter."""
 
     def __init__(self, boot: dict[str, Any]) -> None:
+        # The kernel tells of the end of the thread that started a process: that of the main thread is the caller's.
+        by_kernel = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
+        boot = {**boot, "parent": os.getpid(), "kernel": by_kernel}
         environment = {**boot["environment"], "OMP_NUM_THREADS": boot["environment"].get("OMP_NUM_THREADS", "1")}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _RANK_CODE], stdin=subprocess.PIPE, env=environment, **_detached()
@@ -168,7 +171,7 @@ class _ForkServer:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(REPLY_SECONDS)
-        boot = json.dumps({"fd": theirs.fileno(), "sys_path": sys.path})
+        boot = json.dumps({"fd": theirs.fileno(), "caller": os.getpid(), "sys_path": sys.path})
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _SERVER_CODE, boot],

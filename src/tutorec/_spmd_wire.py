@@ -102,8 +102,8 @@ class FunctionPayload:
     """A pickled function.
 
     Args:
-        key: Hash of the payload, by which ranks remember the function.
-        payload: The function without the constants that it uses.
+        key: Hash of the payload, by which ranks remember the function. It stays when a constant gets another value.
+        payload: The function with the names of the constants that it uses.
         constants: For the name of each constant: the hash of its payload, and the payload.
     """
 
@@ -129,7 +129,7 @@ class _Globals:
                     self._names.setdefault(id(value), f"{number}.{name}")
 
     def reference(self, obj: Any) -> tuple[str, str] | None:
-        """Name and hash of the constant that ``obj`` is, None for anything else."""
+        """Name of the constant that ``obj`` is, and its hash where another constant refers to it; None for others."""
         name = self._names.get(id(obj))
         if name is None or id(obj) in self._open:
             return None
@@ -146,7 +146,7 @@ class _Globals:
             finally:
                 self._open.discard(id(obj))
             self.found[name] = (hashlib.sha256(payload).hexdigest(), payload)
-        return name, self.found[name][0]
+        return name, self.found[name][0] if self._open else ""
 
 
 def dump(obj: Any, constants: _Globals | None = None) -> bytes:
@@ -255,7 +255,7 @@ class Constants:
             new, payload = self._payloads.pop(name)
             self._objects[name] = (new, load(payload, self))
         have, obj = self._objects[name]
-        assert have == key, f"the caller sent constant {name} as {have} and a function asks for {key}"
+        assert key in ("", have), f"the caller sent constant {name} as {have} and another constant asks for {key}"
         return obj
 
 

@@ -13,18 +13,18 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tutorec._spmd_crew import Crew, CrewOptions
 from tutorec._spmd_device import device as device
-from tutorec._spmd_device import under_torchrun
+from tutorec._spmd_device import loopback, under_torchrun
 from tutorec._spmd_end import give_threads_time
-from tutorec._spmd_rank import file_address, join_group
+from tutorec._spmd_rank import join_group
 from tutorec._spmd_side import Kept, RankWorld, restore_world
 from tutorec._spmd_wire import call_arguments, dump, load
 from tutorec.errors import RankError
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Kept", "Ranks", "device", "init", "run_ranks"]
 
 _CLOSE_SECONDS = 2.0
+_LONGEST_SECONDS = 1_000_000  # Twice as many milliseconds is what the system's calls can wait.
 
 
 class Ranks:
@@ -59,7 +60,7 @@ class Ranks:
             ``LOCAL_WORLD_SIZE`` and ``GROUP_RANK`` on each rank; all processes are on this machine all the same.
         backend: ``"auto"``: where there is a GPU for every rank, one process group that carries CPU tensors by gloo
             and CUDA tensors by NCCL, else gloo. ``"nccl"`` demands the first, ``"gloo"`` asks for the second.
-        timeout: Seconds that one run may take. Starting the ranks does not count.
+        timeout: Seconds that one run may take, at most 1,000,000. Starting the ranks does not count.
 
     Raises:
         ValueError: No such number of ranks, hosts or seconds.
@@ -131,15 +132,24 @@ class Ranks:
         Parameters of ``fn`` named ``rank`` and ``world_size`` are filled in when the call leaves them out. Arguments
         are copied to every rank, except handles made by ``keep``, which become the object that the rank kept. Globals
         that ``fn`` uses are copied when first used and when the caller changes them: what a rank changes in them stays
-        changed on that rank. Tensors travel through CPU memory and arrive on the CPU, in both directions: move them to
+        changed on that rank. Ranks forget functions when one of their globals changes, and those that were not used
+        for longest when there are more than 256 of them or 8 MiB: pass large values as arguments, or ``keep`` them.
+        Tensors travel through CPU memory and arrive on the CPU, in both directions: move them to
         :func:`device` where they are used.
 
         Raises:
             RankError: A rank raised or died.
             RankTimeoutError: The ranks did not finish in time.
+            RuntimeError: This process is a fork of the one that started the ranks.
             TypeError: The arguments do not fit ``fn``.
         """
         __tracebackhide__ = True  # Notebooks and pytest then show the caller's line and the rank's own traceback.
+        for crew in self._crews[-1:]:
+            if crew.owner != os.getpid():
+                raise RuntimeError(
+                    f"process {crew.owner} started these ranks, and this is process {os.getpid()}, a fork of it: each "
+                    f"would get the other's values; make another Ranks({self.world_size}) in this process"
+                )
         call_arguments(fn, args, kwargs, rank=0, world_size=self.world_size)
         with self._lock:
             if self._closed:
@@ -206,9 +216,14 @@ def _checked_options(world_size: int, hosts: int | None, backend: str, timeout: 
         raise ValueError(f"hosts={hosts!r} cannot share {world_size} ranks evenly; hosts may be one of {fits}")
     if backend not in ("auto", "gloo", "nccl"):
         raise ValueError(f"backend must be 'auto', 'gloo' or 'nccl', got {backend!r}")
-    if not timeout > 0:
-        raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
-    return CrewOptions(world_size, count, backend, float(timeout))
+    return CrewOptions(world_size, count, backend, _checked_timeout(timeout))
+
+
+def _checked_timeout(timeout: float) -> float:
+    """Seconds that every call of the system can wait."""
+    if not 0 < timeout <= _LONGEST_SECONDS:
+        raise ValueError(f"timeout must be a positive number of seconds, at most {_LONGEST_SECONDS:,}, got {timeout!r}")
+    return float(timeout)
 
 
 def _end_crews(crews: list[Crew], grace: float = 0.0) -> None:
@@ -280,27 +295,41 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
 
     Args:
         backend: As in :class:`Ranks`, used when a group is started.
-        timeout: Seconds that one collective may take.
+        timeout: Seconds that one collective may take, at most 1,000,000.
 
     Example:
         >>> init().size()
         1
     """
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     if not dist.is_initialized():
+        limit = timedelta(seconds=_checked_timeout(timeout))
         if under_torchrun():
             rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            join_group(backend, rank, world_size, "env://", timeout, int(os.environ["LOCAL_RANK"]))
+            store, _, _ = next(rendezvous("env://", rank, world_size, timeout=limit))
+            join_group(backend, rank, world_size, store, timeout, int(os.environ["LOCAL_RANK"]))
         else:
-            folder = tempfile.TemporaryDirectory(prefix="tutorec-group-")
-            join_group(backend, 0, 1, file_address(folder.name), timeout)
-            atexit.register(folder.cleanup)
+            _join_group_of_one(backend, timeout)
         atexit.register(_leave_group)
     group = dist.group.WORLD
     assert group is not None, "the default group was started above"
     give_threads_time(group)
     return group
+
+
+def _join_group_of_one(backend: str, timeout: float) -> None:
+    """Start a group that nobody else can join: its rendezvous is this process's memory, its interface the loopback."""
+    from torch._C._distributed_c10d import HashStore
+
+    added = {name: value for name, value in loopback().items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        join_group(backend, 0, 1, HashStore(), timeout)
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _leave_group() -> None:

@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tutorec._spmd_rank import file_address, join_group
+from tutorec._spmd_rank import file_store, join_group
 from tutorec._spmd_report import is_peer_loss
 from tutorec.errors import RankError, RankTimeoutError
 
@@ -53,7 +53,7 @@ def start_group(folder: str | os.PathLike[str], rank: int, world_size: int, time
     """
     import torch.distributed as dist
 
-    join_group("auto", rank, world_size, file_address(os.fspath(folder)), timeout, place=rank)
+    join_group("auto", rank, world_size, file_store(os.fspath(folder), world_size), timeout, place=rank)
     group = dist.group.WORLD
     assert group is not None, "the default group was started above"
     return group
