@@ -13,13 +13,13 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tutorec._kernels.backend import backend, installed
+from tutorec._whole_file import whole_file
 
 __all__ = ["Calibration", "Kept", "cache_folder", "fingerprint", "kept", "processor_name"]
 
@@ -58,11 +58,9 @@ class Calibration:
     def keep(self) -> Path:
         """Write the file, whole or not at all, and return where it is."""
         path = calibration_file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file, indent=1)
-        Path(name).replace(path)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with whole_file(path) as draft:
+            draft.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
         return path
 
 

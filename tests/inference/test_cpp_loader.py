@@ -1,5 +1,7 @@
 """The loader in C++: built once, it gives the bits of the model in Python, or ends with a message."""
 
+import hashlib
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -78,6 +80,10 @@ def test_answers_of_every_dtype_are_printed_whole(loader: Path, tmp_path: Path):
     got = score_with_loader(tmp_path / "model.pt", request, loader)
     assert [one.dtype for one in got] == [torch.int64, torch.int64, torch.float64, torch.float32]
     assert all(torch.equal(one, expected.to(one.dtype)) for one, expected in zip(got, scripted(**request), strict=True))
+
+
+def _add_digest(path: Path, data: bytes) -> None:
+    path.write_bytes(data + b"tutorec sha256 " + hashlib.sha256(data).hexdigest().encode())
 
 
 def run(loader: Path, *arguments: object) -> tuple[int, str]:
@@ -173,6 +179,64 @@ def test_the_loader_is_built_once_for_a_user(loader: Path):
     before = loader.stat().st_mtime_ns
     assert build_loader() == loader
     assert loader.stat().st_mtime_ns == before
+
+
+@compiled
+@pytest.mark.slow
+def test_flipped_and_cut_models_are_refused(loader: Path, served, tmp_path: Path):
+    model, request = served
+    data = model.read_bytes()
+    damaged = tmp_path / "damaged.pt"
+    for size in range(60, 130):  # every length of a digest's last block: the digest is right, and the file is no model
+        _add_digest(damaged, data[:size])
+        code, message = run(loader, damaged, request, *operator_libraries())
+        assert code == 1
+        assert "SHA-256" not in message
+    for place in (0, 30, len(data) // 2, len(data) - 90, len(data) - 80, len(data) - 79, len(data) - 40, len(data) - 1):
+        flipped = bytearray(data)
+        flipped[place] ^= 16
+        damaged.write_bytes(flipped)
+        code, message = run(loader, damaged, request, *operator_libraries())
+        assert code == 1
+        assert message.startswith(
+            f"loading the model {damaged}: the file is damaged, cut or no model: it does not end in the SHA-256"
+        )
+    torch.jit.save(torch.jit.load(model), damaged)
+    assert run(loader, damaged, request, *operator_libraries()) == (0, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners of files")
+def test_a_loader_that_somebody_else_can_write_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    folder = tmp_path / "loader"
+    folder.mkdir(mode=0o700)
+    program = folder / "tutorec_loader"
+    program.write_text("")
+    program.chmod(0o700)
+    assert build_loader(folder) == program
+    for path, mode in ((folder, 0o777), (folder, 0o770), (program, 0o702)):
+        path.chmod(mode)
+        with pytest.raises(BackendError, match=rf"{path}, which belongs to user \d+ with mode {mode:o}: only you"):
+            build_loader(folder)
+        path.chmod(0o700)
+    mine = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+    with pytest.raises(BackendError, match=rf"belongs to user {mine} .*only you, user {mine + 1}, may"):
+        build_loader(folder)
+    program.unlink()
+    with pytest.raises(BackendError, match=rf"belongs to user {mine} "):
+        build_loader(folder)
+
+
+@compiled
+@pytest.mark.slow
+def test_a_loader_is_built_where_only_its_user_writes(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        program = build_loader(tmp_path / "cache" / "loader")
+    finally:
+        os.umask(before)
+    assert [oct(path.stat().st_mode & 0o777) for path in (program, program.parent)] == ["0o700", "0o700"]
+    assert build_loader(tmp_path / "cache" / "loader") == program
 
 
 def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 "_spmd",
                 "_doctor",
                 "_calibration",
+                "_whole_file",
             ),
         ),
     ),

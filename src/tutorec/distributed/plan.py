@@ -20,9 +20,10 @@ from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec, ShardingSpec
 
+from tutorec._whole_file import whole_file
 from tutorec.distributed.cache_params import CacheParams
 from tutorec.distributed.plan_diff import PlanDiff, plan_diff
-from tutorec.distributed.plan_json import StoredShard, StoredTable, fingerprint, from_text, to_text, write_whole
+from tutorec.distributed.plan_json import StoredShard, StoredTable, fingerprint, from_text, to_text
 from tutorec.distributed.text_table import TextTable
 
 _HTML_ROWS = 100
@@ -251,7 +252,8 @@ class ShardingPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file: whole, or not at all. Several ranks may write the same file."""
-        write_whole(path, self.to_json())
+        with whole_file(path) as draft:
+            draft.write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ShardingPlan:

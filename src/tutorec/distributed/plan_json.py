@@ -1,4 +1,4 @@
-"""A sharding plan as a JSON document: what a table's entry is made of, checked as it is read, and written whole.
+"""A sharding plan as a JSON document: what a table's entry is made of, checked as it is read.
 
 Beside the entries stands a *fingerprint* of the tables that the plan was made for: a digest of each table's module,
 name, rows and columns. It says at once whether two plans are for the same model, and a document in which a table was
@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 FORMAT = "tutorec sharding plan"
@@ -136,25 +133,6 @@ def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
             f"columns) {tables}, have {found}; make the plan anew from the model"
         )
     return modules
-
-
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file whole or not at all: a reader sees the old one, or the new one.
-
-    Raises:
-        OSError: The folder is missing, full or not writable; what stood there before still does.
-    """
-    target = Path(path)
-    # Ranks may write the same file at the same time.
-    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _entry(table: StoredTable) -> dict[str, Any]:

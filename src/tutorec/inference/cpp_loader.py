@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -50,18 +51,21 @@ def build_loader(folder: str | Path | None = None) -> Path:
             ``TUTOREC_CACHE``, else the system's folder for caches: ``~/.cache/tutorec`` on Linux.
 
     Raises:
-        BackendError: cmake or a compiler is missing, the folder cannot be made, or the build fails; the message ends in
-            what they said.
+        BackendError: cmake or a compiler is missing, the folder cannot be made, the folder or the program belongs to
+            another user or can be written by others, or the build fails; the message ends in what the tools said.
     """
     folder = _default_folder() if folder is None else Path(folder)
     program = folder / _PROGRAM
+    if folder.exists():
+        _check_own(folder)
     if program.is_file():
+        _check_own(program)
         return program
     missing = missing_tools()
     if missing is not None:
         raise BackendError(missing)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BackendError(
             f"the C++ loader has no place: {error}; name another, build_loader(folder), or set TUTOREC_CACHE"
@@ -70,7 +74,9 @@ def build_loader(folder: str | Path | None = None) -> Path:
     with TemporaryDirectory(dir=folder.parent, prefix="building_") as building:
         _run(["cmake", "-S", str(SOURCE), "-B", building, f"-DTORCH={Path(torch.__file__).parent}"])
         _run(["cmake", "--build", building])
-        folder.mkdir(exist_ok=True)
+        (Path(building) / _PROGRAM).chmod(0o700)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _check_own(folder)
         os.replace(Path(building) / _PROGRAM, program)
     return program
 
@@ -115,6 +121,23 @@ def _default_folder() -> Path:
     facts = [torch.__version__, torch.__file__, sys.platform]
     facts += [path.read_text() for path in sorted(SOURCE.iterdir()) if path.is_file()]
     return cache_folder() / f"loader_{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+
+
+def _check_own(path: Path) -> None:
+    """Check that nobody else can have written what is to be run.
+
+    Raises:
+        BackendError: The file or folder is another user's, or others may write to it.
+    """
+    if not hasattr(os, "getuid"):
+        return
+    found = path.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BackendError(
+            f"the C++ loader would be run from {path}, which belongs to user {found.st_uid} with mode "
+            f"{stat.S_IMODE(found.st_mode):o}: only you, user {os.getuid()}, may be able to write there. Remove it or "
+            "name another folder, build_loader(folder)"
+        )
 
 
 def _run(command: list[str]) -> None:

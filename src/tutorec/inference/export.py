@@ -7,6 +7,9 @@ file of such a program can be compiled for a server (AOTInductor), or loaded and
 from __future__ import annotations
 
 import contextlib
+import io
+import json
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
+from torch.export.pt2_archive import PT2ArchiveReader
 
 from tutorec._kernels.backend import backend
+from tutorec.inference.file_digest import check_digest, digested_file
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 __all__ = ["export_model", "load_exported", "save_exported"]
+
+# Folders of an archive: the example inputs, and the tensors with their lists.
+_SAMPLE_INPUTS, _TENSORS = "data/sample_inputs/", ("data/weights/", "data/constants/")
 
 
 def export_model(model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]) -> torch.export.ExportedProgram:
@@ -68,30 +76,75 @@ def export_model(model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]
 
 
 def save_exported(program: torch.export.ExportedProgram, path: str | Path) -> None:
-    """Write an exported program to a file."""
-    torch.export.save(program, str(path))
+    """Write an exported program to a file, whole or not at all, with a digest that `load_exported` checks.
+
+    ``torch.export.load`` reads the file, too, and does not look at the digest.
+
+    Args:
+        program: What `export_model` gives.
+        path: Of the file, in a folder that exists; torch wants a name that ends in ``.pt2``.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+    """
+    with digested_file(path) as draft:
+        torch.export.save(program, str(draft))
 
 
 def load_exported(path: str | Path) -> torch.export.ExportedProgram:
     """Read an exported program, after the operators that it calls.
 
+    ``torch.export.load`` unpickles what an archive marks as pickled (``use_pickle``, custom and opaque constants,
+    example inputs that are more than tensors and batches) and loads compiled libraries from it. Such archives are
+    refused here; none by `save_exported` is one. That does not make a stranger's file safe: torch evaluates the sizes
+    in its graph as Python expressions and runs code that it makes of the graph. Load only files that you or somebody
+    you trust wrote.
+
     Args:
-        path: A file by `save_exported`, or by ``torch.export.save``. Where this function is not to be had, a process
-            that has called ``tutorec.inference.export.load_exported`` before can use ``torch.export.load``.
+        path: A file by `save_exported`, whose digest is checked, or by ``torch.export.save``, which writes none: damage
+            to such a file may go unnoticed. Where this function is not to be had, a process that has called
+            ``tutorec.inference.export.load_exported`` before can use ``torch.export.load``.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file holds no exported program.
+        ValueError: The file is damaged, holds no exported program, or holds pickles.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no exported program {str(path)!r}; save_exported(program, path) writes one")
     backend()
+    check_digest(path)
     try:
-        return torch.export.load(str(path))
-    except Exception as error:  # a damaged file fails anywhere in torch's reader
+        pickled = _pickled_records(path)
+        if not pickled:
+            return torch.export.load(str(path))
+    except Exception as error:  # what is no such file fails anywhere in torch's reader
         raise ValueError(
             f"{str(path)!r} holds no exported program that can be read here; write it with save_exported: {error}"
         ) from error
+    raise ValueError(
+        f"{str(path)!r} holds {pickled}, which torch.export.load unpickles or loads as a library, so that the file "
+        "could run any code; if you trust who wrote it, load it with torch.export.load"
+    )
+
+
+def _pickled_records(path: str | Path) -> list[str]:
+    """The records of an archive that torch.export.load would run as code: pickles and compiled libraries."""
+    archive, found = PT2ArchiveReader(str(path)), []
+    for name in archive.get_file_names():
+        if name.startswith(_SAMPLE_INPUTS):
+            inputs = archive.read_bytes(name)
+            try:
+                torch.load(io.BytesIO(inputs), weights_only=True) if inputs else None
+            except pickle.UnpicklingError:
+                found.append(name)
+        elif name.startswith(_TENSORS) and name.endswith(".json"):
+            for key, entry in json.loads(archive.read_string(name))["config"].items():
+                # Of a custom or opaque object the name of its record decides, whatever the entry says.
+                if entry["use_pickle"] or not entry["path_name"].startswith(("weight_", "tensor_")):
+                    found.append(f"{name}: {key}")
+        elif name.endswith(".pt") or name.startswith("data/aotinductor/"):
+            found.append(name)
+    return found
 
 
 def _samples(example: Sequence[Tensor | KeyedJaggedTensor]) -> int:

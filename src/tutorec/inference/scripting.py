@@ -16,6 +16,7 @@ from torch import nn
 
 from tutorec._kernels.backend import backend
 from tutorec.fx.tracer import symbolic_trace
+from tutorec.inference.file_digest import check_digest, digested_file
 
 __all__ = ["load_scripted", "save_scripted", "script_model"]
 
@@ -47,11 +48,13 @@ def script_model(model: nn.Module, leaf_modules: Sequence[str] | None = None) ->
 
 
 def save_scripted(scripted: torch.jit.ScriptModule, path: str | Path) -> None:
-    """Write a scripted model to a file.
+    """Write a scripted model to a file, whole or not at all, with a digest that `load_scripted` and C++ check.
+
+    ``torch.jit.load`` reads the file, too, and does not look at the digest.
 
     Args:
         scripted: What `script_model` gives.
-        path: Of the file, in a folder that there is.
+        path: Of the file, in a folder that exists.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -61,28 +64,29 @@ def save_scripted(scripted: torch.jit.ScriptModule, path: str | Path) -> None:
         raise TypeError(
             f"a scripted model is saved, and this is a {type(scripted).__name__}: script_model(model) makes one"
         )
-    if not Path(path).absolute().parent.is_dir():
-        raise FileNotFoundError(
-            f"there is no folder {str(Path(path).absolute().parent)!r} to write {Path(path).name!r} to"
-        )
-    with _without_deprecation():
-        torch.jit.save(scripted, str(path))
+    with digested_file(path) as draft, _without_deprecation():
+        torch.jit.save(scripted, str(draft))
 
 
 def load_scripted(path: str | Path, device: torch.device | str | None = None) -> torch.jit.ScriptModule:
     """Read a scripted model, after the operators that it may call.
 
+    The file is a program. Loading it runs no Python, but the model may call every operator of torch, also those that
+    read and write files: load only files that you or somebody you trust wrote.
+
     Args:
-        path: A file by `save_scripted`, or by ``torch.jit.save``.
+        path: A file by `save_scripted`, whose digest is checked, or by ``torch.jit.save``, which writes none: damage
+            to such a file may go unnoticed.
         device: Where its tensors go; by default where they were.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file holds no scripted model.
+        ValueError: The file is damaged, or holds no scripted model.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no scripted model {str(path)!r}; save_scripted(model, path) writes one")
     backend()  # loads fbgemm's operators, where there is fbgemm
+    check_digest(path)
     try:
         with _without_deprecation():
             return torch.jit.load(str(path), map_location=None if device is None else torch.device(device))

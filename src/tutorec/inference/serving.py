@@ -55,6 +55,8 @@ def check_lists(keys: list[str], values: Tensor, lengths: Tensor, weights: Tenso
         raise ValueError(f"lengths has a negative number, {int(lengths.min())}")
     if int(lengths.sum()) != values.numel():
         raise ValueError(f"lengths add up to {int(lengths.sum())}, and there are {values.numel()} values")
+    if lengths.numel() > 0 and int(lengths.max()) > values.numel():  # and the sum has wrapped
+        raise ValueError(f"lengths has the number {int(lengths.max())}, and there are {values.numel()} values")
     if weights is not None and weights.numel() != values.numel():
         raise ValueError(f"there are {weights.numel()} weights for {values.numel()} values")
 

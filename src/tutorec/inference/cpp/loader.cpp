@@ -3,6 +3,7 @@
 // Each LIBRARY holds operators that the model calls, and is loaded first. REQUEST is a text file of tensors, and the
 // answer is printed in the same form: see tensor_text.h.
 #include <dlfcn.h>
+#include "file_digest.h"
 #include "tensor_text.h"
 
 int main(int argc, char** argv) try {
@@ -12,6 +13,7 @@ int main(int argc, char** argv) try {
   for (int i = 3; i < argc; ++i)
     if (!dlopen(argv[i], RTLD_NOW | RTLD_GLOBAL)) throw Error(dlerror());
   doing = "loading the model " + std::string(argv[1]);
+  check_digest(argv[1]);
   torch::jit::Module model = torch::jit::load(argv[1]);
   doing = "reading the request " + std::string(argv[2]);
   auto request = read_request(std::ifstream(argv[2]));

@@ -1,0 +1,85 @@
+"""The digest of a served model's file: a SHA-256 in the comment at the end of its zip archive.
+
+Scripted models and exported programs are zip archives, whose checksums torch does not compare: a flipped bit in a file
+would be a model that answers wrong. A zip archive ends with a comment of any length, which all readers skip::
+
+    entries | central directory | end record, with the length of the comment | comment: "tutorec sha256 <64 digits>"
+    <----------------------------- digested ------------------------------->
+
+So ``torch.jit.load`` and ``torch.export.load`` read such a file, too. ``cpp/file_digest.h`` is the same check in C++.
+The digest finds damage; it is no signature, because whoever changes a file on purpose can write a new digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from tutorec._whole_file import whole_file
+
+__all__ = ["check_digest", "digested_file"]
+
+_LABEL = b"tutorec sha256 "
+_COMMENT = len(_LABEL) + 2 * hashlib.sha256().digest_size
+# The end record of a zip archive is 22 bytes; its last two are the length of the comment.
+_END, _SIGNATURE = 22, b"PK\5\6"
+
+
+@contextmanager
+def digested_file(path: str | Path) -> Iterator[Path]:
+    """A draft for a zip archive, which takes its place, whole and with its digest, when the block ends.
+
+    Args:
+        path: Of the file, in a folder that exists.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        OSError: The folder is full or not writable.
+    """
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(folder)!r} to write {Path(path).name!r} to")
+    with whole_file(path) as draft:
+        yield draft
+        with draft.open("rb+") as file:
+            file.seek(-2, os.SEEK_END)
+            file.write(_COMMENT.to_bytes(2, "little"))
+            size = file.tell()
+            file.write(_comment(file, size))
+
+
+def check_digest(path: str | Path) -> None:
+    """Check that a file is as it was written. A zip archive without a comment, as torch writes it, has no digest.
+
+    Args:
+        path: A file that `digested_file` or torch has written.
+
+    Raises:
+        ValueError: The file is damaged, cut, or of another kind.
+    """
+    with Path(path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _END, 0))
+        end = file.read()
+        if end.startswith(_SIGNATURE) and end.endswith(b"\0\0"):
+            return
+        file.seek(max(size - _COMMENT, 0))
+        if size < _END + _COMMENT or file.read() != _comment(file, size - _COMMENT):
+            raise ValueError(
+                f"{str(path)!r} is damaged, cut or no model: it does not end in the SHA-256 of what is before it; "
+                "write it with save_scripted or save_exported"
+            )
+
+
+def _comment(file: IO[bytes], size: int) -> bytes:
+    """The comment for the first ``size`` bytes of a file, which is then read up to there."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while size > 0 and (block := file.read(min(size, 1 << 20))):
+        digest.update(block)
+        size -= len(block)
+    return _LABEL + digest.hexdigest().encode()
