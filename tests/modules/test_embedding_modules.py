@@ -10,13 +10,16 @@ from strategies import jagged_batches, rows_of, table_sets
 
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._validation import validation
-from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from tutorec.modules.compressed_collection import CompressedEmbeddingBagCollection
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.modules.embedding_modules import (
     EmbeddingBagCollection,
     get_embedding_names_by_table,
     process_pooled_embeddings,
     reorder_inverse_indices,
 )
+from tutorec.quant.whole_model import quantize
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType
@@ -207,10 +210,39 @@ def test_a_weighted_collection_wants_weights() -> None:
         ebc(KeyedJaggedTensor(["item"], torch.tensor([3]), lengths=torch.tensor([1])))
 
 
-def test_weights_in_the_batch_of_an_unweighted_collection_are_not_used() -> None:
-    ebc = EmbeddingBagCollection([table()])
+def test_weights_for_a_collection_without_weights_are_not_used_and_named_once() -> None:
     batch = KeyedJaggedTensor(["item"], torch.tensor([3]), torch.tensor([2.0]), lengths=torch.tensor([1]))
-    assert torch.equal(ebc(batch).values()[0], ebc.embedding_bags["t"].weight[3])
+    for made in (lambda: EmbeddingBagCollection([table()]), lambda: CompressedEmbeddingBagCollection([table()], {})):
+        ebc = made()
+        with pytest.warns(
+            UserWarning, match=r"EmbeddingBagCollection: the batch \(keys \['item'\]\) has weights"
+        ) as said:
+            found = [ebc(batch).values() for _ in range(3)]
+        assert [str(one.message) for one in said] == [str(said[0].message)]
+        assert torch.equal(
+            found[0], ebc(KeyedJaggedTensor(["item"], torch.tensor([3]), lengths=torch.tensor([1]))).values()
+        )
+        with pytest.warns(UserWarning, match="is said once"):
+            made()(batch)
+
+
+def test_weights_of_rows_that_are_not_pooled_are_the_callers() -> None:
+    batch = KeyedJaggedTensor(["item"], torch.tensor([3]), torch.tensor([2.0]), lengths=torch.tensor([1]))
+    ec = EmbeddingCollection([EmbeddingConfig(10, 4, "t", feature_names=["item"])])
+    assert torch.equal(ec(batch)["item"].values(), ec.embeddings["t"].weight[[3]])
+
+
+def test_a_batch_on_meta_is_refused_where_the_tables_are_not() -> None:
+    ids, lengths = (torch.empty(2, dtype=torch.int64, device="meta") for _ in range(2))
+    batch = KeyedJaggedTensor(["item"], ids, lengths=lengths)
+    bags, rows = [table()], [EmbeddingConfig(10, 4, "t", feature_names=["item"])]
+    modules = [EmbeddingBagCollection(bags), EmbeddingCollection(rows)]
+    for module in (*modules, *map(quantize, modules), CompressedEmbeddingBagCollection(bags, {})):
+        with pytest.raises(ValueError, match=r"\(keys \['item'\]\) is on meta and the tables are on cpu: use one"):
+            module(batch)
+    meta = torch.device("meta")
+    assert EmbeddingBagCollection(bags, device=meta)(batch).values().shape == (2, 4)
+    assert EmbeddingCollection(rows, device=meta)(batch)["item"].values().is_meta
 
 
 def test_what_is_no_batch_is_refused() -> None:

@@ -56,7 +56,7 @@ def test_lookups_equal_the_float_collection_of_the_dequantized_tables(name, data
         sums = [PoolingType.SUM, PoolingType.SQRTN]
         tables = [replace(one, pooling=data.draw(st.sampled_from(sums))) for one in tables]
     dtypes = {one.name: data.draw(st.sampled_from(DTYPES)) for one in tables}
-    drawn = data.draw(jagged_batches(rows_of(tables), weighted=weighted or None))
+    drawn = data.draw(jagged_batches(rows_of(tables), weighted=weighted))
     features = drawn.kjt()
     keys = data.draw(st.permutations(range(len(drawn.keys))))
     features = features.permute(list(keys))
@@ -368,7 +368,12 @@ def test_weights_are_asked_for_and_otherwise_left_alone():
     with_weights = KeyedJaggedTensor(
         ["t_id"], features.values(), torch.tensor([2.0, 3.0, 4.0]), lengths=features.lengths()
     )
-    assert torch.equal(plain(with_weights).values(), plain(features).values())
+    with pytest.warns(
+        UserWarning, match=r"the batch \(keys \['t_id'\]\) has weights, and the collection is not weighted"
+    ):
+        found = plain(with_weights).values()
+    assert torch.equal(found, plain(features).values())
+    assert torch.equal(found, plain(with_weights).values())  # said once
     for dtype in (torch.float64, torch.float16):
         odd = KeyedJaggedTensor(
             ["t_id"], features.values(), torch.tensor([2.0, 3.0, 4.0], dtype=dtype), lengths=features.lengths()

@@ -46,11 +46,12 @@ def test_collision_rate_of_nothing_is_zero() -> None:
     assert collision_rate(torch.tensor([], dtype=torch.int64), 10) == 0.0
 
 
-@pytest.mark.parametrize("rows", [0, -3])
-def test_a_table_without_rows_is_refused(rows: int) -> None:
+@pytest.mark.parametrize("rows", [0, -3, 2**63, 2**64])
+def test_a_number_of_rows_that_cannot_be_is_refused(rows: int) -> None:
     for hashing in (modulo_hash, mixing_hash):
-        with pytest.raises(ValueError, match=f"must be positive, got {rows}"):
+        with pytest.raises(ValueError, match=rf"must be from 1 to 2\*\*63 - 1, got {rows}"):
             hashing(torch.tensor([1]), rows)
+        assert hashing(torch.tensor([-1]), 2**63 - 1).item() >= 0
 
 
 @pytest.mark.parametrize("hash", [modulo_hash, mixing_hash])

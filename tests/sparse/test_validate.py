@@ -124,6 +124,58 @@ def test_a_bad_jagged_tensor_is_refused_with_the_numbers(parts: dict[str, Any], 
         JaggedTensor(ints(7, 8, 9, 4, 5), **parts)
 
 
+WRAPPED = ints(*[2**62] * 4)  # together 2 ** 64, which an int64 takes for 0
+
+
+@pytest.mark.parametrize("lists", [4, 400], ids=["few", "many"])
+def test_lengths_whose_sum_wraps_are_refused_with_their_sum(lists: int) -> None:
+    lengths, message = WRAPPED.repeat(lists // 4), f"lengths add up to {lists * 2**62}, and there are 0 values"
+    with pytest.raises(ValueError, match=message):
+        KeyedJaggedTensor(["item", "user"], ints(), lengths=lengths).sync()
+    with pytest.raises(ValueError, match=message):
+        JaggedTensor(ints(), lengths=lengths)
+    ends = torch.cat([ints(0), lengths.cumsum(0)])
+    for parts in ({"offsets": ends}, {"offsets": ends, "lengths": lengths}):
+        with pytest.raises(
+            ValueError, match=r"offsets must not fall: offsets\[1\] = 4611686018427387904 and offsets\[2\]"
+        ):
+            KeyedJaggedTensor(["item", "user"], ints(), **parts).sync()
+        with pytest.raises(ValueError, match="offsets must not fall"):
+            JaggedTensor(ints(), **parts)
+
+
+def test_offsets_that_wrap_are_found_by_the_check_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = torch.cat([ints(0), WRAPPED.cumsum(0)])
+    monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda _: False))
+    assert not kjt_checks._rise(ends, None)
+    assert not kjt_checks._rise(ends, WRAPPED)
+    assert kjt_checks._rise(ints(0, 2, 2, 5), ints(2, 0, 3))
+    assert not kjt_checks._rise(ints(0, 2, 2, 5), ints(2, 1, 2))
+
+
+def test_more_ids_than_int32_counts_are_refused_with_int32_lengths() -> None:
+    ids = torch.zeros(1, dtype=torch.int32).expand(2**31)
+    lengths = torch.tensor([2**30, 2**30], dtype=torch.int32)
+    message = (
+        "2147483648 values, and lengths or offsets in int32, which count up to 2147483647; convert them: lengths.lon"
+    )
+    with pytest.raises(ValueError, match=f"KeyedJaggedTensor: {message}"):
+        KeyedJaggedTensor(["item"], ids, lengths=lengths)
+    with pytest.raises(ValueError, match=f"JaggedTensor: {message}"):
+        JaggedTensor(ids, lengths=lengths)
+    assert KeyedJaggedTensor(["item"], ids, lengths=lengths.long()).offsets().tolist() == [0, 2**30, 2**31]
+    assert JaggedTensor(ids, lengths=lengths.long()).offsets().tolist() == [0, 2**30, 2**31]
+    few = KeyedJaggedTensor(["item"], ids[:-1], lengths=lengths - torch.tensor([0, 1], dtype=torch.int32))
+    assert few.offsets().tolist() == [0, 2**30, 2**31 - 1]
+
+
+def test_batches_are_not_joined_to_more_ids_than_int32_counts() -> None:
+    ids, lengths = torch.empty(2**30, device="meta"), torch.empty(1, dtype=torch.int32, device="meta")
+    one, two = (KeyedJaggedTensor([key], ids, lengths=lengths) for key in "ab")
+    with pytest.raises(ValueError, match=r"concat: 2147483648 values, and lengths or offsets in int32"):
+        KeyedJaggedTensor.concat([one, two])
+
+
 @pytest.mark.parametrize("dtypes", [(torch.int32, torch.int64), (torch.int64, torch.int32)])
 def test_lengths_and_offsets_may_differ_in_dtype(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     batch = kjt(lengths=ints(2, 1, 0, 2).to(dtypes[0]), offsets=ints(0, 2, 3, 3, 5).to(dtypes[1]))

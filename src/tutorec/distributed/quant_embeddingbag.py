@@ -161,7 +161,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         near = lookup.device == self._output_device and features.device() == lookup.device
         if not near or features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             return self._run(features)
-        check_ids(features, self._feature_rows, self._is_weighted)
+        check_ids(features, self._feature_rows, self._is_weighted, self)
         found = lookup.forward(self._order.arrange(features))
         return self._keyed(found[0] if len(found) == 1 else torch.cat(found, dim=1))
 

@@ -164,7 +164,8 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
     def _checked(self, features: Any) -> Any:
         """The batch as it was given, checked; with its features in the order of the shardings."""
         features = maybe_td_to_kjt(features, self._feature_names)
-        check_ids(features, self._feature_rows, self._is_weighted)
+        pooled = self._kind == "EmbeddingBagCollection"
+        check_ids(features, self._feature_rows, self._is_weighted if pooled else None, self)
         return features
 
     # --- what it shares with the unsharded module

@@ -104,7 +104,7 @@ class EmbeddingCollection(nn.Module):
         """
         if not is_scripting():
             features = maybe_td_to_kjt(features, self._features)
-            check_ids(features, self._feature_rows)
+            check_ids(features, self._feature_rows, tables=self)
             results = self._eagerly(features)
             if results is not None:
                 return results

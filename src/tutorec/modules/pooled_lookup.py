@@ -104,7 +104,7 @@ def side_by_side(features: KeyedJaggedTensor, lookups: PooledLookups, pooled: Se
     if isinstance(features, torch.fx.Proxy):
         return torch.cat(list(pooled), dim=1)
     if not pooled:
-        return torch.empty(features.stride(), 0, device=features.device())
+        return torch.empty(features.stride(), 0, dtype=torch.float32, device=features.device())
     variable = features.variable_stride_per_key()
     return join_samples(lookups.features, pooled, features.inverse_indices_or_none(), variable)
 

@@ -117,7 +117,7 @@ class EmbeddingCollection(PackedTables):
         else:
             if type(features) is not KeyedJaggedTensor:
                 features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
-            check_ids(features, self._feature_rows)
+            check_ids(features, self._feature_rows, tables=self)
             ordered = self._in_order(features)
         rows = self._looked_up(ordered)
         lists = ordered.to_dict() if traced else features.to_dict()

@@ -127,7 +127,7 @@ class EmbeddingBagCollection(PackedTables):
             return self._keyed(self._looked_up(features_in_order(features, self._features)))
         if type(features) is not KeyedJaggedTensor:
             features = maybe_td_to_kjt(features, list(dict.fromkeys(self._features)))
-        check_ids(features, self._feature_rows, self._is_weighted)
+        check_ids(features, self._feature_rows, self._is_weighted, self)
         if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
             return self._of_lists(features)
         return self._keyed(self._looked_up(self._in_order(features)))

@@ -23,8 +23,8 @@ _SECOND = _signed(0x94D049BB133111EB)
 def _check(ids: Tensor, rows: int) -> None:
     if not isinstance(ids, Tensor):
         raise TypeError(f"ids are a tensor of whole numbers, got {type(ids).__name__}: torch.tensor(ids)")
-    if rows <= 0:
-        raise ValueError(f"ids are hashed to rows 0 to rows - 1, so rows must be positive, got {rows}")
+    if not 0 < rows < 2**63:
+        raise ValueError(f"ids are hashed to rows 0 to rows - 1, so rows must be from 1 to 2**63 - 1, got {rows}")
     if ids.is_floating_point() or ids.is_complex():
         raise ValueError(f"ids are whole numbers, got {ids.dtype} of shape {list(ids.shape)}: convert them, ids.long()")
 
@@ -40,7 +40,7 @@ def modulo_hash(ids: Tensor, rows: int) -> Tensor:
         Rows from 0 to R - 1, int64, same shape.
 
     Raises:
-        ValueError: ``rows`` is not positive, or ids are not integers.
+        ValueError: ``rows`` is not positive or larger than an int64, or ids are not integers.
 
     Example:
         >>> import torch
@@ -63,7 +63,7 @@ def mixing_hash(ids: Tensor, rows: int, seed: int = 0) -> Tensor:
         Rows from 0 to R - 1, int64, same shape; the same on every machine.
 
     Raises:
-        ValueError: ``rows`` is not positive, or ids are not integers.
+        ValueError: ``rows`` is not positive or larger than an int64, or ids are not integers.
 
     Source:
         The finalizer of splitmix64 (Steele, Lea and Flood, 2014).
@@ -199,7 +199,8 @@ def collision_meter(ids: Tensor, rows: int, hash: Callable[[Tensor, int], Tensor
         The shares measured and expected, and who shares a row with whom.
 
     Raises:
-        ValueError: ``rows`` is not positive, ids are not integers, or ``hash`` gives something else than rows.
+        ValueError: ``rows`` is not positive or larger than an int64, ids are not integers, or ``hash`` gives
+            something else than rows.
 
     Example:
         >>> import torch

@@ -5,11 +5,13 @@ On another device than the CPU nothing is read here: the check runs there, and w
 the graph keeps the lookup, whose operator checks bounds itself on the CPU (aten's ``embedding_bag``).
 """
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tutorec.sparse.deferred import bad_id, defer, report
 from tutorec.sparse.kjt_checks import check_numbers
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _INDEX_TYPES = (torch.int64, torch.int32)
 _FEW_IDS = 64
+# Collections that have said that they do not look at weights.
+_warned: WeakSet[nn.Module] = WeakSet()
 
 
 class FeatureRows(list[tuple[str, str, int]]):
@@ -43,7 +47,10 @@ class FeatureRows(list[tuple[str, str, int]]):
 
 
 def check_ids(
-    features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, str, int]], weighted: bool = False
+    features: "KeyedJaggedTensor",
+    feature_rows: Sequence[tuple[str, str, int]],
+    weighted: bool | None = None,
+    tables: nn.Module | None = None,
 ) -> None:
     """Check that each id is a row of the tables that its feature looks up, before anything is looked up.
 
@@ -54,12 +61,17 @@ def check_ids(
         features: The batch.
         feature_rows: One entry for each table of each feature: feature, table, rows R of the table. Who checks every
             batch makes ``FeatureRows`` of them, once.
-        weighted: Whether the tables want a weight for each id.
+        weighted: Whether the tables want a weight for each id; None where nothing is pooled, so that weights, if there
+            are any, are the caller's own.
+        tables: The collection that asks.
 
     Raises:
         KeyError: A feature is not in the batch.
         TypeError: ``features`` is no KeyedJaggedTensor.
-        ValueError: Ids are no integers, negative or not below R, weights are missing, or lengths do not fit the ids.
+        ValueError: Ids are no integers, negative or not below R, weights are missing, lengths do not fit the ids, or
+            the ids are on the meta device, where there are no numbers, and the tables are not.
+
+    A pooled collection that is not weighted does not look at a batch's weights, and warns of it once.
 
     On another device than the CPU the error may be about an earlier batch.
 
@@ -89,8 +101,12 @@ def check_ids(
             f"a weighted collection needs one weight per id, and the batch (keys {keys}) has no weights; "
             "build it with weights=, or make the collection with is_weighted=False"
         )
+    if weighted is False and tables is not None and features.weights_or_none() is not None:
+        warn_of_weights(tables, keys)
     values = features.values()
     if not checkable(values) or not feature_rows:
+        if type(values) is Tensor and values.is_meta:
+            _check_meta(keys, tables)
         return
     on_cpu = values.is_cpu
     if on_cpu and features._pending is not None:
@@ -117,6 +133,35 @@ def check_ids(
     low, high = _ends(values)
     if low < 0 or high >= (min([rows for _, _, rows in feature_rows]) if prepared is None else prepared.fewest):
         _check_each(features, feature_rows, low < 0)
+
+
+def warn_of_weights(tables: nn.Module, keys: Sequence[str]) -> None:
+    """Say, once for a collection, that it does not look at the weights of its batches.
+
+    Args:
+        tables: The collection, which is not weighted.
+        keys: Features of the batch, which has weights.
+    """
+    if tables in _warned:
+        return
+    _warned.add(tables)
+    warnings.warn(
+        f"{type(tables).__name__}: the batch (keys {list(keys)}) has weights, and the collection is not weighted: "
+        "it does not look at them. Make it with is_weighted=True, or the batch without weights=; this is said once",
+        stacklevel=3,
+    )
+
+
+def _check_meta(keys: Sequence[str], tables: nn.Module | None) -> None:
+    """Refuse ids without numbers for tables with them: a lookup would return memory that nobody has written."""
+    if tables is None:
+        return
+    found = next((part for part in (*tables.parameters(), *tables.buffers()) if not part.is_meta), None)
+    if found is not None:
+        raise ValueError(
+            f"the batch (keys {list(keys)}) is on meta and the tables are on {found.device}: use one device, "
+            f"a batch with numbers, or tables that were made with device='meta'"
+        )
 
 
 def _ends(values: Tensor) -> tuple[float, float]:

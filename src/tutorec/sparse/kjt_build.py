@@ -11,7 +11,7 @@ from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.kjt_checks import pending_of_joined
 from tutorec.sparse.kjt_layout import offsets_by_key, offsets_of_lengths, split_optional
 from tutorec.sparse.kjt_variable import strides_of_ranks
-from tutorec.sparse.validate import check_keys, check_same
+from tutorec.sparse.validate import check_keys, check_same, refuse_wrapping
 
 if TYPE_CHECKING:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -218,7 +218,10 @@ def join(batches: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
             check_same("concat", "samples", {str(one.keys()): one.stride() for one in batches})
     if len(set(keys)) != len(keys):
         check_keys("KeyedJaggedTensor.concat", keys)
-    joined = first._from_parts(keys, torch.cat(values), None, torch.cat(lengths), None, stride, known)
+    ids, numbers = torch.cat(values), torch.cat(lengths)
+    if type(ids) is Tensor:
+        refuse_wrapping("KeyedJaggedTensor.concat", ids, numbers)
+    joined = first._from_parts(keys, ids, None, numbers, None, stride, known)
     if not plain:
         _join_the_rest(batches, joined)
     if not checked:

@@ -182,6 +182,7 @@ def _plain_lists(batch: KeyedJaggedTensor) -> int:
         and (batch._stride is None or batch._stride == stride)
         and (keys == _distinct or _are_distinct(keys))
         and lengths.dtype in _INDEX_TYPES
+        and batch._values.numel() <= _LARGEST
         and lengths.dim() == 1
         and lengths.is_cpu
         and batch._values.is_cpu
@@ -289,7 +290,7 @@ def _many_fit(batch: KeyedJaggedTensor, lengths: Tensor | None, offsets: Tensor 
     else:
         assert lengths is not None, "the form is checked: lengths or offsets are there"
         low, high = _ends(lengths) if lengths.numel() else (0, 0)
-        if low < 0:
+        if low < 0 or high > batch._values.shape[0]:  # the sum of longer ones may wrap
             return None
         if batch._stride_per_key_per_rank is not None or lengths.numel() == 0:
             counts = differences(starts_of_keys(batch, offsets_of_lengths(lengths.long())))
@@ -330,14 +331,14 @@ def _rise(offsets: Tensor, lengths: Tensor | None) -> bool:
     Reading the memory of the CPU as arrays takes a quarter of the time that tensor operations take here: they are
     slow at comparing integers and at asking whether all of many truths hold.
     """
+    # Compared and not subtracted: a difference may wrap.
     if not offsets.is_cpu:
         steps = offsets[1:] - offsets[:-1]
-        return int(steps.min()) >= 0 and (lengths is None or torch.equal(lengths.to(steps.dtype), steps))
+        rise = not bool((offsets[1:] < offsets[:-1]).any())
+        return rise and (lengths is None or torch.equal(lengths.to(steps.dtype), steps))
     ends = offsets.numpy()
-    if lengths is None:
-        return not bool((ends[1:] < ends[:-1]).any())
-    numbers = lengths.numpy()
-    return bool(numbers.min() >= 0) and bool((ends[1:] - ends[:-1] == numbers).all())
+    rise = not bool((ends[1:] < ends[:-1]).any())
+    return rise and (lengths is None or bool((ends[1:] - ends[:-1] == lengths.numpy()).all()))
 
 
 def starts_of_keys(batch: KeyedJaggedTensor, offsets: Tensor) -> list[int]:

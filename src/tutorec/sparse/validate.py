@@ -19,6 +19,7 @@ from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
 
 _BATCH = "KeyedJaggedTensor"
 _INDEX_TYPES = (torch.int64, torch.int32)
+_LARGEST = torch.iinfo(torch.int32).max
 
 
 def checkable(values: Tensor) -> bool:
@@ -62,10 +63,30 @@ def check_form(
             )
         if not (part.is_cpu and values.is_cpu) and part.device != values.device:
             raise ValueError(f"{owner}: {name} are on {part.device} and values on {values.device}; use one device")
+        refuse_wrapping(owner, values, part)
     if offsets is not None and offsets.numel() == 0:
         raise ValueError(f"{owner}: offsets are empty; they start with 0, so even an empty batch has one entry")
     if weights is not None and weights.shape[:1] != values.shape[:1]:
         raise ValueError(f"{owner}: {weights.shape[0]} weights for {values.shape[0]} values; give one weight per id")
+
+
+def refuse_wrapping(owner: str, values: Tensor, numbers: Tensor) -> None:
+    """Refuse more ids than int32 lengths or offsets can count: offsets have the dtype of the lengths, and would wrap.
+
+    Args:
+        owner: Name of the class, for the message.
+        values: ``[N, ...]``.
+        numbers: Lengths or offsets.
+
+    Raises:
+        ValueError: N is larger than the largest int32, and the numbers are int32.
+    """
+    # ``numel`` is asked first because it is cheap.
+    if values.numel() > _LARGEST and values.shape[0] > _LARGEST and numbers.dtype is torch.int32:
+        raise ValueError(
+            f"{owner}: {values.shape[0]} values, and lengths or offsets in int32, which count up to {_LARGEST}; "
+            "convert them: lengths.long()"
+        )
 
 
 def check_lists(
@@ -92,7 +113,9 @@ def check_lists(
         offsets = offsets_of_lengths(lengths)
         if lengths.numel() and int(lengths.min()) < 0:
             raise ValueError(_negative_length(owner, lengths, place))
-        total = int(lengths.sum())  # in int64: the last offset may have overflown
+        # In int64, for the last offset may have wrapped; in Python where that sum may have wrapped, too.
+        wide = lengths.numel() > 0 and int(lengths.max()) > count
+        total = sum(lengths.tolist()) if wide else int(lengths.sum())
         if total != count:
             raise ValueError(
                 f"{owner}: lengths add up to {total}, and there are {count} values; "
@@ -103,8 +126,9 @@ def check_lists(
     first, last = int(offsets[0]), int(offsets[-1])
     if first != 0:
         raise ValueError(f"{owner}: offsets must start at 0, got offsets[0] = {first}")
-    if steps.numel() and int(steps.min()) < 0:
-        index = int((steps < 0).nonzero()[0])
+    falling = offsets[1:] < offsets[:-1]  # compared and not subtracted: a difference may wrap
+    if bool(falling.any()):
+        index = int(falling.nonzero()[0])
         raise ValueError(
             f"{owner}: offsets must not fall: offsets[{index}] = {int(offsets[index])} and offsets[{index + 1}] = "
             f"{int(offsets[index + 1])} ({place(index)}); an empty list repeats the offset"
