@@ -178,6 +178,20 @@ def test_an_empty_file_and_a_missing_one_are_named(tmp_path: Path) -> None:
         list(CriteoDataset(empty, rows_per_table=10).batches(4))
     with pytest.raises(FileNotFoundError, match=r"no Criteo file at .*absent"):
         CriteoDataset(tmp_path / "absent", rows_per_table=10)
+    for rows in (0, 2**63):
+        with pytest.raises(ValueError, match=rf"feature 'cat_0' has {rows} rows, and a table has 1 to 2\*\*63 - 1"):
+            CriteoDataset(empty, rows_per_table=rows)
+
+
+def test_a_file_that_was_cut_after_it_was_counted_is_named(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "day_0", [_random_columns(300)])
+    data = CriteoDataset(path, rows_per_table=10)
+    assert len(data) == 300
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:100]))
+    batches = data.batches(64)
+    assert len(next(batches).labels) == 64
+    with pytest.raises(ValueError, match=r"day_0: there are 100 rows now, .* step 1 needs rows 64 to 127"):
+        next(batches)
 
 
 def test_dense_features_are_logarithms_with_the_sign_kept(tmp_path: Path) -> None:

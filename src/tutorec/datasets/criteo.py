@@ -204,8 +204,8 @@ def _table_rows(rows_per_table: int | Mapping[str, int], name: str) -> int:
     else:
         raise ValueError(f"rows_per_table has no number for feature '{name}'; it has {sorted(rows_per_table)}")
     check_whole(f"rows_per_table: feature '{name}': rows", rows, least=None)
-    if rows < 1:
-        raise ValueError(f"rows_per_table: feature '{name}' has {rows} rows, and a table needs at least 1")
+    if not 0 < rows < 2**63:
+        raise ValueError(f"rows_per_table: feature '{name}' has {rows} rows, and a table has 1 to 2**63 - 1")
     return rows
 
 
@@ -246,6 +246,12 @@ def _rows_of_slices(paths: list[Path], slices: list[tuple[int, int]], bar: _Prog
             pending = [rows.slice(size, held)]
             held -= size
             step += 1
+    if step < len(slices):
+        raise ValueError(
+            f"{', '.join(map(str, paths))}: there are {row} rows now, and there were more when they were counted: step "
+            f"{step} needs rows {slices[step][0]} to {slices[step][1] - 1}. A file was cut or replaced while it was "
+            "read; make the dataset again"
+        )
 
 
 def _rows_inside(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:

@@ -170,6 +170,12 @@ def test_numbers_come_back_as_they_were_written(rows: int, columns: int, factor:
             "tables:\n" + ITEM + ITEM.replace("item", "b").replace("4}", "4, module: bags}"),
             "line 3: module of table 'b' is 'bags', inside the model itself, which is the collection of table 'item'",
         ),
+        ("tables:\n" + ITEM.replace("4}", "1e10}"), r"embedding_dim of table 'item' is '1e10': give at most 1e\+06"),
+        ("tables:\n" + ITEM.replace("4}", "4, module: a.forward.b}"), "'forward' is an attribute of every torch.nn.M"),
+        ("tables:\n" + ITEM.replace("4}", "4, module: children}"), "'children' is an attribute of every torch.nn.M"),
+        ("tables: " + "[" * 50_000, "f.yaml, line 1 is no YAML: lists and mappings are nested deeper than 50 levels"),
+        ("tables: " + "{a: " * 50_000, "f.yaml, line 1 is no YAML: lists and mappings are nested deeper"),
+        ("tables:\n " + "- " * 50_000, "f.yaml, line 2 is no YAML: lists and mappings are nested deeper"),
         (
             "tables:\n" + ITEM.replace("8", "1e18"),
             "f.yaml, line 2: num_embeddings of table 'item' is '1e18': give at most 1e",

@@ -50,7 +50,9 @@ _CONSTRAINTS = (
 _YES_NO = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
-_MOST = 10**15  # rows, columns, samples: a slip of the pen beyond, and torch counts in 64 bits
+_MOST = 10**15  # rows, samples: a slip of the pen beyond, and torch counts in 64 bits
+_MOST_COLUMNS = 10**6  # every way to cut them is listed
+_DEEPEST = 50  # levels of lists and mappings; a file of tables has four
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,15 +192,15 @@ class _Entry:
             raise self.wrong(key, f"is no list of words: write {key}: [one, two]")
         return [node.value for node in found] if key in self._values else None
 
-    def whole(self, key: str, required: bool = False) -> int | None:
-        """A whole number from 1; None where there is none."""
+    def whole(self, key: str, required: bool = False, most: int = _MOST) -> int | None:
+        """A whole number from 1 to the most there may be; None where there is none."""
         found = self.numbers(key, required)
         if found is None:
             return None
         if len(found) != 1 or not found[0].is_integer() or found[0] < 1:
             raise self.wrong(key, f"is {self._as_written(key)}: give a whole number, at least 1")
-        if found[0] > _MOST:
-            raise self.wrong(key, f"is {self._as_written(key)}: give at most {_MOST:.0e}")
+        if found[0] > most:
+            raise self.wrong(key, f"is {self._as_written(key)}: give at most {most:.0e}")
         return int(found[0])
 
     def wholes(self, key: str) -> list[int] | None:
@@ -266,7 +268,7 @@ class _Table:
         fields: dict[str, Any] = {
             "name": name,
             "num_embeddings": entry.whole("num_embeddings", required=True),
-            "embedding_dim": entry.whole("embedding_dim", required=True),
+            "embedding_dim": entry.whole("embedding_dim", required=True, most=_MOST_COLUMNS),
             "feature_names": entry.texts("feature_names") or [name],
             "data_type": entry.one_of("data_type", formats, DataType.FP32),
         }
@@ -357,8 +359,9 @@ def _put(root: nn.Module, path: str, collection: nn.Module, entry: _Entry) -> No
     """Set a module at a dotted path, with plain modules on the way."""
     *way, last = path.split(".")
     for name in [*way, last]:
-        if not name:
-            raise entry.wrong("module", f"is {path!r}: write a path as 'sparse.bags'")
+        if not name or hasattr(nn.Module(), name):
+            taken = f", and {name!r} is an attribute of every torch.nn.Module" if name else ""
+            raise entry.wrong("module", f"is {path!r}{taken}: write a path as 'sparse.bags'")
     at = root
     for name in way:
         if not hasattr(at, name):
@@ -372,9 +375,26 @@ def _composed(text: str, source: str) -> Any:
     import yaml
 
     # The C loader reads thousands of tables in the time of a blink; it is not in every build of PyYAML.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class Loader(base):
+        """Refuses what is nested so deep that the C loader would overflow its stack, which ends the process."""
+
+        depth = 0
+
+        def descend_resolver(self, parent: Any, index: Any) -> None:
+            """Called before each node."""
+            self.depth += 1
+            if self.depth > _DEEPEST:
+                problem = f"lists and mappings are nested deeper than {_DEEPEST} levels"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=parent.start_mark)
+
+        def ascend_resolver(self) -> None:
+            """Called after each node."""
+            self.depth -= 1
+
     try:
-        node = yaml.compose(text, Loader=loader)
+        node = yaml.compose(text, Loader=Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
