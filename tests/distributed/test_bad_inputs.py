@@ -19,7 +19,7 @@ from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterShard
 from tutorec.distributed.shard_geometry import table_wise_sharding
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.errors import RankError
-from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -28,6 +28,7 @@ from tutorec.types import DataType
 
 ALONE = ShardingEnv.from_local(1, 0)
 CPU = torch.device("cpu")
+META_LENGTHS = torch.empty(2, dtype=torch.int64, device="meta")
 
 
 def one_table(**changes: Any) -> EmbeddingBagCollection:
@@ -154,14 +155,12 @@ def test_a_module_that_is_no_collection_is_refused():
         EmbeddingBagCollectionSharder().shard(module, plan(), ALONE)
 
 
-def test_weighted_collection_without_weights_is_refused_and_surplus_weights_have_no_effect():
+def test_weighted_collection_without_weights_is_refused():
     weighted = EmbeddingBagCollection(one_table().embedding_bag_configs(), is_weighted=True)
     module = EmbeddingBagCollectionSharder().shard(weighted, plan(), ALONE)
     module(ids(1, weights=torch.tensor([2.0])))
     with pytest.raises(ValueError, match=r"is weighted \(is_weighted=True\), and the batch has no weights"):
         module(ids(1))
-    plain = sharded()
-    assert torch.equal(plain(ids(1, weights=torch.tensor([2.0]))).values(), plain(ids(1)).values())
 
 
 def weights_with_gradient(rank: int, world_size: int) -> str:
@@ -202,6 +201,49 @@ def test_copying_or_pickling_is_refused_with_a_way_that_works():
             attempt(module)
     again = sharded()
     again.load_state_dict(module.state_dict())
+
+
+def test_a_batch_on_meta_is_refused_where_the_tables_are_not():
+    on_meta = KeyedJaggedTensor(["item"], torch.empty(2, dtype=torch.int64, device="meta"), lengths=META_LENGTHS)
+    with pytest.raises(ValueError, match=r"the batch \(keys \['item'\]\) is on meta and the tables are on"):
+        sharded()(on_meta)
+
+
+def test_weights_for_a_collection_without_weights_are_named_once():
+    module, other = sharded(), sharded()
+    weighted = ids(1, 2, weights=torch.ones(2))
+    named = (
+        r"ShardedEmbeddingBagCollection: the batch \(keys \['item'\]\) has weights, and the collection is not weighted"
+    )
+    with pytest.warns(UserWarning, match=named):
+        found = module(weighted).values()
+    assert torch.equal(found, module(weighted).values())  # said once
+    assert torch.equal(found, module(ids(1, 2)).values())
+    with pytest.warns(UserWarning, match="is said once"):
+        other(weighted)
+
+
+def under_float64(rank: int, world_size: int, kind: str, optimizer: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pooled rows after a step, made under either default dtype."""
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            torch.manual_seed(0)
+            module = shard(collection(PoolingType.MEAN), kind=kind, optimizer=optimizer)
+            module(batch(rank, 3)).values().sum().backward()
+            results.append(module(batch(rank, 3)).values().detach().cpu())
+        finally:
+            torch.set_default_dtype(torch.float32)
+    return results[0], results[1]
+
+
+@pytest.mark.parametrize("optimizer", ["exact_row_wise_adagrad", "adam"])
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "column_wise", "data_parallel"])
+def test_tables_are_float32_under_a_default_of_float64(ranks, kind: str, optimizer: str):
+    for expected, found in ranks(2).run(under_float64, kind=kind, optimizer=optimizer):
+        assert found.dtype == torch.float32
+        assert torch.equal(expected, found)
 
 
 def bad_id_on_one_rank(rank: int, world_size: int) -> None:

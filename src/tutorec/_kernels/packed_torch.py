@@ -106,7 +106,7 @@ def packed_lookup(
         if pooling != "none":
             # Bag f * B + b is row b * F + f of the sums, so that a sample's sums lie side by side.
             own_rows = own_bags % batch * in_block + (own_bags - low) // batch
-            pooled = torch.zeros([batch * in_block, columns], device=flat.device).index_add(0, own_rows, rows)
+            pooled = rows.new_zeros([batch * in_block, columns]).index_add(0, own_rows, rows)
             if pooling == "mean":
                 row = torch.arange(batch * in_block, device=flat.device)
                 counts = lengths.index_select(0, low + row % in_block * batch + row // in_block)

@@ -63,7 +63,7 @@ def zeros_in_file(elements: int, folder: str | None = None, what: str = "tables"
         [0.0, 0.0, 0.0]
     """
     if elements == 0:
-        return torch.zeros(0)
+        return torch.zeros(0, dtype=torch.float32)
     folder, size = folder or tempfile.gettempdir(), 4 * elements
     try:
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -174,7 +174,8 @@ class TableBatch(nn.Module, ABC):
         self._kept: list[Tensor]
         self._flat, self._kept = self._allocate(elements, rows, device, zeros)
         # Steps of each table, always on the CPU: the factors that depend on them are computed there.
-        self._counts = torch.zeros(len(spec.tables) if optimizer is not None and optimizer.counts_steps else 0)
+        counted = len(spec.tables) if optimizer is not None and optimizer.counts_steps else 0
+        self._counts = torch.zeros(counted, dtype=torch.float32)
         self._bind()
 
     # --- what a subclass defines
@@ -188,7 +189,7 @@ class TableBatch(nn.Module, ABC):
     ) -> tuple[Tensor, list[Tensor]]:
         """Zeros for all tables and for each state: so many elements, or rows where a state has one number a row."""
         states = () if self.optimizer is None else self.optimizer.states
-        zeros = zeros or partial(torch.zeros, device=device)
+        zeros = zeros or partial(torch.zeros, dtype=torch.float32, device=device)
         kept = [zeros(rows if state.rowwise else elements) for state in states]
         return zeros(elements), kept
 

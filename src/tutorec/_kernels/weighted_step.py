@@ -124,7 +124,7 @@ def step_rowwise_adagrad(
     factors = _add_to_state(sums, bases, rows, squares).sqrt_().add_(eps).reciprocal_()
     moves *= (-rate * factors[repeats]).unsqueeze(1)
     factors[repeats] = 0.0
-    of_ids = torch.empty(count)
+    of_ids = torch.empty(count, dtype=torch.float32)
     of_ids[places] = factors.repeat_interleave(starts.diff(), output_size=count)
     found.step_sgd(
         grad, (batch.values, batch.offsets, of_ids if weights is None else of_ids.mul_(weights), False), rate

@@ -48,7 +48,7 @@ from tutorec.modules.embedding_tables import get_embedding_names_by_table
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
 from tutorec.sparse.deferred import report
-from tutorec.sparse.id_check import check_ids
+from tutorec.sparse.id_check import check_ids, warn_of_weights
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 
@@ -390,7 +390,11 @@ class ShardedEmbeddingModule(
         check_ids(features, self._feature_rows)
         weights = arranged.weights_or_none()
         if not self._is_weighted:
-            return arranged if weights is None else without_weights(arranged)
+            if weights is None:
+                return arranged
+            if self._kind == "EmbeddingBagCollection":
+                warn_of_weights(self, features.keys())
+            return without_weights(arranged)
         if weights is None:
             raise ValueError(
                 "the collection is weighted (is_weighted=True), and the batch has no weights: "

@@ -185,7 +185,7 @@ class ShardedEmbeddingBagCollection(
         moves = zip(self._output_dists, output, ctx.sharding_contexts, strict=True)
         arriving: list[Awaitable[torch.Tensor]] = [dist(pooled, own) for dist, pooled, own in moves]
         if not arriving:
-            arriving.append(NoWait(torch.empty(ctx.batch_size, 0, device=self._device)))
+            arriving.append(NoWait(torch.empty(ctx.batch_size, 0, dtype=torch.float32, device=self._device)))
         return EmbeddingBagCollectionAwaitable(arriving, self._outputs, ctx)
 
     # --- what it shares with the unsharded module

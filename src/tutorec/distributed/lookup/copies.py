@@ -191,7 +191,7 @@ class ReplicatedLookup(EmbeddingLookup):
         """
         size, marked = self._tables[table], next(group.marked for group in self._groups if table in group.tables)
         if touched is None:
-            return torch.zeros(size.rows, size.columns + marked, device=device)
+            return torch.zeros(size.rows, size.columns + marked, dtype=torch.float32, device=device)
         gradient = gradient_of_table(touched, size.rows)
         if not marked:
             return gradient

@@ -93,7 +93,7 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         Of a variable batch: for each rank and each slot its samples' columns, flattened.
         """
         if not self._splits:
-            return torch.empty(features.stride(), 0, device=features.device())
+            return torch.empty(features.stride(), 0, dtype=torch.float32, device=features.device())
         if features.variable_stride_per_key():
             return flatten_by_rank(self.forward(pad_bags(features)), features, self._columns)
         if torch.is_inference_mode_enabled():

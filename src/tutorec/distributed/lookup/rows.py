@@ -90,7 +90,7 @@ class GroupedEmbeddingsLookup(GroupedLookup):
                 return self.forward(ids)
         groups = len(self._emb_modules)
         if groups == 0:
-            return torch.empty(0, device=ids.values.device)
+            return torch.empty(0, dtype=torch.float32, device=ids.values.device)
         found = [bags(*batch) for bags, batch in zip(self._emb_modules, self._batches(ids), strict=True)]
         if groups == 1:
             return found[0].contiguous().view(-1)

@@ -129,7 +129,7 @@ class Scaling:
         assert ctx.factors is not None, "without factors nothing is scaled"
         device = next(factor.device for factor in ctx.factors if factor is not None)
         factors = [
-            torch.ones(samples, device=device) if factor is None else factor
+            torch.ones(samples, dtype=torch.float32, device=device) if factor is None else factor
             for factor, samples in zip(ctx.factors, ctx.batch_size_per_feature_pre_a2a, strict=True)
         ]
         pieces = zip(self._features, self._columns, strict=True)
