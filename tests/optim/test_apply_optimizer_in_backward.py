@@ -526,12 +526,39 @@ def test_sharding_reads_the_marks() -> None:
         optimizer_spec_of_parameter("t1", table)
 
 
-def test_a_deep_copy_carries_no_mark() -> None:
-    ebc = two_tables()
-    apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": RATE})
-    twin = copy.deepcopy(ebc)
-    loss_of(twin(batch()).values()).backward()
-    assert all(weight.grad is not None for weight in twin.parameters())
+@pytest.mark.parametrize("kind", [torch.optim.SGD, RowWiseAdagrad, torch.optim.Adam])
+def test_a_deep_copy_trains_as_the_original_and_apart_from_it(kind: type[torch.optim.Optimizer]) -> None:
+    model = nn.ModuleList([two_tables(), nn.Linear(3, 2, bias=False)])
+    apply_optimizer_in_backward(kind, model.parameters(), {"lr": RATE})
+
+    def step(model: Any) -> list[torch.Tensor]:
+        loss_of(model[0](batch()).values()).backward()
+        model[1](torch.ones(4, 3)).sum().backward()
+        assert all(weight.grad is None for weight in model.parameters())
+        return [weight.detach().clone() for weight in model.parameters()]
+
+    step(model)
+    [one] = cast(Any, model[1].weight)._in_backward_optimizers
+    one.param_groups[0]["lr"] = 2 * RATE
+    twin, start = copy.deepcopy(model), [weight.detach().clone() for weight in model.parameters()]
+    moved = step(twin)
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), start, strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(moved, start, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(moved, step(model), strict=True))
+    for mine, its in zip(model.parameters(), twin.parameters(), strict=True):
+        [its_own], [own] = cast(Any, its)._in_backward_optimizers, cast(Any, mine)._in_backward_optimizers
+        assert its_own is not own
+        assert its_own.param_groups[0]["params"][0] is its
+    assert all(torch.equal(*pair) for pair in zip(step(copy.deepcopy(twin)), step(model), strict=True))
+
+
+def test_a_deep_copy_of_a_tensor_and_of_tied_tables_carries_its_optimizer() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    apply_optimizer_in_backward(torch.optim.SGD, cast(Any, [weight]), {"lr": 0.5})
+    twin, again = copy.deepcopy([weight, weight])
+    assert twin is again
+    twin.sum().backward()
+    assert (twin.tolist(), weight.tolist(), twin.grad) == ([0.5, 0.5], [1.0, 1.0], None)
 
 
 def test_what_is_no_optimizer_or_no_list_is_refused() -> None:

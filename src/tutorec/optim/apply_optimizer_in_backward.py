@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from tutorec.optim.rates import check_rate, check_rates
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 
 _MARK = "_in_backward_optimizers"
+_MARKS = (_MARK, "_optimizer_classes", "_optimizer_kwargs")
 
 
 def apply_optimizer_in_backward(
@@ -32,9 +35,10 @@ def apply_optimizer_in_backward(
     ==================================  ================================================================
 
     On tables the semantics are those of fused kernels (``updating_lookup.py``). Learning rates are changed, and state
-    is stored and loaded, through the optimizers, ``parameter._in_backward_optimizers``. A deep copy of a module carries
-    no marks, and neither do parameters put in by ``load_state_dict(assign=True)``: apply again. Where it is refused, no
-    parameter has been touched.
+    is stored and loaded, through the optimizers, ``parameter._in_backward_optimizers``. A deep copy of a module has
+    optimizers of its own, with the same rates and state; with torch's own ``_apply_optimizer_in_backward`` it has none.
+    Parameters put in by ``load_state_dict(assign=True)`` carry no marks: apply again. Where it is refused, no parameter
+    has been touched.
 
     Args:
         optimizer_class: Such as ``torch.optim.SGD`` or ``RowWiseAdagrad``.
@@ -60,15 +64,29 @@ def apply_optimizer_in_backward(
     parameters = _checked(optimizer_class, params, optimizer_kwargs)
     for parameter, optimizer in [(each, optimizer_class([each], **optimizer_kwargs)) for each in parameters]:
         if not hasattr(parameter, _MARK):
-            for name in (_MARK, "_optimizer_classes", "_optimizer_kwargs"):
-                setattr(parameter, name, [])
-            parameter.register_post_accumulate_grad_hook(_step_and_drop)
-        for name, mark in (
-            (_MARK, optimizer),
-            ("_optimizer_classes", optimizer_class),
-            ("_optimizer_kwargs", optimizer_kwargs),
-        ):
+            _mark(parameter, [[], [], []])
+        for name, mark in zip(_MARKS, (optimizer, optimizer_class, optimizer_kwargs), strict=True):
             getattr(parameter, name).append(mark)
+
+
+def _mark(parameter: torch.Tensor, marks: list[list[Any]]) -> None:
+    """Give a parameter its lists of optimizers, their classes and their arguments, and what heeds them."""
+    for name, of_parameter in zip(_MARKS, marks, strict=True):
+        setattr(parameter, name, of_parameter)
+    parameter.register_post_accumulate_grad_hook(_step_and_drop)
+    # ``copy.deepcopy`` asks the object before its class; torch's copy of a parameter leaves attributes out.
+    parameter.__deepcopy__ = partial(_copy_marked, parameter)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _copy_marked(parameter: torch.Tensor, memo: dict[int, Any]) -> Any:
+    """A deep copy of a parameter, whose optimizers are copied with it."""
+    if id(parameter) in memo:
+        return memo[id(parameter)]
+    rows = parameter.detach().clone(memory_format=torch.preserve_format).requires_grad_(parameter.requires_grad)
+    twin = nn.Parameter(rows.detach(), rows.requires_grad) if isinstance(parameter, nn.Parameter) else rows
+    memo[id(parameter)] = twin
+    _mark(twin, deepcopy([getattr(parameter, name) for name in _MARKS], memo))
+    return twin
 
 
 def _checked(
