@@ -19,8 +19,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # The command, not `python -m pytest`: that would put the current folder on the path, where ranks would then find tests/ by name.
 PYTEST := $(BIN)/pytest -q
 
-UNIT  := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full"
-QUICK := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full and not slow and not world4"
+UNIT  := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full and not soak"
+QUICK := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full and not soak and not slow and not world4"
 
 .DEFAULT_GOAL := help
 .PHONY: help venv book test quick random lint types doctest unit notebooks notebooks-torch nb check html bench parity gpu versions wheel bare clean clean-venv format

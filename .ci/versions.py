@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "book/data/versions.json"
 ENVIRONMENTS = ROOT / ".venv-versions"
 CHAPTERS = ["--nbmake", "--nbmake-timeout=300", "notebooks"]
-UNITS = ["tests", "--dist", "worksteal", "-m", "not html and not live and not full"]
+UNITS = ["tests", "--dist", "worksteal", "-m", "not html and not live and not full and not soak"]
 RUNS = ("units", "chapters", "chapters_torch")
 FACTS = """
 import json, platform, torch

@@ -16,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from tutorec.examples import rendezvous
+
 CARD = "eth0"
 PORT = 29400
+LAUNCH = Path(rendezvous.__file__).parent / "launch"
 
 
 @dataclass
@@ -73,13 +76,11 @@ class Network:
     def torchrun(self, machine: int, nodes: str, ranks: int, words: Sequence[str], log: Path) -> subprocess.Popen[str]:
         """Start ranks on a machine, which meet those of the others at the head."""
         own = self.machines[machine]
-        meeting = [f"--rdzv-endpoint={self.head.address}:{PORT}", "--rdzv-backend=c10d", "--rdzv-id=run"]
+        settings = {"HEAD": self.head.address, "PORT": str(PORT), "ADDRESS": own.address, "RUN": "run"}
+        settings |= {"HOSTS": nodes, "RANKS": str(ranks), "RESTARTS": "1000", "PYTHON": sys.executable}
         # A machine that is gone is noticed within seconds, and nobody waits long for a late one.
-        meeting += ["--rdzv-conf=is_host=false,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"]
-        agent = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={ranks}"]
-        agent += [*meeting, f"--local-addr={own.address}", "--max-restarts=1000", "--monitor-interval=0.1"]
-        # The ranks of each round get a store of their own: an agent that stays keeps the address of the first one.
-        return own.start([*agent, *words], log, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+        settings["MEETING"] = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+        return own.start(["sh", str(LAUNCH / "torchrun.sh"), *words], log, **settings)
 
 
 @contextmanager
