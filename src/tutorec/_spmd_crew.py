@@ -8,6 +8,7 @@ import pickle
 import secrets
 import selectors
 import shutil
+import signal
 import socket
 import struct
 import sys
@@ -21,8 +22,9 @@ from multiprocess import connection as mp_connection
 from multiprocess.connection import Connection
 
 from tutorec._spmd_device import loopback
+from tutorec._spmd_progress import read_progress, share_progress, uneven_exchanges
 from tutorec._spmd_rank import GREETING, outlives_its_folder
-from tutorec._spmd_report import death_message, is_peer_loss, scrub, stall_message
+from tutorec._spmd_report import death_message, is_peer_loss, scrub, stall_message, uneven_message
 from tutorec._spmd_side import live_tokens, name_of, take_dropped
 from tutorec._spmd_start import RankProcess, start_rank
 from tutorec._spmd_wire import FunctionPayload, dump, dump_function
@@ -122,6 +124,7 @@ class Crew:
     def _start(self, validate: bool | None) -> None:
         """Start the processes and wait until all have joined the group."""
         key = secrets.token_bytes(32)
+        self._progress = share_progress(self._folder, -1, self.options.world_size)
         deadline = time.monotonic() + max(START_SECONDS, self.options.timeout)
         with _listener(self._folder) as listener:
             boot = {
@@ -285,6 +288,10 @@ class Crew:
         rank = min(failures, key=order)
         failure = failures[rank]
         if failure["kind"] == "death":
+            if failure["code"] == -signal.SIGABRT:
+                uneven, skipped = uneven_exchanges(read_progress(self._progress))
+                if uneven:
+                    raise RankError(uneven_message(rank, doing, uneven), (skipped or [rank])[0])
             raise RankError(death_message(rank, failure["code"], doing), rank)
         trace = scrub(failure["traceback"])
         text = scrub(f"{failure['kind']}: {failure['text']}" if failure["text"] else failure["kind"])

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from multiprocess.connection import Connection
 
 from tutorec._spmd_device import BOTH_BACKENDS, own_gpu, pick_backend
+from tutorec._spmd_progress import share_progress
 from tutorec._spmd_report import failure_traceback, whereabouts
 from tutorec._spmd_side import RankSide, become_rank
 from tutorec._spmd_wire import Constants, call_arguments, dump_value, load
@@ -112,6 +113,7 @@ def _set_up(boot: dict[str, Any]) -> str:
     # Simulated hosts are this machine: each rank of the pool needs a GPU of it.
     backend = join_group(boot["backend"], rank, world_size, store, boot["timeout"], place=rank)
     prove(bytes.fromhex(boot["key"]))
+    share_progress(boot["folder"], rank, world_size)
     gc.freeze()  # What was imported stays, and need not be looked at between runs.
     return backend
 

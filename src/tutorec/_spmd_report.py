@@ -14,7 +14,15 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-__all__ = ["death_message", "failure_traceback", "is_peer_loss", "scrub", "stall_message", "whereabouts"]
+__all__ = [
+    "death_message",
+    "failure_traceback",
+    "is_peer_loss",
+    "scrub",
+    "stall_message",
+    "uneven_message",
+    "whereabouts",
+]
 
 _FILE_LINE = re.compile(r'^(\s*)File "([^"]+)", line (\d+)(, in .+)?$')
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")
@@ -154,6 +162,15 @@ def death_message(rank: int, code: int | None, doing: str) -> str:
     else:
         how = f"its process ended with exit code {code} and no exception"
     return f"rank {rank} died in {doing}: {how}"
+
+
+def uneven_message(rank: int, doing: str, uneven: str) -> str:
+    """What to say where gloo ended ``rank`` and the ranks had not begun the same exchanges."""
+    return (
+        f"the ranks were at different exchanges in {doing}: {uneven}; gloo ended rank {rank} (SIGABRT), which received "
+        "more than it waited for; every rank must go forward and backward as often as the others, in the same order "
+        "(no_grad, a detached loss or `continue` on one rank skips a backward)"
+    )
 
 
 def stall_message(

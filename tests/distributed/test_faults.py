@@ -157,6 +157,32 @@ def test_a_rank_that_runs_out_of_batches_is_named_and_what_the_others_wait_for(h
     assert "and rank 1 returned without that call" in str(error)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "data_parallel"])
+def test_a_rank_that_skips_backward_is_named_as_that_where_gloo_ends_it(world, kind):
+    def skip(rank: int) -> None:
+        env = ShardingEnv.from_process_group(group())
+        ebc = EmbeddingBagCollection([EmbeddingBagConfig(9, 64, "t", feature_names=["f"])])
+        plan = construct_module_sharding_plan(
+            ebc, {"t": word(kind, 0, env.world_size, env.local_size)}, local_size=env.local_size
+        )
+        sharded = EmbeddingBagCollectionSharder().shard(ebc, plan, env)
+        for step in range(4):
+            features = KeyedJaggedTensor(["f"], torch.arange(9), lengths=torch.full((9,), 1)).to(device())
+            out = sharded(features).values()
+            if step < 2 or rank == 0:
+                out.sum().backward()
+
+    world.run(len, ())
+    if world.backend != "gloo":
+        pytest.skip("gloo alone ends a process for this")
+    with pytest.raises(RankError) as error:
+        world.run(skip)
+    message = str(error.value)
+    assert error.value.rank == 1
+    assert message.startswith("the ranks were at different exchanges in ")
+    assert "was 'output gradients' on rank 0 and 'input sizes' on rank 1: rank 1 skipped a backward; gloo " in message
+
+
 def caught(action: Callable[[], Any]) -> tuple[str, str]:
     try:
         action()

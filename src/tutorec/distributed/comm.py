@@ -23,6 +23,7 @@ from torch.distributed import distributed_c10d
 
 from tutorec._spmd_device import backend_for
 from tutorec._spmd_end import give_threads_time
+from tutorec._spmd_progress import note
 from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed.env import hosts_differ
 
@@ -438,6 +439,7 @@ def default_group() -> dist.ProcessGroup | None:
 
 def _announce(group: dist.ProcessGroup, stage: str, bytes_to: Sequence[int]) -> None:
     _check_thread(group)
+    note(stage)
     if observers:
         ranks = dist.get_process_group_ranks(group)
         me = group.rank()

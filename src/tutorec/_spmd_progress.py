@@ -1,0 +1,105 @@
+"""How far a rank has come: the exchanges that it has begun, in memory that its caller reads also after it has died."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Progress", "note", "own_progress", "read_progress", "share_progress", "uneven_exchanges"]
+
+_SLOT = 512  # bytes of each rank
+_FILE = "progress"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Exchanges of one rank.
+
+    Args:
+        begun: How many.
+        latest: What the last of them were for, the newest last.
+    """
+
+    begun: int
+    latest: tuple[str, ...]
+
+    def stage(self, number: int) -> str | None:
+        """What exchange ``number``, from 1, was for; None where that is not known any more or not yet."""
+        index = number - 1 - (self.begun - len(self.latest))
+        return self.latest[index] if 0 <= index < len(self.latest) else None
+
+
+_begun = 0
+_latest: deque[str] = deque(maxlen=8)
+_memory: list[tuple[mmap.mmap, int]] = []
+
+
+def note(stage: str) -> None:
+    """This rank begins an exchange; called before each."""
+    global _begun
+    _begun += 1
+    _latest.append(stage)
+    for memory, start in _memory:
+        memory[start : start + _SLOT] = f"{_begun}|{'|'.join(_latest)}".encode()[:_SLOT].ljust(_SLOT)
+
+
+def own_progress() -> Progress:
+    """How far this process has come."""
+    return Progress(_begun, tuple(_latest))
+
+
+def share_progress(folder: str, rank: int, world_size: int) -> mmap.mmap:
+    """Memory that the ranks of a pool and their caller share, through a file that may be removed once all have it.
+
+    Args:
+        folder: Of the pool.
+        rank: Where this rank writes from now on; the caller says -1 and writes nothing.
+        world_size: W, ranks.
+    """
+    descriptor = os.open(os.path.join(folder, _FILE), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.truncate(descriptor, _SLOT * world_size)
+        memory = mmap.mmap(descriptor, _SLOT * world_size)
+    finally:
+        os.close(descriptor)
+    _memory[:] = [(memory, _SLOT * rank)] if rank >= 0 else _memory
+    return memory
+
+
+def read_progress(memory: mmap.mmap) -> dict[int, Progress]:
+    """How far each rank has come, by rank."""
+    found = {}
+    for rank, start in enumerate(range(0, len(memory), _SLOT)):
+        begun, *latest = memory[start : start + _SLOT].decode(errors="replace").strip("\0 ").split("|")
+        found[rank] = Progress(int(begun or 0), tuple(latest))
+    return found
+
+
+def uneven_exchanges(ranks: Mapping[int, Progress]) -> tuple[str, list[int]]:
+    """What the ranks did differently, in words, empty where nothing is known of that; and who skipped a backward.
+
+    Example:
+        >>> went_on = Progress(4, ("input sizes", "input ids", "output rows", "output gradients"))
+        >>> skipped = Progress(4, ("input sizes", "input ids", "output rows", "input sizes"))
+        >>> uneven_exchanges({0: went_on, 1: skipped})
+        ("exchange 4 was 'output gradients' on rank 0 and 'input sizes' on rank 1: rank 1 skipped a backward", [1])
+    """
+    last = max(progress.begun for progress in ranks.values())
+    for number in range(max(1, last - 8), last + 1):
+        stages = {rank: stage for rank, progress in ranks.items() if (stage := progress.stage(number)) is not None}
+        if len(set(stages.values())) > 1:
+            where = " and ".join(f"{stage!r} on rank {rank}" for rank, stage in stages.items())
+            skipped = [rank for rank, stage in stages.items() if not stage.endswith("gradients")]
+            if len(skipped) == len(stages):
+                return f"exchange {number} was {where}", []
+            return f"exchange {number} was {where}: rank {', '.join(map(str, skipped))} skipped a backward", skipped
+    if len({progress.begun for progress in ranks.values()}) > 1:
+        counts = (
+            f"rank {rank} had begun {progress.begun} exchanges, the last for {(progress.latest or ('nothing',))[-1]!r}"
+            for rank, progress in ranks.items()
+        )
+        return ", ".join(counts), []
+    return "", []
