@@ -28,7 +28,8 @@ from tutorec.distributed.checkpoint import (
     read_state_dict,
     save_checkpoint,
 )
-from tutorec.distributed.checkpoint.folder import whole_folder
+from tutorec.distributed.checkpoint.folder import folder_of
+from tutorec.distributed.checkpoint.manifest import leftover_names, read_manifest
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
@@ -87,6 +88,12 @@ def whole_step(path: Path, least: int) -> int:
     return step
 
 
+def leftovers(path: Path) -> list[str]:
+    """Files of a checkpoint's folder that no manifest names any more, or not yet."""
+    folder = folder_of(path)
+    return leftover_names(folder, read_manifest(folder).files)
+
+
 def _warm(folder: str) -> None:
     """Load what a first save loads, once for all processes that are forked."""
     torch.set_num_threads(1)
@@ -109,7 +116,7 @@ def drawn_kills(folder: str, kills: int, seed: int) -> dict[str, Any]:
         os.kill(processes[killed], signal.SIGKILL)
         for process in processes:
             os.waitpid(process, 0)
-        under_way += any(path.parent.glob("model.partial-*"))
+        under_way += bool(leftovers(path))
         messages.append((killed, processes[killed], Path(f"{marker}.error{1 - killed}").read_text()))
         done = whole_step(path, max(done + 1, int(marker.read_text() or 0)))
     return {"done": done, "under_way": under_way, "messages": messages}
@@ -132,14 +139,20 @@ def _save_without_end(path: Path, marker: Path, rank: int, first: int) -> None:
 def kills_at_every_step(folder: str) -> dict[str, Any]:
     """Saves over a checkpoint that die at the n-th time that something reaches the disk, is renamed or removed."""
     _warm(folder)
-    path, steps, previous, ended = Path(folder) / "model", [], False, False
+    path, steps, under_way, ended = Path(folder) / "model", [], 0, False
     _run(_save_once, path, 1)
     while not ended and len(steps) < 60:
         call = len(steps) + 1
         ended = _run(_save_and_die, path, call + 1, call)
-        previous |= whole_folder(path) != path
+        under_way += bool(leftovers(path))
         steps.append(whole_step(path, 1))
-    return {"steps": steps, "previous": previous, "left": sorted(each.name for each in path.parent.iterdir())}
+    unknown = (
+        {each.name for each in path.iterdir()}
+        - {"manifest.json", ".metadata"}
+        - set(read_manifest(folder_of(path)).files)
+    )
+    left = [*sorted(each.name for each in path.parent.iterdir()), *unknown]
+    return {"steps": steps, "under_way": under_way, "left": left}
 
 
 def first_exchange_kills(folder: str) -> list[tuple[str, str, int, int, list[str]]]:
@@ -193,7 +206,7 @@ def _save_and_die(path: Path, step: int, call: int) -> None:
 
         return run
 
-    for owner, name in ((os, "fsync"), (Path, "rename"), (Path, "mkdir"), (shutil, "rmtree")):
+    for owner, name in ((os, "fsync"), (os, "replace"), (os, "makedirs"), (os, "remove")):
         setattr(owner, name, watched(getattr(owner, name)))
     _save_once(path, step)
 

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from distributed.cases import KINDS, batch, collection, group, optimizer_words, tables, word
 from torch import Tensor, nn
 
-from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
+from tutorec.distributed.checkpoint import CheckpointManager, load_checkpoint, save_checkpoint
+from tutorec.distributed.checkpoint.folder import Folder
 from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv, sharding_groups
@@ -26,6 +27,7 @@ from tutorec.distributed.shard_traffic import REPLICA_STATES, REPLICA_WEIGHTS
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.distributed.simulate import simulate_sync
 from tutorec.distributed.traffic import Traffic, count_traffic
+from tutorec.errors import CheckpointError
 from tutorec.optim.keyed import KeyedOptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -337,6 +339,39 @@ def test_a_checkpoint_holds_the_mean_of_replicas_and_any_model_reads_it(ranks, t
     for (name, one), (_, two) in zip(first.named_parameters(), second.named_parameters(), strict=True):
         assert torch.equal(one, two), name
     assert not torch.equal(first.over.weight, Model().over.weight)
+
+
+def managed(rank: int, world_size: int, folder: str, asynchronous: bool) -> tuple[bool, int | None, str]:
+    """Save and go on, then load; and what every rank is told where the first replica cannot write."""
+    model = replicated("exact_row_wise_adagrad", group_plan(Model(), "mixed"))
+    dense = dense_optimizer(model)
+    with CheckpointManager(folder, keep=1, asynchronous=asynchronous) as manager:
+        for number in (1, 2):
+            step(model, dense, rank, number)
+            manager.save(model, dense, step=number)
+        kept = state_of(model)
+        step(model, dense, rank, 3)
+        info = manager.load(model, dense)
+        back = state_of(model)
+        create = Folder.create
+        if rank == 0:
+            Folder.create = lambda folder, name: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        try:
+            manager.save(model, dense, step=3)
+            manager.wait()
+            said = "saved"
+        except CheckpointError as error:
+            said = str(error)
+        Folder.create = create
+    return all(torch.equal(kept[name], back[name]) for name in kept), info and info.step, said
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_manager_saves_the_first_replica_and_loads_all(ranks, tmp_path, asynchronous):
+    for back, latest, said in ranks(WORLD).run(managed, str(tmp_path), asynchronous):
+        assert (back, latest) == (True, 2)
+        assert "step-3" in said and "failed on rank 0: OSError: [Errno 28] No space" in said
+    assert [each.name for each in tmp_path.iterdir()] == ["step-2"]
 
 
 def unsavable(rank: int, world_size: int, folder: str) -> str:

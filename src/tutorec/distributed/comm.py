@@ -348,6 +348,17 @@ def _make_host_groups(group: dist.ProcessGroup, hosts: int, local_size: int) -> 
     return found[0], found[1]
 
 
+def twin_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A new group of the same ranks over gloo, for another thread of each of them. Every rank of ``group`` calls it.
+
+    Args:
+        group: The ranks; need not be all ranks of the program.
+    """
+    ranks, alone = dist.get_process_group_ranks(group), group != default_group()
+    with _agreed_names(group) if alone else nullcontext():
+        return cast(dist.ProcessGroup, dist.new_group(ranks, backend="gloo", use_local_synchronization=alone))
+
+
 @contextmanager
 def _agreed_names(group: dist.ProcessGroup) -> Iterator[None]:
     """Name what members of ``group`` make alone by a number they agree on: torch takes a count that may differ."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -15,9 +14,7 @@ from torch import nn
 
 from tutorec.datasets.random import Shop, shop
 from tutorec.datasets.utils import RowBatches
-from tutorec.distributed.checkpoint.loading import load_checkpoint
-from tutorec.distributed.checkpoint.reading import latest_checkpoint
-from tutorec.distributed.checkpoint.saving import save_checkpoint
+from tutorec.distributed.checkpoint.manager import CheckpointManager
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from tutorec.models.training import Trained, train
 from tutorec.optim.keyed import KeyedOptimizer
@@ -51,7 +48,9 @@ def parser(program: str, description: str, rows: int) -> argparse.ArgumentParser
     made.add_argument("--table-rate", type=_rate, default=0.1, help="learning rate of the tables (%(default)s)")
     made.add_argument("--rate", type=_rate, default=0.003, help="learning rate of the dense parts (%(default)s)")
     made.add_argument("--seed", type=_from_zero, default=0, help="of the data and of the first weights (%(default)s)")
-    made.add_argument("--checkpoints", type=_folder, metavar="FOLDER", help="save there; go on from what is there")
+    made.add_argument(
+        "--checkpoints", type=_folder, metavar="FOLDER", help="save there, or below a URL; go on from what is there"
+    )
     made.add_argument(
         "--save-every", type=_positive, default=200, metavar="N", help="save after every N steps (%(default)s)"
     )
@@ -81,8 +80,13 @@ def _rate(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a learning rate, a finite number from 0 on") from None
 
 
-def _folder(text: str) -> Path:
-    """A folder that can be written to, made where it is missing: after hours of training it is too late to be told."""
+def _folder(text: str) -> Path | str:
+    """A folder that can be written to, made where it is missing: after hours of training it is too late to be told.
+
+    A URL of an object store is taken as it is: such stores have no folders.
+    """
+    if "://" in text:
+        return text
     path = Path(text)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -170,11 +174,10 @@ def go_on(model: nn.Module, optimizer: KeyedOptimizer, options: argparse.Namespa
         options: of the command line.
         group: all ranks.
     """
-    latest = None if options.checkpoints is None else latest_checkpoint(options.checkpoints)
-    if latest is None:
+    info = None if options.checkpoints is None else CheckpointManager(options.checkpoints).load(model, optimizer)
+    if info is None:
         return Begun()
-    info = load_checkpoint(latest, model, optimizer)
-    say(f"goes on from {latest.name}, saved by {info.world_size} rank(s) after {info.position:,} samples", group)
+    say(f"goes on from step {info.step}, saved by {info.world_size} rank(s) after {info.position:,} samples", group)
     return Begun(int(info.step or 0), int(info.position))
 
 
@@ -186,7 +189,7 @@ def train_on(
     options: argparse.Namespace,
     group: dist.ProcessGroup,
 ) -> Trained:
-    """Train to the last step; save now and then, and at the end.
+    """Train to the last step; save now and then, and at the end. Training does not wait for the disk.
 
     Args:
         model: to be trained.
@@ -196,18 +199,31 @@ def train_on(
         options: of the command line.
         group: all ranks.
     """
+    if options.checkpoints is None:
+        return _train(model, optimizer, batches, done, options, group, None)
+    with CheckpointManager(options.checkpoints, keep=_KEPT, asynchronous=True) as manager:
+        return _train(model, optimizer, batches, done, options, group, manager)
+
+
+def _train(
+    model: nn.Module,
+    optimizer: KeyedOptimizer,
+    batches: RowBatches,
+    done: int,
+    options: argparse.Namespace,
+    group: dist.ProcessGroup,
+    manager: CheckpointManager | None,
+) -> Trained:
     saved = done
 
     def save(step: int) -> None:
         nonlocal saved
-        saved = step
-        position = batches.position_after(step - done)
-        save_checkpoint(options.checkpoints / f"step-{step}", model, optimizer, step=step, position=position)
-        if group.rank() == 0:
-            _drop_old(options.checkpoints)
+        if manager is not None and step != saved:
+            saved = step
+            manager.save(model, optimizer, step=step, position=batches.position_after(step - done))
 
     def after_step(step: int) -> None:
-        if options.checkpoints is not None and step % options.save_every == 0:
+        if step % options.save_every == 0:
             save(step)
 
     left = None if options.steps is None else max(options.steps - done, 0)
@@ -221,13 +237,5 @@ def train_on(
         after_step=after_step,
         group=group,
     )
-    if options.checkpoints is not None and saved != done + found.steps:
-        save(done + found.steps)
+    save(done + found.steps)
     return found
-
-
-def _drop_old(folder: Path) -> None:
-    """Keep the latest checkpoints only."""
-    by_step = sorted(folder.glob("step-*[0-9]"), key=lambda path: int(path.name.removeprefix("step-")))
-    for path in by_step[:-_KEPT]:
-        shutil.rmtree(path)

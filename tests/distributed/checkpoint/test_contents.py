@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -421,7 +422,8 @@ def test_a_rank_without_tables_saves_and_loads_with_the_others(ranks, tmp_path):
     for load in (False, True):
         results = ranks(2).run(lambda rank, now=load: one_table(str(path), rank, now))
         assert sorted(results) == [[], [5 * 11 * 8]]
-    assert sorted(file.name for file in path.iterdir()) == [".metadata", "__1_0.distcp", "manifest.json"]
+    names = sorted(re.sub("[0-9a-f]{8}", "*", file.name) for file in path.iterdir())
+    assert names == ["*.metadata", ".metadata", "__1_*_0.distcp", "manifest.json"]
 
 
 def data_parallel_only(path: str, rank: int) -> list[str]:
@@ -439,7 +441,7 @@ def test_a_model_without_tables_is_saved_once_under_its_own_names(ranks, tmp_pat
     assert names == [list(plain.state_dict()), []]
     load_checkpoint(path, plain)
     assert plain.state_dict()["1.num_batches_tracked"] == 1
-    assert not (path / "__1_0.distcp").exists()
+    assert not list(path.glob("__1_*")) and list(path.glob("__0_*"))
 
 
 class Around(nn.Module):
@@ -489,7 +491,7 @@ def test_the_latest_checkpoint_is_that_of_the_highest_step(tmp_path):
     for name, step in (("b", 10), ("a", 9), ("c", None)):
         save_checkpoint(tmp_path / name, layer, step=step)
     (tmp_path / "notes.txt").write_text("not a checkpoint")
-    (tmp_path / "z.partial-1").mkdir()
+    (tmp_path / "z").mkdir()
     assert latest_checkpoint(tmp_path) == tmp_path / "b"
     (tmp_path / "b" / "manifest.json").unlink()
     assert latest_checkpoint(tmp_path) == tmp_path / "a"
@@ -499,7 +501,7 @@ def test_the_latest_checkpoint_is_that_of_the_highest_step(tmp_path):
 def test_a_folder_of_other_things_is_not_replaced(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("x")
-    with pytest.raises(CheckpointError, match=r"thesis is there and is no checkpoint \(manifest.json is missing\)"):
+    with pytest.raises(CheckpointError, match=r"thesis is there and is not a checkpoint \(manifest.json is missing\)"):
         save_checkpoint(tmp_path / "thesis", nn.Linear(2, 1))
     assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "x"
 

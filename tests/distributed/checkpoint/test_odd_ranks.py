@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +9,9 @@ import torch
 from distributed.checkpoint.test_faults import in_a_process_of_its_own
 from torch import nn
 
-from tutorec.distributed.checkpoint import latest_checkpoint, load_checkpoint, read_info, save_checkpoint
-from tutorec.distributed.checkpoint.storage import write_blocks, write_metadata
+from tutorec.distributed.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from tutorec.distributed.checkpoint.folder import Folder, folder_of
+from tutorec.distributed.checkpoint.storage import BlockSaver, write_blocks, write_metadata
 from tutorec.errors import AgreementError, CheckpointError
 from tutorec.optim.keyed import KeyedOptimizerWrapper
 
@@ -75,7 +75,7 @@ def test_a_rank_that_does_something_else_is_named_on_every_rank(ranks, tmp_path,
     if (doing, what) == ("load", "another optimizer"):
         error, said = CheckpointError, "failed on rank 1: the optimizer of 'weight' is SGD, and the checkpoint has"
     if (doing, what) == ("load", "another path"):
-        error, said = CheckpointError, "rank 1: {}x is no whole checkpoint: manifest.json is missing"
+        error, said = CheckpointError, "rank 1: {}x is not a whole checkpoint: manifest.json is missing"
     said = said.replace("{}", str(path))
     zero, one = ranks(2).run(apart, str(path), doing, what)
     assert zero.startswith(f"{error.__name__}: ") or what == "another path", zero
@@ -86,11 +86,12 @@ def test_a_rank_that_does_something_else_is_named_on_every_rank(ranks, tmp_path,
 
 def test_what_one_rank_alone_knows_is_never_written(tmp_path):
     """A name without numbers would be a checkpoint that nobody can load."""
-    (tmp_path / "model").mkdir()
-    written = write_blocks(tmp_path / "model", [], 0, 1)
-    written.paths["optimizer.state.weight.step"] = ("optimizer", "state", "weight", "step")
+    blocks = BlockSaver([], 0, 1)
+    blocks.paths["optimizer.state.weight.step"] = ("optimizer", "state", "weight", "step")
+    folder = folder_of(tmp_path)
+    written = write_blocks(folder, "0" * 8, blocks)
     with pytest.raises(CheckpointError, match=r"'optimizer.state.weight.step' and 0 more .* none has brought"):
-        write_metadata(tmp_path / "model", [written])
+        write_metadata(folder, "0" * 8, [written])
 
 
 @pytest.mark.parametrize("call", [save_checkpoint, load_checkpoint])
@@ -102,41 +103,17 @@ def test_what_is_no_path_is_refused(call, path, error):
         call(path, nn.Linear(2, 1))
 
 
-def test_what_stands_where_the_replaced_one_would_go_is_left_alone(tmp_path):
-    """A file or folder of somebody else's that is called ``<name>.previous``, and one called like a partial save."""
-    notes, photos = tmp_path / "model.previous", tmp_path / "model.partial-00000000"
-    photos.mkdir()
-    (photos / "cat.png").write_text("cat")
-    notes.write_text("notes")
-    with pytest.raises(CheckpointError, match=r"model.previous is in the way and no checkpoint: .*move it away"):
-        save_checkpoint(tmp_path / "model", nn.Linear(2, 1), step=1)
-    assert notes.read_text() == "notes" and not (tmp_path / "model").exists()
-    notes.unlink()
-    notes.mkdir()
-    (notes / "cat.png").write_text("cat")
-    with pytest.raises(CheckpointError, match=r"model.previous is in the way and no checkpoint"):
-        save_checkpoint(tmp_path / "model", nn.Linear(2, 1), step=1)
-    with pytest.raises(CheckpointError, match=r"model is no whole checkpoint: manifest.json is missing"):
-        load_checkpoint(tmp_path / "model", nn.Linear(2, 1))
-    assert (notes / "cat.png").read_text() == "cat"
-    (notes / "cat.png").unlink()
-    notes.rmdir()
-    for step in (1, 2):
-        save_checkpoint(tmp_path / "model", nn.Linear(2, 1), step=step)
-    assert read_info(tmp_path / "model").step == 2 and (photos / "cat.png").read_text() == "cat"
-
-
 def test_a_folder_that_may_not_be_looked_into_is_passed_over(tmp_path, monkeypatch):
     save_checkpoint(tmp_path / "model", nn.Linear(2, 1), step=1)
     (tmp_path / "locked").mkdir()
-    is_file = Path.is_file
+    read = Folder.read
 
-    def refused(path: Path) -> bool:
-        if "locked" in path.parts:
-            raise PermissionError(13, "Permission denied", str(path))
-        return is_file(path)
+    def refused(folder: Folder, name: str) -> bytes:
+        if folder.path.endswith("locked"):
+            raise PermissionError(13, "Permission denied", folder.path)
+        return read(folder, name)
 
-    monkeypatch.setattr(Path, "is_file", refused)
+    monkeypatch.setattr(Folder, "read", refused)
     assert latest_checkpoint(tmp_path) == tmp_path / "model"
 
 

@@ -46,13 +46,6 @@ def test_a_link_to_a_checkpoint_is_saved_through_again_and_again(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["early", "later", "link", "real"]
 
 
-@pytest.mark.parametrize("name", ["run.previous", "run.partial-1"])
-def test_names_that_another_save_would_remove_are_refused(tmp_path, name):
-    with pytest.raises(CheckpointError, match=rf"{name} has a name that saving another checkpoint uses and removes"):
-        save_checkpoint(tmp_path / name, nn.Linear(2, 1))
-    assert list(tmp_path.iterdir()) == []
-
-
 class Empties(nn.Module):
     """Tensors without numbers, and one with."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -23,16 +22,25 @@ from tutorec.distributed.checkpoint.contents import (
     state_entry,
 )
 from tutorec.distributed.checkpoint.entries import Entry, Form, Wanted, wanted_rectangles, wanted_rows
-from tutorec.distributed.checkpoint.folder import Manifest, check_file, checked_target, read_manifest, whole_folder
+from tutorec.distributed.checkpoint.folder import Folder, checked_folder
+from tutorec.distributed.checkpoint.manifest import (
+    TRIES,
+    Manifest,
+    expected_form,
+    is_replaced,
+    read_manifest,
+    replaced_too_often,
+)
 from tutorec.distributed.checkpoint.ranks import Together
 from tutorec.distributed.checkpoint.reading import CheckpointInfo, info_of
 from tutorec.distributed.checkpoint.replicas import loaded_by_all
 from tutorec.distributed.checkpoint.states import StoredState, match_states, new_state
-from tutorec.distributed.checkpoint.storage import plan_reading, read_blocks, read_metadata
+from tutorec.distributed.checkpoint.stored import SavedFiles, files_of, plan_reading, read_blocks
 from tutorec.distributed.shard_geometry import ShardPiece
-from tutorec.errors import CheckpointError
+from tutorec.errors import AgreementError, CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 
+_NOTHING = Manifest(0, None, None, None, None, {}, {}, {})
 # A scheduler's base rate comes with the rate.
 _RATES = ("lr", "initial_lr")
 
@@ -63,7 +71,9 @@ def load_checkpoint(
     """Fill a model and its optimizers from a checkpoint, whatever plan and however many ranks saved it.
 
     A collective: every rank calls it. All files are checked before anything is written, so that a damaged checkpoint
-    leaves the model as it was. Each rank reads the blocks that its tables overlap, one at a time.
+    leaves the model as it was. Each rank reads the blocks that its tables overlap, one at a time. Where saves replace
+    the checkpoint meanwhile, one of them is loaded whole. Nothing in the files is executed, so that a checkpoint from
+    somebody else is safe to load; the numbers in it are as good as who wrote them.
 
     Args:
         path: Of the checkpoint.
@@ -87,42 +97,72 @@ def load_checkpoint(
         >>> load_checkpoint(folder, other).position, torch.equal(layer.weight, other.weight)
         ({'epoch': 1}, True)
     """
-    target, problem = checked_target(path)
-    ranks = Together(group_of(model), f"loading the checkpoint {target}")
-    manifest, contents, folder = None, Contents(), whole_folder(target)
-    try:
-        if problem is not None:
-            raise problem
-        contents = contents_of(model, optimizer)
-        manifest = read_manifest(folder)
-        # Each file is read by one rank for all.
-        for name in list(manifest.files)[ranks.rank :: ranks.world_size]:
-            check_file(folder, name, manifest.files[name])
-    except Exception as error:  # whatever it is, the others must not wait for this rank
-        problem = error
-    ranks.settle(problem)
-    assert manifest is not None, "settle raises where there is none"
-    facts = {"the checkpoint": f"of step {manifest.step}, manifest {zlib.crc32(manifest.to_text().encode()):08x}"}
-    ranks.agree(facts)
+    folder, problem = checked_folder(path)
+    ranks = Together(group_of(model), f"loading the checkpoint {folder}")
+    for _ in range(TRIES):
+        manifest, contents, trouble = None, Contents(), problem
+        try:
+            if trouble is None:
+                contents = contents_of(model, optimizer)
+                manifest = read_manifest(folder)
+        except Exception as error:  # whatever it is, the others must not wait for this rank
+            trouble = error
+        try:
+            info = _load(ranks, folder, manifest, contents, trouble, optimizer_state)
+        except (AgreementError, CheckpointError, TypeError):
+            # Every rank comes here together: each of these is raised on all of them.
+            if not any(ranks.gather(manifest is not None and is_replaced(folder, manifest))):
+                raise
+            continue
+        if optimizer is not None and optimizer_state:
+            optimizer.post_load_state_dict()
+        return info
+    raise CheckpointError(replaced_too_often(folder))
+
+
+def _load(
+    ranks: Together,
+    folder: Folder,
+    manifest: Manifest | None,
+    contents: Contents,
+    problem: Exception | None,
+    optimizer_state: bool,
+) -> CheckpointInfo:
+    """Load what one manifest names.
+
+    Raises:
+        AgreementError: Ranks have read different manifests, or load different parts.
+        CheckpointError: A rank has a problem, this one's ``problem`` for example.
+        TypeError: This rank's problem is one.
+    """
     order, metadata = _Order(), None
-    try:
-        metadata = read_metadata(folder)
-        order = _order(contents, manifest, metadata, optimizer_state)
-        plan_reading(metadata, order.wanted)
-    except Exception as error:
-        problem = error
-    ranks.settle(problem)
-    ranks.agree({"optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)})
-    assert metadata is not None, "settle raises where there is none"
-    try:
-        _carry_out(order)
-        read_blocks(folder, metadata, order.wanted)
-    except Exception as error:
-        what = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-        problem = CheckpointError(f"{what}; the model is filled in part: load again, or another checkpoint")
-    ranks.settle(problem)
-    if optimizer is not None and optimizer_state:
-        optimizer.post_load_state_dict()
+    with SavedFiles(folder, manifest or _NOTHING) as files:
+        try:
+            if problem is not None:
+                raise problem
+            assert manifest is not None, "there is a problem where there is none"
+            metadata = files.metadata()
+            with expected_form(folder):
+                order = _order(contents, manifest, metadata, optimizer_state)
+                plan = plan_reading(metadata, order.wanted).plan
+            # Each file is checked by one rank for all. First they are all opened: a later save may remove them.
+            mine = list(manifest.files)[ranks.rank :: ranks.world_size]
+            files.hold([*files_of(metadata, plan), *mine])
+            for name in mine:
+                files.check(name)
+        except Exception as error:  # whatever it is, the others must not wait for this rank
+            problem = error
+        ranks.settle(problem)
+        assert manifest is not None and metadata is not None, "settle raises where there is none"
+        facts = {"the checkpoint": f"of step {manifest.step}, manifest {manifest.digest}"}
+        ranks.agree({**facts, "optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)})
+        try:
+            _carry_out(order)
+            read_blocks(files, metadata, order.wanted)
+        except Exception as error:
+            what = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            problem = CheckpointError(f"{what}; the model is filled in part: load again, or another checkpoint")
+        ranks.settle(problem)
     return info_of(manifest, metadata)
 
 

@@ -12,16 +12,15 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from tutorec.distributed.checkpoint.entries import Wanted
-from tutorec.distributed.checkpoint.folder import (
-    VERSION,
+from tutorec.distributed.checkpoint.folder import Folder, folder_of, path_below
+from tutorec.distributed.checkpoint.manifest import (
+    MANIFEST,
     Manifest,
-    check_file,
-    checkpoints_in,
-    read_manifest,
-    target_of,
-    whole_folder,
+    check_sizes,
+    expected_form,
+    of_one_save,
 )
-from tutorec.distributed.checkpoint.storage import METADATA, read_blocks, read_metadata
+from tutorec.distributed.checkpoint.stored import SavedFiles, read_blocks
 from tutorec.errors import CheckpointError
 
 
@@ -56,57 +55,92 @@ def info_of(manifest: Manifest, metadata: Metadata) -> CheckpointInfo:
         if isinstance(stored, TensorStorageMetadata)
     }
     return CheckpointInfo(
-        VERSION, manifest.world_size, manifest.step, manifest.position, manifest.extra, manifest.plan, tensors
+        manifest.version, manifest.world_size, manifest.step, manifest.position, manifest.extra, manifest.plan, tensors
     )
 
 
 def read_info(path: str | os.PathLike[str]) -> CheckpointInfo:
     """What a checkpoint says of itself; its tensors are neither read nor checked. No ranks are needed.
 
+    Safe with a file from somebody else: nothing in it is executed.
+
     Raises:
         CheckpointError: There is none, it is damaged, or of a later version.
     """
-    folder = whole_folder(target_of(path))
-    manifest = read_manifest(folder)
-    check_file(folder, METADATA, manifest.files[METADATA])
-    return info_of(manifest, read_metadata(folder))
+    folder = folder_of(path)
+
+    def read(manifest: Manifest) -> CheckpointInfo:
+        with SavedFiles(folder, manifest) as files:
+            return info_of(manifest, files.metadata())
+
+    return of_one_save(folder, read)
 
 
-def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
+def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | str | None:
     """The checkpoint of the highest step in a folder, of equal ones the one written last; None where there is none.
 
-    Folders of saves that were interrupted, and what is damaged, are passed over.
+    What saves that were interrupted have left is passed over, and a checkpoint whose manifest is damaged or of which a
+    file is missing or has another size. What is in the files is not read: that a bit has changed is found by
+    `load_checkpoint`.
+
+    Returns:
+        A path, or a URL where the folder was given as one.
 
     Raises:
         CheckpointError: The folder cannot be looked into.
-        TypeError: It is no path.
+        TypeError: It is not a path.
 
     Example:
         >>> import tempfile
         >>> latest_checkpoint(tempfile.mkdtemp()) is None
         True
     """
-    found: list[tuple[int, float, Path]] = []
-    target_of(folder)  # refuses what is no path
-    parent = Path(os.path.abspath(folder))
+    parent = folder_of(folder)
+    found: list[tuple[int, float, str]] = []
+    names: set[str] | None = None
+    while not found:
+        known, names = names, subfolders(parent)
+        if names == known:
+            return None
+        # Where checkpoints are removed and added meanwhile, none of these may be there any more.
+        for name in names:
+            below = parent.below(name)
+            step = whole_step(below)
+            if step is not None:
+                found.append((step, below.modified(MANIFEST), name))
+    return path_below(folder, max(found)[2])
+
+
+def subfolders(parent: Folder) -> set[str]:
+    """The names of the folders in a folder.
+
+    Raises:
+        CheckpointError: It cannot be looked into.
+    """
     try:
-        paths = checkpoints_in(parent) if parent.is_dir() else []
-    except OSError as error:
+        return set(parent.folders())
+    except Exception as error:  # object stores have errors of their own
         raise CheckpointError(f"{parent} cannot be looked into ({error}): name another folder") from None
-    for path in paths:
-        try:
-            step = read_info(path).step
-            found.append((-1 if step is None else step, whole_folder(path).stat().st_mtime, path))
-        except (CheckpointError, OSError):
-            continue
-    return max(found)[2] if found else None
+
+
+def whole_step(folder: Folder) -> int | None:
+    """The step of a whole checkpoint, -1 where it was saved without one; None of anything else."""
+
+    def read(manifest: Manifest) -> int:
+        check_sizes(folder, manifest)
+        return -1 if manifest.step is None else manifest.step
+
+    try:
+        return of_one_save(folder, read)
+    except (CheckpointError, OSError):
+        return None
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
     """All tensors of a checkpoint, whole and plain, in this process: for export, or to look at.
 
     A state with one number for each row comes as that of an uncut table: the mean over the slices of columns, by their
-    widths.
+    widths. Safe with a file from somebody else: nothing in it is executed.
 
     Returns:
         Under ``"model"`` name -> tensor; under ``"optimizer"`` ``"state"``, parameter -> name of a state -> tensor or
@@ -115,11 +149,20 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         CheckpointError: It is damaged, or of a later version.
     """
-    folder = whole_folder(target_of(path))
-    manifest = read_manifest(folder)
-    for name, facts in manifest.files.items():
-        check_file(folder, name, facts)
-    metadata = read_metadata(folder)
+    folder = folder_of(path)
+
+    def read(manifest: Manifest) -> dict[str, Any]:
+        with SavedFiles(folder, manifest) as files, expected_form(folder):
+            return _state_dict(manifest, files)
+
+    return of_one_save(folder, read)
+
+
+def _state_dict(manifest: Manifest, files: SavedFiles) -> dict[str, Any]:
+    metadata = files.metadata()
+    files.hold(manifest.files)
+    for name in manifest.files:
+        files.check(name)
     wanted: dict[str, list[Wanted]] = {}
     model: dict[str, torch.Tensor] = {}
     states: dict[str, dict[str, Any]] = {name: dict(each["numbers"]) for name, each in manifest.optimizers.items()}
@@ -130,7 +173,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
             model[keys[1]] = tensor
         else:
             states.setdefault(keys[2], {})[keys[3]] = tensor
-    read_blocks(folder, metadata, wanted)
+    read_blocks(files, metadata, wanted)
     options = {name: each["options"] for name, each in manifest.optimizers.items()}
     return {"model": model, "optimizer": {"state": states, "options": options}}
 

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
+import torch.distributed as dist
 from torch import nn
 
+from tutorec.distributed.checkpoint.contents import group_of
 from tutorec.distributed.checkpoint.ranks import Together
 from tutorec.distributed.model_parallel import DMPCollection
 from tutorec.errors import CheckpointError
@@ -49,6 +51,11 @@ def loaded_by_all(load: _Call[Path, Rest, Out]) -> _Call[Path, Rest, Out]:
     return of_replicas
 
 
+def all_ranks_of(model: nn.Module) -> dist.ProcessGroup | None:
+    """The ranks that have a model together, those of all replicas."""
+    return model.dense_group if isinstance(model, DMPCollection) else group_of(model)
+
+
 def _together(model: DMPCollection, doing: str, act: Callable[[], Out]) -> Out:
     """Act; an error of the ranks of one replica is one of all ranks."""
     problem, found = None, None
@@ -65,4 +72,4 @@ def _together(model: DMPCollection, doing: str, act: Callable[[], Out]) -> Out:
     return found  # pyright: ignore[reportReturnType]
 
 
-__all__ = ["loaded_by_all", "saved_by_the_first"]
+__all__ = ["all_ranks_of", "loaded_by_all", "saved_by_the_first"]

@@ -1,11 +1,12 @@
-"""Save a model over its ranks: each writes what it holds, and the folder gets its name when all have."""
+"""Save a model over its ranks: each writes what it holds, and the manifest is replaced when all have."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,10 +14,18 @@ from torch import nn
 
 from tutorec.distributed.checkpoint.contents import Contents, contents_of, group_of, optimizer_entries, optimizer_facts
 from tutorec.distributed.checkpoint.entries import Entry
-from tutorec.distributed.checkpoint.folder import Manifest, checked_target, complete, remove_partial, start_partial
+from tutorec.distributed.checkpoint.folder import Folder, checked_folder, new_id
+from tutorec.distributed.checkpoint.manifest import (
+    MANIFEST,
+    METADATA,
+    Manifest,
+    check_sizes,
+    leftover_names,
+    read_manifest,
+)
 from tutorec.distributed.checkpoint.ranks import Together
 from tutorec.distributed.checkpoint.replicas import saved_by_the_first
-from tutorec.distributed.checkpoint.storage import Written, write_blocks, write_metadata
+from tutorec.distributed.checkpoint.storage import BlockSaver, Written, write_blocks, write_metadata
 from tutorec.errors import CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 
@@ -35,10 +44,12 @@ def save_checkpoint(
 
     A collective: every rank calls it with the same path, on a file system that all of them see. Weights, buffers and
     the state of optimizers that run inside backward are saved with the model; each rank writes its own part, in blocks
-    of at most 4 MiB, so that little memory is needed beside the model.
+    of at most 4 MiB, so that little memory is needed beside the model. A run that saves again and again is better off
+    with a `CheckpointManager`.
 
     Args:
-        path: Of the checkpoint, a folder. One that stands there is replaced.
+        path: Of the checkpoint, a folder or an fsspec URL (``s3://bucket/run``; ``memory://`` of one process alone). A
+            checkpoint that stands there is replaced; other files and folders in it stay.
         model: A `DistributedModelParallel`, a sharded module, or any other. A `DMPCollection` is brought together by
             its ``sync()`` first.
         optimizer: What steps outside of backward.
@@ -58,76 +69,176 @@ def save_checkpoint(
         >>> load_checkpoint(folder, torch.nn.Linear(2, 1)).step
         3
     """
-    target, problem = checked_target(path)
-    ranks = Together(group_of(model), f"saving the checkpoint {target}")
-    contents, entries, partial = Contents(), [], None
-    notes: dict[str, Any] = {"step": step, "position": position, "extra": extra}
+    folder, problem = checked_folder(path)
+    ranks = Together(group_of(model), f"saving the checkpoint {folder}")
+    notes = {"step": step, "position": position, "extra": extra}
+    write_save(prepare_save(ranks, folder, problem, (model, optimizer), notes), ranks)
+
+
+@dataclass
+class Save:
+    """What a rank is going to write.
+
+    Args:
+        folder: Of the checkpoint.
+        id: Eight digits that the names of its files have.
+        blocks: This rank's.
+        manifest: All but the files.
+        old: Names of the files of the checkpoint that is replaced; on rank 0.
+        held: The lock of the folder; on rank 0.
+    """
+
+    folder: Folder
+    id: str = ""
+    blocks: BlockSaver = field(default_factory=lambda: BlockSaver([], 0, 1))
+    manifest: Manifest | None = None
+    old: list[str] = field(default_factory=list)
+    held: ExitStack = field(default_factory=ExitStack)
+
+    def give_up(self) -> None:
+        """Remove what has been written, unless it is in use already, and let go of the lock."""
+        with suppress(Exception):
+            used = read_manifest(self.folder).files if MANIFEST in self.folder.sizes() else {}
+            self.folder.remove(name for name in leftover_names(self.folder, used) if self.id and self.id in name)
+            self.folder.remove_if_empty()
+        self.held.close()
+
+
+def prepare_save(
+    ranks: Together,
+    folder: Folder,
+    problem: Exception | None,
+    model_and_optimizer: tuple[nn.Module, KeyedOptimizer | None],
+    notes: Mapping[str, Any],
+    copy: bool = False,
+) -> Save:
+    """Find what is to be written, agree on it, and make the folder. A collective.
+
+    Args:
+        ranks: That save together.
+        folder: Where to.
+        problem: What this rank knows to be wrong already.
+        model_and_optimizer: What is saved.
+        notes: Step, position and extra.
+        copy: Copy all numbers now, so that the model may change before they are written.
+
+    Raises:
+        AgreementError: Ranks differ in what they save.
+        CheckpointError: A rank cannot save this, or not there.
+        TypeError: This rank's arguments are of a wrong type.
+    """
+    save, contents = Save(folder), Contents()
     try:
-        if problem is not None:
-            raise problem
-        contents = contents_of(model, optimizer)
-        entries = _entries(contents)
-        _check_notes(notes)
-        partial = start_partial(target) if ranks.rank == 0 else None
-    except Exception as error:  # whatever it is, the others must not wait for this rank
-        problem = error
-    try:
+        try:
+            if problem is not None:
+                raise problem
+            contents = contents_of(*model_and_optimizer)
+            save.blocks = BlockSaver(_entries(contents), ranks.rank, ranks.world_size, copy)
+            _check_notes(notes)
+            if ranks.rank == 0:
+                _start(save)
+        except Exception as error:  # whatever it is, the others must not wait for this rank
+            problem = error
         ranks.settle(problem)
-        ranks.agree({"path": str(target), **_facts(contents, notes)})
-        where = ranks.from_first(partial)
-        assert where is not None, "settle raises where rank 0 has made no folder"
-        written = _write(where, entries, ranks)
-        optimizers = _merged(ranks.gather(_optimizer_facts(contents)))
-        slices = _merged(ranks.gather({entry.name: list(entry.widths) for entry in entries if entry.widths}))
+        ranks.agree({"path": str(folder), **_facts(contents, notes)})
+        save.id = ranks.from_first(save.id)
+        save.manifest = Manifest(
+            world_size=ranks.world_size,
+            plan=json.loads(contents.plan.to_json()) if contents.plan is not None else None,
+            files={},
+            slices=_merged(ranks.gather(save.blocks.slices)),
+            optimizers=_merged(ranks.gather(_optimizer_facts(contents))),
+            **notes,
+        )
+    except BaseException:
         if ranks.rank == 0:
-            problem = _complete(where, target, written, (contents, ranks.world_size, slices, optimizers), notes)
+            save.give_up()
+        raise
+    return save
+
+
+def write_save(save: Save, ranks: Together, then: Callable[[], None] = lambda: None) -> None:
+    """Write what has been prepared. A collective.
+
+    Args:
+        save: What this rank writes.
+        ranks: That save together; in a thread of its own they are a group of its own.
+        then: What rank 0 does when the checkpoint is complete.
+
+    Raises:
+        CheckpointError: A rank could not write, or has ended; the checkpoint that was there before is as it was.
+    """
+    written, problem = Written([], [], {}, {}), None
+    try:
+        try:
+            written = write_blocks(save.folder, save.id, save.blocks)
+        except Exception as error:
+            problem = error
+        ranks.settle(problem)
+        of_ranks = ranks.gather(written)
+        if ranks.rank == 0:
+            try:
+                _complete(save, of_ranks)
+                then()
+            except Exception as error:
+                problem = error
         ranks.settle(problem)
     except BaseException:
-        if partial is not None:
-            remove_partial(partial)
+        if ranks.rank == 0:
+            save.give_up()
         raise
+    save.held.close()
+
+
+def _start(save: Save) -> None:
+    """Make the folder, keep others out, and remove what interrupted saves have left there.
+
+    Raises:
+        CheckpointError: It is a file, or a folder that is not a checkpoint; or another process is saving there.
+    """
+    folder = save.folder
+    if not _may_be_used(folder):
+        raise CheckpointError(
+            f"{folder} is there and is not a checkpoint ({MANIFEST} is missing): save under another path, or remove it"
+        )
+    folder.make()
+    save.held.enter_context(folder.locked())
+    with suppress(CheckpointError):  # a damaged one is replaced, and stays until then
+        save.old = list(read_manifest(folder).files) if MANIFEST in folder.sizes() else []
+        folder.remove(leftover_names(folder, dict.fromkeys(save.old)))
+    save.id = new_id()
+
+
+def _may_be_used(folder: Folder) -> bool:
+    """Whether nothing is there, or a checkpoint, or what an interrupted save has left."""
+    try:
+        sizes = folder.sizes()
+    except NotADirectoryError:
+        return False
+    return sizes.get(MANIFEST) is not None or sizes.keys() == set(leftover_names(folder))
+
+
+def _complete(save: Save, written: Sequence[Written]) -> None:
+    """Write what is written once, replace the manifest, and remove the files of the checkpoint before."""
+    assert save.manifest is not None, "it is made when all ranks agree"
+    folder = save.folder
+    files, account = write_metadata(folder, save.id, written)
+    manifest = replace(save.manifest, files=dict(sorted(files.items())), metadata=f"{save.id}.metadata")
+    try:
+        check_sizes(folder, manifest)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; it had just been written: another run saves to the same path, or the ranks see different disks"
+        ) from None
+    folder.replace(MANIFEST, manifest.to_text().encode())
+    folder.replace(METADATA, account)
+    with suppress(OSError):  # the next save removes them
+        folder.remove([*(set(save.old) - {METADATA}), *leftover_names(folder, files)])
 
 
 def _entries(contents: Contents) -> list[Entry]:
     states = optimizer_entries(contents)
     return [*contents.model.values(), *(entry for of_parameter in states.values() for entry in of_parameter.values())]
-
-
-def _write(partial: Path, entries: Sequence[Entry], ranks: Together) -> list[Written]:
-    """Write this rank's blocks; what every rank has written."""
-    written, problem = Written([], [], {}, {}), None
-    try:
-        written = write_blocks(partial, entries, ranks.rank, ranks.world_size)
-    except Exception as error:
-        problem = error
-    ranks.settle(problem)
-    return ranks.gather(written)
-
-
-def _complete(
-    partial: Path,
-    target: Path,
-    written: Sequence[Written],
-    facts: tuple[Contents, int, Mapping[str, Any], Mapping[str, Any]],
-    notes: Mapping[str, Any],
-) -> Exception | None:
-    """Write what is written once, and give the folder its name; what went wrong, if anything."""
-    contents, world_size, slices, optimizers = facts
-    plan = json.loads(contents.plan.to_json()) if contents.plan is not None else None
-    try:
-        files = write_metadata(partial, written)
-        manifest = Manifest(
-            world_size=world_size,
-            plan=plan,
-            files=dict(sorted(files.items())),
-            slices=slices,
-            optimizers=optimizers,
-            **notes,
-        )
-        complete(partial, target, manifest)
-    except Exception as error:
-        return error
-    return None
 
 
 def _facts(contents: Contents, notes: Mapping[str, Any]) -> dict[str, str]:

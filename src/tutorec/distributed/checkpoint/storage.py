@@ -1,4 +1,4 @@
-"""The blocks on disk, by torch.distributed.checkpoint: its files, its ``.metadata``, its writer and reader.
+"""The blocks on their way into files, by torch.distributed.checkpoint: its files, its ``.metadata``, its writer.
 
 torch drives these parts with collectives of its own and reports a failing rank by an exception that holds a dictionary;
 here they are driven one by one, so that what happens between ranks is the business of `ranks`.
@@ -9,16 +9,21 @@ from __future__ import annotations
 import io
 import math
 import os
+import pickle
 import zlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import (
+    CURRENT_DCP_VERSION,
+    FileSystem,
+    FileSystemWriter,
+    _StoragePrefix,
+)
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -27,23 +32,22 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
     SavePlan,
     SavePlanner,
     TensorWriteData,
     WriteItem,
     WriteItemType,
 )
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 
-from tutorec.distributed.checkpoint.entries import Block, Entry, Wanted, stored_blocks
-from tutorec.distributed.checkpoint.folder import FileFacts
+from tutorec.distributed.checkpoint.entries import Block, Entry, stored_blocks
+from tutorec.distributed.checkpoint.folder import Folder
+from tutorec.distributed.checkpoint.manifest import FileFacts
 from tutorec.errors import CheckpointError
 
-METADATA = ".metadata"
+_READ_BYTES = 4 * 2**20
+# Most files that are held open; of more the others are opened when it is their turn.
+_MOST_OPEN = 200
 
 
 @dataclass(frozen=True)
@@ -63,38 +67,35 @@ class Written:
     paths: dict[str, tuple[str, ...]]
 
 
-def write_blocks(folder: Path, entries: Sequence[Entry], rank: int, world_size: int) -> Written:
+def write_blocks(folder: Folder, save: str, blocks: BlockSaver) -> Written:
     """Write this rank's blocks into one file, one block in memory at a time, and bring it to the disk.
 
     Args:
         folder: Of the checkpoint.
-        entries: What it is made of.
-        rank: This rank.
-        world_size: W.
+        save: The save's eight digits, which its files have in their names.
+        blocks: What this rank writes.
 
     Raises:
         OSError: The disk is full, or the folder cannot be written to.
     """
-    files = _CheckedFiles()
-    writer = FileSystemWriter(folder, thread_count=1, sync_files=True)
+    files = _NewFiles(folder)
+    writer = FileSystemWriter(folder.path, thread_count=1, sync_files=folder.is_local)
     writer.fs = files
-    planner = _BlockSaver(entries, rank, world_size)
-    plan = writer.prepare_local_plan(planner.create_local_plan())
-    plan = writer.prepare_global_plan([*[SavePlan([])] * rank, plan])[rank]
-    results = cast(list[WriteResult], writer.write_data(plan, planner).value()) if plan.items else []
-    paths = {entry.name: entry.path for entry in entries}
-    return Written(plan.items, results, files.facts, paths)
+    plan = replace(blocks.create_local_plan(), storage_data=_StoragePrefix(f"__{blocks.rank}_{save}_"))
+    results = cast(list[WriteResult], writer.write_data(plan, blocks).value()) if plan.items else []
+    return Written(plan.items, results, files.facts, blocks.paths)
 
 
-def write_metadata(folder: Path, written: Sequence[Written]) -> dict[str, FileFacts]:
-    """Write ``.metadata``, by one rank for all.
+def write_metadata(folder: Folder, save: str, written: Sequence[Written]) -> tuple[dict[str, FileFacts], bytes]:
+    """Write torch's account of all blocks, by one rank for all.
 
     Args:
         folder: Of the checkpoint.
+        save: The save's eight digits.
         written: What every rank has written.
 
     Returns:
-        Size and CRC-32 of every file of the checkpoint.
+        Size and CRC-32 of every file of the checkpoint, and the account itself.
 
     Raises:
         CheckpointError: The ranks' blocks do not make up a tensor.
@@ -116,81 +117,34 @@ def write_metadata(folder: Path, written: Sequence[Written]) -> dict[str, FileFa
             "rank saves the same model, with the same optimizers"
         )
     metadata.planner_data = {name: path for each in written for name, path in each.paths.items()}
-    files = _CheckedFiles()
-    writer = FileSystemWriter(folder, sync_files=True)
-    writer.fs = files
-    writer.finish(metadata, [each.results for each in written])
-    facts = {name.removesuffix(".tmp"): fact for name, fact in files.facts.items()}
-    return facts | {name: fact for each in written for name, fact in each.files.items()}
+    metadata.storage_data = {result.index: result.storage_data for each in written for result in each.results}
+    metadata.version = CURRENT_DCP_VERSION
+    content = pickle.dumps(metadata)
+    name = f"{save}.metadata"
+    folder.replace(name, content)
+    facts = {name: FileFacts(len(content), f"{zlib.crc32(content):08x}")}
+    return facts | {name: fact for each in written for name, fact in each.files.items()}, content
 
 
-def read_metadata(folder: Path) -> Metadata:
-    """What is stored and where, as torch keeps account of it.
-
-    Raises:
-        CheckpointError: It is not there, or of another torch.
-    """
-    try:
-        return FileSystemReader(folder).read_metadata()
-    except Exception as error:
-        raise CheckpointError(
-            f"{folder / METADATA} cannot be read by torch {torch.__version__} ({type(error).__name__}: {error})"
-        ) from error
-
-
-def read_blocks(folder: Path, metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]) -> None:
-    """Fill targets from the stored blocks, one block in memory at a time.
+class BlockSaver(SavePlanner):
+    """Hands torch's writer the blocks of this rank.
 
     Args:
-        folder: Of the checkpoint, its files checked.
-        metadata: Its account.
-        wanted: Name of a stored tensor -> what of it goes where.
-
-    Raises:
-        CheckpointError: The blocks do not cover a rectangle.
+        entries: What the checkpoint is made of.
+        rank: This rank.
+        world_size: W.
+        copy: Copy the blocks now, so that the model may change before they are written.
     """
-    planner = plan_reading(metadata, wanted)
-    with torch.no_grad():
-        for wishes in wanted.values():
-            for wish in wishes:
-                if wish.share is not None:
-                    wish.target.zero_()
-        reader = FileSystemReader(folder)
-        reader.set_up_storage_reader(metadata, is_coordinator=True)
-        reader.read_data(planner.plan, planner).wait()
 
-
-def plan_reading(metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]) -> BlockLoader:
-    """Which part of which block goes where; nothing is read or written.
-
-    Args:
-        metadata: The checkpoint's account.
-        wanted: Name of a stored tensor -> what of it goes where.
-
-    Raises:
-        CheckpointError: The blocks do not cover a rectangle.
-    """
-    items: list[ReadItem] = []
-    for name, wishes in wanted.items():
-        stored = cast(TensorStorageMetadata, metadata.state_dict_metadata[name])
-        chunks = [ChunkStorageMetadata(torch.Size(w.offsets), w.target.shape) for w in wishes]
-        found = create_read_items_for_chunk_list(name, stored, chunks)
-        covered, needed = sum(math.prod(item.lengths) for item in found), sum(w.target.numel() for w in wishes)
-        if covered != needed:
-            raise CheckpointError(f"{name!r}: {needed:,} numbers are wanted here, and {covered:,} of them are stored")
-        items += found
-    return BlockLoader(wanted, LoadPlan(items))
-
-
-class _BlockSaver(SavePlanner):
-    """Hands torch's writer the blocks of this rank."""
-
-    def __init__(self, entries: Sequence[Entry], rank: int, world_size: int) -> None:
+    def __init__(self, entries: Sequence[Entry], rank: int, world_size: int, copy: bool = False) -> None:
+        self.rank: int = rank
+        self.paths: dict[str, tuple[str, ...]] = {entry.name: entry.path for entry in entries}
+        self.slices: dict[str, list[int]] = {entry.name: list(entry.widths) for entry in entries if entry.widths}
         self._blocks: dict[MetadataIndex, Block] = {}
         self._items: list[WriteItem] = []
         for entry in entries:
             for block in stored_blocks(entry, rank, world_size):
-                self._add(entry, block)
+                self._add(entry, Block(block.offsets, _copied(block.tensor)) if copy else block)
 
     def _add(self, entry: Entry, block: Block) -> None:
         index = MetadataIndex(entry.name, block.offsets)
@@ -220,71 +174,31 @@ class _BlockSaver(SavePlanner):
         return self._blocks[write_item.index].tensor.detach().cpu().contiguous()
 
 
-class BlockLoader(LoadPlanner):
-    """Tells torch's reader where blocks go.
-
-    Args:
-        wanted: Name of a stored tensor -> what of it goes where.
-        plan: The parts of blocks to read; the index in the target names the wish.
-    """
-
-    def __init__(self, wanted: Mapping[str, Sequence[Wanted]], plan: LoadPlan) -> None:
-        self.plan: LoadPlan = plan
-        self._wanted = wanted
-
-    def set_up_planner(self, *_: Any, **__: Any) -> None:
-        """Nothing: it is made for one load."""
-
-    def create_local_plan(self) -> LoadPlan:
-        """What this rank reads."""
-        return self.plan
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Never: only tensors are stored."""
-        raise CheckpointError(f"{read_item.storage_index.fqn!r} is stored as an object, and only tensors are read")
-
-    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Where the reader copies to: the target itself, or a scratch of which a share is added to it."""
-        target, share = self._target(read_item)
-        return target if share is None else torch.empty_like(target)
-
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Add the share of a scratch."""
-        target, share = self._target(read_item)
-        if share is not None:
-            target.add_(tensor, alpha=share)
-
-    def _target(self, item: ReadItem) -> tuple[torch.Tensor, float | None]:
-        wish = self._wanted[item.dest_index.fqn][cast(int, item.dest_index.index)]
-        target = wish.target.detach()
-        for dimension, (start, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
-            target = target.narrow(dimension, start, length)
-        return target, wish.share
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """On the CPU, of memory of its own."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 @dataclass
-class _CheckedFiles(FileSystem):
-    """torch's files, with size and CRC-32 of what is written taken on the way."""
+class _NewFiles(FileSystem):
+    """Files for torch's writer, with size and CRC-32 of what is written taken on the way."""
 
+    folder: Folder
     facts: dict[str, FileFacts] = field(default_factory=dict)
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
         """Open a file; what went wrong in writing is raised when it is closed."""
-        with Path(path).open(mode) as file:
+        with self.folder.create(str(path)) as file:
             stream = _CheckedStream(file)
             yield cast(io.IOBase, stream)
         if stream.problem is not None:
             raise stream.problem
-        self.facts[Path(path).name] = FileFacts(stream.size, f"{stream.crc32:08x}")
+        self.facts[str(path)] = FileFacts(stream.size, f"{stream.crc32:08x}")
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str | os.PathLike[str]:
+        """The plain name: the folder is known."""
+        return suffix
 
 
 class _CheckedStream:
@@ -293,7 +207,7 @@ class _CheckedStream:
     def __init__(self, file: Any) -> None:
         self._file = file
         self.size, self.crc32 = 0, 0
-        self.problem: OSError | None = None
+        self.problem: Exception | None = None
 
     def write(self, data: Any) -> int:
         """Write bytes."""
@@ -301,7 +215,7 @@ class _CheckedStream:
         if self.problem is None:
             try:
                 self._file.write(view)
-            except OSError as error:
+            except Exception as error:  # object stores have errors of their own
                 self.problem = error
         self.size += view.nbytes
         self.crc32 = zlib.crc32(view, self.crc32)
@@ -316,7 +230,7 @@ class _CheckedStream:
         if self.problem is None:
             try:
                 self._file.flush()
-            except OSError as error:
+            except Exception as error:  # object stores have errors of their own
                 self.problem = error
 
     def fileno(self) -> int:

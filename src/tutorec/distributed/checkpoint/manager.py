@@ -1,0 +1,302 @@
+"""Numbered checkpoints of a run in one folder: the last few are kept, and training need not wait for them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from tutorec.distributed import comm
+from tutorec.distributed.checkpoint.contents import group_of
+from tutorec.distributed.checkpoint.folder import Folder, folder_of, path_below
+from tutorec.distributed.checkpoint.loading import load_checkpoint
+from tutorec.distributed.checkpoint.manifest import MANIFEST, TRIES, remove_checkpoint
+from tutorec.distributed.checkpoint.ranks import Together
+from tutorec.distributed.checkpoint.reading import CheckpointInfo, subfolders, whole_step
+from tutorec.distributed.checkpoint.replicas import all_ranks_of, saved_by_the_first
+from tutorec.distributed.checkpoint.saving import Save, prepare_save, write_save
+from tutorec.errors import AgreementError, CheckpointError
+from tutorec.optim.keyed import KeyedOptimizer
+
+_NUMBERED = re.compile(r"step-(0|[1-9]\d*)")
+
+
+class CheckpointManager:
+    """The checkpoints of one run: ``<folder>/step-100``, ``<folder>/step-200``, ..., of which the last ones are kept.
+
+    Every rank has one and calls its methods together with the others, `latest` excepted. Nothing is overwritten, so
+    that a reader beside the run, an evaluation for example, reads what it has found. Only checkpoints of this name are
+    removed, and of those only the files that a save has written.
+
+    Asynchronously, `save` copies what this rank is going to write (memory for its part of the model and the optimizer
+    state) and returns. A thread writes it, over a process group of its own, so that training goes on. One save is under
+    way at a time: the next one waits for it. What goes wrong is raised by the next `save`, `wait`, `load` or `close`,
+    on every rank.
+
+    Args:
+        folder: Of the run, or an fsspec URL such as ``s3://bucket/run``; made where it is missing. Every rank sees it.
+        keep: How many checkpoints stay; None: all.
+        asynchronous: Return from `save` before the files are written. Close the manager at the end, or use ``with``; a
+            script that ends without waits, too.
+
+    Raises:
+        CheckpointError: No system has such a folder.
+        ValueError: ``keep`` is less than 1.
+
+    Example:
+        >>> import tempfile, torch
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> with CheckpointManager(tempfile.mkdtemp(), keep=2, asynchronous=True) as manager:
+        ...     for step in (10, 20, 30):
+        ...         manager.save(layer, step=step, position={"batch": step})
+        >>> manager.latest().name, manager.load(layer).position, manager.steps()
+        ('step-30', {'batch': 30}, [20, 30])
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], keep: int | None = 3, *, asynchronous: bool = False) -> None:
+        if keep is not None and keep < 1:
+            raise ValueError(f"keep is {keep}, and at least the latest checkpoint is kept: 1 or more, or None for all")
+        self._named, self._folder, self._keep = folder, folder_of(folder), keep
+        self._thread = ThreadPoolExecutor(1, "tutorec-checkpoint") if asynchronous else None
+        # What this rank writes, and the ranks that wait for each other; replicas write nothing.
+        self._under_way: list[tuple[list[Future[None]], dist.ProcessGroup | None]] = []
+        # (the group that saves, a group of the same ranks for the thread)
+        self._groups: list[tuple[dist.ProcessGroup, dist.ProcessGroup]] = []
+        weakref.finalize(self, _say_at_end, self._under_way)
+
+    def save(
+        self,
+        model: nn.Module,
+        optimizer: KeyedOptimizer | None = None,
+        *,
+        step: int,
+        position: Any = None,
+        extra: Any = None,
+    ) -> None:
+        """Save as ``step-<step>``, whole or not at all, and remove what is more than ``keep``. A collective.
+
+        Args:
+            model: As of `save_checkpoint`.
+            optimizer: As of `save_checkpoint`.
+            step: Steps made so far; not less than that of the latest checkpoint.
+            position: As of `save_checkpoint`.
+            extra: As of `save_checkpoint`.
+
+        Raises:
+            AgreementError: Ranks differ in what they save.
+            CheckpointError: As of `save_checkpoint`; or the save before has failed; or there is a later checkpoint.
+        """
+        self.wait()
+        notes, begun = {"step": step, "position": position, "extra": extra}, []
+
+        @saved_by_the_first
+        def begin(folder: Folder, model: nn.Module) -> None:
+            begun.extend(self._begin(folder, model, optimizer, notes))
+
+        begin(self._folder.below(f"step-{step}"), model)
+        if self._thread is not None:
+            self._under_way.append((begun, all_ranks_of(model)))
+
+    def latest(self) -> Path | str | None:
+        """The whole checkpoint of the highest step, None where there is none. Any process may ask, at any time.
+
+        Raises:
+            CheckpointError: The folder cannot be looked into.
+        """
+        steps = self.steps()
+        return path_below(self._named, f"step-{steps[-1]}") if steps else None
+
+    def steps(self) -> list[int]:
+        """The steps of all whole checkpoints, in order.
+
+        Raises:
+            CheckpointError: The folder cannot be looked into.
+        """
+        names: set[str] | None = None
+        found: list[int] = []
+        while not found:
+            known, names = names, subfolders(self._folder)
+            if names == known:
+                break
+            # Those that were found may have been removed by the run meanwhile, and others be there.
+            found = [step for step in map(self._whole, names) if step is not None]
+        return sorted(found)
+
+    def load(
+        self, model: nn.Module, optimizer: KeyedOptimizer | None = None, *, optimizer_state: bool = True
+    ) -> CheckpointInfo | None:
+        """Load the latest checkpoint. A collective.
+
+        Args:
+            model: As of `load_checkpoint`.
+            optimizer: As of `load_checkpoint`.
+            optimizer_state: As of `load_checkpoint`.
+
+        Returns:
+            What it says of itself; None where there is none.
+
+        Raises:
+            AgreementError: As of `load_checkpoint`.
+            CheckpointError: As of `load_checkpoint`.
+        """
+        self.wait()
+        ranks = Together(all_ranks_of(model), f"loading the latest checkpoint in {self._folder}")
+        latest = self._agreed_latest(ranks)
+        for left in reversed(range(TRIES)):
+            if latest is None:
+                return None
+            path = self._folder.below(f"step-{latest}")
+            try:
+                return load_checkpoint(str(path), model, optimizer, optimizer_state=optimizer_state)
+            except (AgreementError, CheckpointError, TypeError):
+                # It is raised on every rank. The run may have removed this one meanwhile.
+                later = self._agreed_latest(ranks)
+                if later == latest or not left:
+                    raise
+                latest = later
+        return None
+
+    def wait(self) -> None:
+        """Return when the save under way is complete. A collective where saves are asynchronous.
+
+        Raises:
+            CheckpointError: It has failed; the message names path, step and rank.
+        """
+        while self._under_way:
+            problem, (_, group) = next(_problems(self._under_way), None), self._under_way.pop()
+            problems = Together(group, "waiting for the checkpoint").gather(None if problem is None else str(problem))
+            if problem is not None:
+                raise problem
+            for text in problems:
+                if text is not None:
+                    raise CheckpointError(text)
+
+    def close(self) -> None:
+        """Wait as `wait` does, and end the thread.
+
+        Raises:
+            CheckpointError: The save under way has failed.
+        """
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+
+    def __enter__(self) -> CheckpointManager:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it; where an error is on its way, the other ranks may not come, and nothing is exchanged."""
+        if error is None:
+            self.close()
+        elif self._thread is not None:
+            self._thread.shutdown()
+            for problem in _problems(self._under_way):
+                error.add_note(str(problem))
+            self._under_way.clear()
+
+    def _whole(self, name: str) -> int | None:
+        """The step of a whole checkpoint that is named after it."""
+        match = _NUMBERED.fullmatch(name)
+        step = whole_step(self._folder.below(name)) if match else None
+        return step if match and step == int(match[1]) else None
+
+    def _check_order(self, step: int) -> None:
+        """Refuse what `latest` would never find.
+
+        Raises:
+            CheckpointError: There is a checkpoint of a later step.
+        """
+        later = [each for each in self.steps() if each > step]
+        if later:
+            raise CheckpointError(
+                f"{self._folder} has a checkpoint of step {later[-1]}, later than step {step}: latest() would go on "
+                "from that one; load it first, or save into another folder, or remove the later ones"
+            )
+
+    def _agreed_latest(self, ranks: Together) -> int | None:
+        """The latest step as rank 0 sees it; the others may see the folder a moment earlier or later."""
+        latest, problem = None, None
+        if ranks.rank == 0:
+            try:
+                latest = (self.steps() or [None])[-1]
+            except Exception as error:
+                problem = error
+        ranks.settle(problem)
+        return ranks.from_first(latest)
+
+    def _begin(
+        self, folder: Folder, model: nn.Module, optimizer: KeyedOptimizer | None, notes: Mapping[str, Any]
+    ) -> list[Future[None]]:
+        """Write, or begin to; what is under way then."""
+        group = group_of(model)
+        ranks, problem = Together(group, f"saving the checkpoint {folder}"), None
+        if ranks.rank == 0:
+            try:
+                self._check_order(notes["step"])
+            except Exception as error:
+                problem = error
+        save = prepare_save(ranks, folder, problem, (model, optimizer), notes, copy=self._thread is not None)
+        if self._thread is None:
+            write_save(save, ranks, lambda: self._tidy(folder))
+            return []
+        own = None if group is None or ranks.world_size == 1 else self._own_group(group)
+        doing = f"saving the checkpoint {folder} in the background"
+        return [self._thread.submit(self._write, save, own, doing)]
+
+    def _own_group(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
+        """The group of the thread: two threads on one group would swap each other's results."""
+        for known, own in self._groups:
+            if known is group:
+                return own
+        own = comm.twin_group(group)
+        self._groups.append((group, own))
+        return own
+
+    def _write(self, save: Save, group: dist.ProcessGroup | None, doing: str) -> None:
+        """What the thread does."""
+        write_save(save, Together(group, doing), lambda: self._tidy(save.folder))
+
+    def _tidy(self, saved: Folder) -> None:
+        """Remove old checkpoints and what interrupted saves have left.
+
+        Raises:
+            CheckpointError: One cannot be removed; ``saved`` is complete all the same.
+        """
+        try:
+            steps = self.steps()
+            old = {f"step-{step}" for step in (steps[: -self._keep] if self._keep is not None else [])}
+            for name in subfolders(self._folder):
+                below = self._folder.below(name)
+                if name in old or (_NUMBERED.fullmatch(name) and MANIFEST not in below.sizes()):
+                    remove_checkpoint(below)
+        except Exception as error:
+            raise CheckpointError(f"{saved} is complete, and an older one could not be removed ({error})") from error
+
+
+def _problems(under_way: Sequence[tuple[list[Future[None]], dist.ProcessGroup | None]]) -> Iterator[BaseException]:
+    """Wait for what is under way; what went wrong."""
+    for begun, _ in under_way:
+        for future in begun:
+            problem = future.exception()
+            if problem is not None:
+                yield problem
+
+
+def _say_at_end(under_way: Sequence[tuple[list[Future[None]], dist.ProcessGroup | None]]) -> None:
+    """Wait for a save that nobody has waited for, and say what went wrong."""
+    for problem in _problems(under_way):
+        sys.stderr.write(f"{type(problem).__name__}: {problem}\n")

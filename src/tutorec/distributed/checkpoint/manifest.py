@@ -1,0 +1,271 @@
+"""The manifest of a checkpoint: a folder is a checkpoint because of it, and it names the files of one save.
+
+    <path>/manifest.json               step, data position, plan; name, size and CRC-32 of the files of this save
+    <path>/3fa9c1d2.metadata           where which block lies, by torch.distributed.checkpoint
+    <path>/__0_3fa9c1d2_0.distcp ...   the blocks that rank 0 wrote, ...
+    <path>/.metadata                   the same as 3fa9c1d2.metadata, under the name that torch's own readers know
+
+A save writes files under names of its own and then replaces the manifest in one step. A save that is interrupted
+before that leaves the old checkpoint. A reader that has opened the files of one manifest sees one save, whatever is
+saved meanwhile. Other files in the folder are neither read nor removed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from tutorec.distributed.checkpoint.folder import Folder
+from tutorec.errors import CheckpointError
+
+FORMAT = "tutorec checkpoint"
+# 1: every save has the same names, in a folder of its own that is renamed. Such checkpoints are read.
+VERSION = 2
+MANIFEST = "manifest.json"
+METADATA = ".metadata"
+# How often a load starts anew because a save has replaced the checkpoint meanwhile.
+TRIES = 5
+_PLAIN = re.compile(r"[\w.-]*[\w-][\w.-]*", re.ASCII)
+# Of one save, and drafts of small files.
+_OURS = re.compile(
+    r"__\d+_[0-9a-f]{8}_\d+\.distcp|[0-9a-f]{8}\.metadata(\.[0-9a-f]{8})?|(manifest\.json|\.metadata)\.[0-9a-f]{8}"
+)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What a file must be: its size in bytes and its CRC-32 as eight hexadecimal digits."""
+
+    bytes: int
+    crc32: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Args:
+        world_size: W of those who saved it.
+        step: As it was given, or None.
+        position: As it was given: where the data stands.
+        extra: As it was given.
+        plan: The sharding plan's JSON document, or None.
+        files: Name -> what it must be.
+        slices: Name of a state of rows -> columns of each slice.
+        optimizers: Parameter -> ``{"kind": its class, "options": {"lr": ...}, "numbers": {...}}`` of its optimizer.
+        metadata: Which of the files is torch's account of blocks.
+        torch_version: That wrote it.
+        version: Of the format.
+    """
+
+    world_size: int
+    step: int | None
+    position: Any
+    extra: Any
+    plan: Any
+    files: Mapping[str, FileFacts]
+    slices: Mapping[str, list[int]]
+    optimizers: Mapping[str, Mapping[str, Any]]
+    metadata: str = METADATA
+    torch_version: str = str(torch.__version__)
+    version: int = VERSION
+
+    def to_text(self) -> str:
+        """As a JSON document that carries the CRC-32 of its own content."""
+        content = asdict(self)
+        content.pop("version")
+        return json.dumps(
+            {"format": FORMAT, "version": self.version, "crc32": _digest(content), **content},
+            indent=1,
+            allow_nan=False,
+        )
+
+    @property
+    def digest(self) -> str:
+        """The same for the same save only."""
+        return _digest(asdict(self))
+
+
+def read_manifest(folder: Folder) -> Manifest:
+    """The manifest of a checkpoint, checked against its own CRC-32.
+
+    Raises:
+        CheckpointError: There is none, it is damaged, of a later version, or not as a save writes it.
+    """
+    path = folder.file(MANIFEST)
+    try:
+        document = json.loads(folder.read(MANIFEST).decode("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(_not_whole(folder)) from None
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}): load another checkpoint") from None
+    except Exception as error:  # object stores have errors of their own
+        raise CheckpointError(f"{path} cannot be read ({error}): load another checkpoint") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not the manifest of a {FORMAT}: it is another program's file")
+    version = document.get("version")
+    if version not in (1, VERSION):
+        raise CheckpointError(
+            f"{path} is of format version {version!r}, and this tutorec reads versions 1 to {VERSION}: "
+            "load it with the tutorec that wrote it, or a later one"
+        )
+    content = {key: value for key, value in document.items() if key not in ("format", "version", "crc32")}
+    with expected_form(path):
+        digest = _digest(content)
+    if document.get("crc32") != digest:
+        raise CheckpointError(
+            f"{path} is damaged: its CRC-32 is {digest} and should be {document.get('crc32')!r:.20}; "
+            "load another checkpoint"
+        )
+    with expected_form(path):
+        files = {name: FileFacts(**facts) for name, facts in content["files"].items()}
+        manifest = Manifest(**{**content, "files": files, "version": version})
+        _check_form(manifest)
+    return manifest
+
+
+def _not_whole(folder: Folder) -> str:
+    try:
+        found = sorted(folder.sizes())[:4] or "nothing"
+    except Exception as error:
+        found = error
+    return (
+        f"{folder} is not a whole checkpoint: {MANIFEST} is missing (found: {found}); it is written last, so that a "
+        "save that was interrupted has none: load another one, latest_checkpoint() finds them"
+    )
+
+
+@contextmanager
+def expected_form(path: object) -> Generator[None, None, None]:
+    """Content that no save has written becomes a CheckpointError, whatever trips over it."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} is not as a save writes it ({type(error).__name__}: {error!s:.200}): load another checkpoint"
+        ) from error
+
+
+def _check_form(manifest: Manifest) -> None:
+    """Refuse values of another type, and names that lead out of the folder.
+
+    Raises:
+        CheckpointError: A name is not plain.
+        TypeError: A value is of another type.
+    """
+
+    def must(fits: bool, what: str) -> None:
+        if not fits:
+            raise TypeError(f"{what} is of another type")
+
+    for name, facts in manifest.files.items():
+        if not is_plain_name(name):
+            raise CheckpointError(f"{name!r:.200} is not the plain name of a file: load another checkpoint")
+        must(type(facts.bytes) is int and isinstance(facts.crc32, str), f"size or CRC-32 of {name!r}")
+    if manifest.metadata not in manifest.files:
+        raise CheckpointError(
+            f"{manifest.metadata!r:.200} is not among the files of the manifest: load another checkpoint"
+        )
+    must(type(manifest.world_size) is int, "world_size")
+    must(manifest.step is None or (type(manifest.step) is int and manifest.step >= 0), "step")
+    for name, widths in manifest.slices.items():
+        must(isinstance(widths, list) and all(type(each) is int and each > 0 for each in widths), f"slices of {name!r}")
+    for name, facts in manifest.optimizers.items():
+        must(isinstance(facts["kind"], str), f"the optimizer of {name!r}")
+        must(isinstance(facts["options"], dict) and isinstance(facts["numbers"], dict), f"the optimizer of {name!r}")
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name stays in its folder on every system."""
+    return _PLAIN.fullmatch(name) is not None
+
+
+def check_sizes(folder: Folder, manifest: Manifest) -> None:
+    """Compare the sizes of all files with the manifest; what is in them is not read.
+
+    Raises:
+        CheckpointError: One is missing, is not a regular file, or has another size.
+    """
+    sizes = folder.sizes()
+    for name, facts in manifest.files.items():
+        if sizes.get(name) is None:
+            what = "is not a regular file" if name in sizes else "is missing"
+            raise CheckpointError(f"{folder.file(name)} of the checkpoint {what}: load another one")
+        if sizes[name] != facts.bytes:
+            raise CheckpointError(size_problem(folder.file(name), sizes[name] or 0, facts))
+
+
+def size_problem(path: str, size: int, facts: FileFacts) -> str:
+    """What is said of a file that was cut off or has grown."""
+    return f"{path} has {size:,} bytes and should have {facts.bytes:,}: load another checkpoint"
+
+
+def is_replaced(folder: Folder, manifest: Manifest) -> bool:
+    """Whether another save has replaced this manifest."""
+    try:
+        return read_manifest(folder).digest != manifest.digest
+    except CheckpointError:
+        return False
+
+
+def of_one_save(folder: Folder, use: Callable[[Manifest], T]) -> T:
+    """Use a manifest and its files; where a save replaces them meanwhile, use the new ones.
+
+    Raises:
+        CheckpointError: As ``use`` raises it, or it was replaced again and again.
+    """
+    for _ in range(TRIES):
+        manifest = read_manifest(folder)
+        try:
+            return use(manifest)
+        except CheckpointError:
+            if not is_replaced(folder, manifest):
+                raise
+    raise CheckpointError(replaced_too_often(folder))
+
+
+def replaced_too_often(folder: Folder) -> str:
+    """What is said to a reader who never came to an end."""
+    return (
+        f"{folder} was replaced {TRIES} times while it was read: load again; a CheckpointManager, which gives every "
+        "save a folder of its own, does not replace what is read"
+    )
+
+
+def leftover_names(folder: Folder, used: Mapping[str, Any] | None = None) -> list[str]:
+    """Files of saves that were replaced or interrupted: names that only saves give, of regular files, not in use."""
+    return [
+        name
+        for name, size in folder.sizes().items()
+        if size is not None and _OURS.fullmatch(name) and name not in (used or {})
+    ]
+
+
+def remove_checkpoint(folder: Folder) -> None:
+    """Remove a checkpoint, or what an interrupted save has left; other files stay, and the folder with them.
+
+    Raises:
+        CheckpointError: Another process is saving into it.
+    """
+    with folder.locked():
+        names: list[str] = []
+        if folder.sizes().get(MANIFEST) is not None:
+            names = [METADATA, MANIFEST, *read_manifest(folder).files]
+        folder.remove([*names, *leftover_names(folder)])
+        folder.remove_if_empty()
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"

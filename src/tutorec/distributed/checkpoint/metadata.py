@@ -1,0 +1,160 @@
+"""torch's account of a checkpoint, ``.metadata``, without trust in who wrote it.
+
+It is a pickle, and a pickle may call any function. Here it can name the classes of torch.distributed.checkpoint,
+`torch.Size` and dtypes, and nothing else; each class becomes an empty one that is made for this reading alone. What
+comes out is checked and made into torch's own account.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from tutorec.distributed.checkpoint.manifest import Manifest
+from tutorec.errors import CheckpointError
+
+_RECORDS = {
+    "torch.distributed.checkpoint.metadata": (
+        "Metadata",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "TensorProperties",
+        "ChunkStorageMetadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    # Where it was saved.
+    "pathlib": ("PosixPath", "WindowsPath"),
+    "pathlib._local": ("PosixPath", "WindowsPath"),
+}
+
+
+class _Record:
+    """What the pickle says of an object: its arguments and its state."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = {}
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Reader(pickle.Unpickler):
+    """Reads records, sizes and dtypes."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content))
+        # Made anew each time: a pickle can write into the classes that it names.
+        self._made: dict[str, Any] = {}
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        """An empty class in place of a known one.
+
+        Raises:
+            CheckpointError: It is not known.
+        """
+        if global_name in _RECORDS.get(module_name, ()):
+            return self._made.setdefault(global_name, type(global_name, (_Record,), {}))
+        if (module_name, global_name) == ("torch", "Size"):
+            return tuple
+        if (module_name, global_name) == ("torch.serialization", "_get_layout"):
+            return self._made.setdefault(global_name, type(global_name, (_Record,), {}))
+        found = getattr(torch, global_name, None) if module_name == "torch" else None
+        if isinstance(found, torch.dtype):
+            return found
+        raise CheckpointError(
+            f"it names {module_name}.{global_name}"[:200]
+            + ", which no checkpoint has: it was not written by tutorec or "
+            "torch.distributed.checkpoint and may be meant to run code"
+        )
+
+
+def parse_metadata(content: bytes, manifest: Manifest) -> Metadata:
+    """What is stored and where; every block lies in a file that the manifest lists.
+
+    Args:
+        content: Of the file, of the size and CRC-32 that the manifest says.
+        manifest: Of the same save.
+
+    Raises:
+        CheckpointError: It is not as a save writes it.
+        Exception: The same, of whatever kind: see `expected_form`.
+    """
+    root = _state(_Reader(content).load(), "Metadata")
+    tensors: dict[str, Any] = {_text(name): _tensor(record) for name, record in root["state_dict_metadata"].items()}
+    stored = {}
+    for key, record in root["storage_data"].items():
+        index = _state(key, "MetadataIndex")
+        stored[MetadataIndex(_text(index["fqn"]), _sizes(index["offset"]))] = _storage(record, manifest)
+    paths = {_text(name): tuple(map(_text, path)) for name, path in root["planner_data"].items()}
+    total = 0
+    for name, tensor in tensors.items():
+        if len(paths[name]) not in (2, 4):
+            raise CheckpointError(f"{name!r} has the path {len(paths[name])} keys long, and 2 or 4 are known")
+        total += math.prod(tensor.size) * tensor.properties.dtype.itemsize
+        for chunk in tensor.chunks:
+            stored[MetadataIndex(name, chunk.offsets)]  # a block without a file is a KeyError
+    room = sum(facts.bytes for facts in manifest.files.values())
+    if total > room:
+        raise CheckpointError(f"its tensors have {total:,} bytes, and all its files {room:,}")
+    return Metadata(tensors, planner_data=paths, storage_data=stored)
+
+
+def _tensor(record: Any) -> TensorStorageMetadata:
+    fields = _state(record, "TensorStorageMetadata")
+    dtype = _state(fields["properties"], "TensorProperties")[0]
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"a dtype is a {type(dtype).__name__}")
+    chunks = [_state(each, "ChunkStorageMetadata") for each in fields["chunks"]]
+    size = _sizes(fields["size"])
+    blocks = [ChunkStorageMetadata(_sizes(each["offsets"]), _sizes(each["sizes"])) for each in chunks]
+    if any(len(each.offsets) != len(size) or len(each.sizes) != len(size) for each in blocks):
+        raise TypeError(f"a block of a tensor of {len(size)} dimensions has other ones")
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), size, blocks)
+
+
+def _storage(record: Any, manifest: Manifest) -> _StorageInfo:
+    fields: Mapping[str, Any] = _state(record, "_StorageInfo")
+    name, offset, length = fields["relative_path"], fields["offset"], fields["length"]
+    if name not in manifest.files:
+        raise CheckpointError(f"a block is in {name!r:.200}, which the manifest does not list")
+    if fields.keys() - {"relative_path", "offset", "length"}:
+        raise TypeError(f"a block of {name!r} is stored in a way that tutorec does not use")
+    first, size = _sizes((offset, length))
+    if first + size > manifest.files[name].bytes:
+        raise CheckpointError(f"a block ends behind the end of {name!r}")
+    return _StorageInfo(name, first, size)
+
+
+def _state(record: Any, kind: str) -> Any:
+    if not isinstance(record, _Record) or type(record).__name__ != kind:
+        raise TypeError(f"a {kind} is something else")
+    return record.state
+
+
+def _sizes(value: Any) -> torch.Size:
+    if not isinstance(value, tuple) or not all(type(each) is int and 0 <= each < 2**63 for each in value):
+        raise TypeError(f"sizes or offsets, a {type(value).__name__}, are not whole numbers from 0")
+    return torch.Size(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a name is a {type(value).__name__}, not text")
+    return value

@@ -1,0 +1,234 @@
+"""The blocks on their way out of the files of one save, by torch.distributed.checkpoint's reader."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import zlib
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, Any, cast
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from tutorec.distributed.checkpoint.entries import Wanted
+from tutorec.distributed.checkpoint.folder import Folder
+from tutorec.distributed.checkpoint.manifest import Manifest, expected_form, size_problem
+from tutorec.distributed.checkpoint.metadata import parse_metadata
+from tutorec.errors import CheckpointError
+
+_READ_BYTES = 4 * 2**20
+# Most files that are held open; of more the others are opened when it is their turn.
+_MOST_OPEN = 200
+
+
+class SavedFiles(FileSystem):
+    """The files of one save, for torch's reader.
+
+    Each is opened once and held: what has been checked is what is read, also where a later save has removed it.
+
+    Args:
+        folder: Of the checkpoint.
+        manifest: Of the save.
+    """
+
+    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+        self.folder: Folder = folder
+        self._manifest = manifest
+        self._held: dict[str, IO[bytes]] = {}
+
+    def __enter__(self) -> SavedFiles:
+        """Nothing is open yet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close what is held."""
+        for file in self._held.values():
+            file.close()
+
+    def hold(self, names: Iterable[str]) -> None:
+        """Open files, as far as there is room.
+
+        Raises:
+            CheckpointError: One is missing or may not be read.
+        """
+        for name in names:
+            if name not in self._held and len(self._held) < _MOST_OPEN:
+                self._held[name] = self._open(name)
+
+    def check(self, name: str) -> None:
+        """Compare a file with what the manifest says of it.
+
+        Raises:
+            CheckpointError: It is missing, cut off or changed.
+        """
+        facts = self._manifest.files[name]
+        with self.create_stream(name, "rb") as file, _unreadable(self.folder, name):
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            if size != facts.bytes:
+                raise CheckpointError(size_problem(self.folder.file(name), size, facts))
+            found = 0
+            while block := cast(bytes, file.read(_READ_BYTES)):
+                found = zlib.crc32(block, found)
+        if f"{found:08x}" != facts.crc32:
+            raise CheckpointError(
+                f"{self.folder.file(name)} is damaged: its CRC-32 is {found:08x} and should be {facts.crc32:.8}, over "
+                f"{size:,} bytes; load another checkpoint"
+            )
+
+    def metadata(self) -> Metadata:
+        """The account of blocks that torch keeps, checked.
+
+        Raises:
+            CheckpointError: It is missing, damaged, or not as a save writes it.
+        """
+        name = self._manifest.metadata
+        self.hold([name])
+        self.check(name)
+        with self.create_stream(name, "rb") as file, expected_form(self.folder.file(name)):
+            return parse_metadata(cast(bytes, file.read()), self._manifest)
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
+        """A file from its beginning; one that is not held is opened for the moment."""
+        name = str(path)
+        file = self._held.get(name)
+        if file is not None:
+            file.seek(0)
+            yield cast(io.IOBase, file)
+            return
+        with self._open(name) as file:
+            yield cast(io.IOBase, file)
+
+    def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str | os.PathLike[str]:
+        """The plain name: the folder is known."""
+        return suffix
+
+    def _open(self, name: str) -> IO[bytes]:
+        with _unreadable(self.folder, name):
+            return self.folder.open(name)
+
+
+@contextmanager
+def _unreadable(folder: Folder, name: str) -> Generator[None, None, None]:
+    """What a file system raises becomes a CheckpointError that names the file."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # object stores have errors of their own
+        raise CheckpointError(
+            f"{folder.file(name)} of the checkpoint cannot be read ({error}): load another one"
+        ) from None
+
+
+def read_blocks(files: SavedFiles, metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]) -> None:
+    """Fill targets from the stored blocks, one block in memory at a time.
+
+    Args:
+        files: Of the checkpoint, checked.
+        metadata: Its account.
+        wanted: Name of a stored tensor -> what of it goes where.
+
+    Raises:
+        CheckpointError: The blocks do not cover a rectangle, or are not as a save writes them.
+    """
+    planner = plan_reading(metadata, wanted)
+    with torch.no_grad(), expected_form(files.folder):
+        for wishes in wanted.values():
+            for wish in wishes:
+                if wish.share is not None:
+                    wish.target.zero_()
+        reader = FileSystemReader(files.folder.path)
+        reader.fs = files
+        reader.set_up_storage_reader(metadata, is_coordinator=True)
+        reader.read_data(planner.plan, planner).wait()
+
+
+def plan_reading(metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]) -> BlockLoader:
+    """Which part of which block goes where; nothing is read or written.
+
+    Args:
+        metadata: The checkpoint's account.
+        wanted: Name of a stored tensor -> what of it goes where.
+
+    Raises:
+        CheckpointError: The blocks do not cover a rectangle.
+    """
+    items: list[ReadItem] = []
+    for name, wishes in wanted.items():
+        stored = cast(TensorStorageMetadata, metadata.state_dict_metadata[name])
+        chunks = [ChunkStorageMetadata(torch.Size(w.offsets), w.target.shape) for w in wishes]
+        found = create_read_items_for_chunk_list(name, stored, chunks)
+        covered, needed = sum(math.prod(item.lengths) for item in found), sum(w.target.numel() for w in wishes)
+        if covered != needed:
+            raise CheckpointError(f"{name!r}: {needed:,} numbers are wanted here, and {covered:,} of them are stored")
+        items += found
+    return BlockLoader(wanted, LoadPlan(items))
+
+
+def files_of(metadata: Metadata, plan: LoadPlan) -> list[str]:
+    """The files that a plan reads from."""
+    stored = cast(Mapping[MetadataIndex, _StorageInfo], metadata.storage_data)
+    return list(dict.fromkeys(stored[item.storage_index].relative_path for item in plan.items))
+
+
+class BlockLoader(LoadPlanner):
+    """Tells torch's reader where blocks go.
+
+    Args:
+        wanted: Name of a stored tensor -> what of it goes where.
+        plan: The parts of blocks to read; the index in the target names the wish.
+    """
+
+    def __init__(self, wanted: Mapping[str, Sequence[Wanted]], plan: LoadPlan) -> None:
+        self.plan: LoadPlan = plan
+        self._wanted = wanted
+
+    def set_up_planner(self, *_: Any, **__: Any) -> None:
+        """Nothing: it is made for one load."""
+
+    def create_local_plan(self) -> LoadPlan:
+        """What this rank reads."""
+        return self.plan
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans as they are."""
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Never: only tensors are stored."""
+        raise CheckpointError(f"{read_item.storage_index.fqn!r} is stored as an object, and only tensors are read")
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        """Where the reader copies to: the target itself, or a scratch of which a share is added to it."""
+        target, share = self._target(read_item)
+        return target if share is None else torch.empty_like(target)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """Add the share of a scratch."""
+        target, share = self._target(read_item)
+        if share is not None:
+            target.add_(tensor, alpha=share)
+
+    def _target(self, item: ReadItem) -> tuple[torch.Tensor, float | None]:
+        wish = self._wanted[item.dest_index.fqn][cast(int, item.dest_index.index)]
+        target = wish.target.detach()
+        for dimension, (start, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+            target = target.narrow(dimension, start, length)
+        return target, wish.share

@@ -1,0 +1,327 @@
+"""Checkpoints from somebody else: nothing in them is executed, nothing outside is read, and what is wrong is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tutorec.distributed.checkpoint import (
+    latest_checkpoint,
+    load_checkpoint,
+    read_info,
+    read_state_dict,
+    save_checkpoint,
+)
+from tutorec.distributed.checkpoint.manifest import FORMAT, MANIFEST
+from tutorec.errors import CheckpointError
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "read_info": read_info,
+    "read_state_dict": read_state_dict,
+    "load_checkpoint": lambda path: load_checkpoint(path, nn.Linear(2, 1)),
+}
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    save_checkpoint(tmp_path / "run" / "model", nn.Linear(2, 1), step=1)
+    return tmp_path / "run" / "model"
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a manifest and give it the CRC-32 that it should have, which anybody can."""
+    document = json.loads((path / MANIFEST).read_text())
+    content = {key: value for key, value in document.items() if key not in ("format", "version", "crc32")}
+    change(content)
+    crc32 = f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+    version = document["version"]
+    (path / MANIFEST).write_text(json.dumps({"format": FORMAT, "version": version, "crc32": crc32, **content}))
+
+
+def account_of(path: Path) -> Path:
+    return path / json.loads((path / MANIFEST).read_text())["metadata"]
+
+
+def write_listed(file: Path, content: bytes) -> None:
+    """Write a file of a checkpoint and enter it into the manifest."""
+    file.write_bytes(content)
+    facts = {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+    rewrite(file.parent, lambda manifest: manifest["files"].update({file.name: facts}))
+
+
+def outcomes(path: Path) -> list[str]:
+    """What each reader says; anything but a CheckpointError is raised."""
+    found = []
+    for name, read in READERS.items():
+        try:
+            read(path)
+        except CheckpointError as error:
+            found.append(str(error))
+        else:
+            found.append(f"{name} went through")
+    assert latest_checkpoint(path.parent) in (None, path)
+    return found
+
+
+class Runs:
+    """Executes when it is unpickled."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+CALLS: dict[str, Callable[[Path], Runs]] = {
+    "os.mkdir": lambda mark: Runs(os.mkdir, str(mark)),
+    "builtins.eval": lambda mark: Runs(eval, f"__import__('os').mkdir({str(mark)!r})"),
+    "builtins.getattr": lambda mark: Runs(getattr, "os", "join"),
+    "torch.load": lambda mark: Runs(torch.load, str(mark)),
+    "torch.hub.load": lambda mark: Runs(torch.hub.load, str(mark), "x"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_metadata_file_that_calls_a_function_is_refused_and_nothing_is_called(path, tmp_path, call, inside):
+    mark, account = tmp_path / "mark", account_of(path)
+    content: Any = CALLS[call](mark)
+    if inside:
+        whole = pickle.loads(account.read_bytes())
+        whole.planner_data["model.weight"] = content
+        content = whole
+    write_listed(account, pickle.dumps(content))
+    (path / ".metadata").write_bytes(account.read_bytes())
+    for said in outcomes(path):
+        assert "may be meant to run code" in said, said
+    assert not mark.exists()
+    assert latest_checkpoint(path.parent) == path, "it reads manifests only"
+
+
+def without_blocks(whole: Any) -> None:
+    whole.storage_data.clear()
+
+
+def with_text_as_size(whole: Any) -> None:
+    whole.state_dict_metadata["model.weight"].size = ("x", "y")
+
+
+def with_size(size: tuple[int, ...]) -> Callable[[Any], None]:
+    def change(whole: Any) -> None:
+        whole.state_dict_metadata["model.weight"].size = torch.Size(size)
+
+    return change
+
+
+def with_place(**facts: Any) -> Callable[[Any], None]:
+    def change(whole: Any) -> None:
+        for place in whole.storage_data.values():
+            for name, value in facts.items():
+                setattr(place, name, value)
+
+    return change
+
+
+def with_paths(path: Any) -> Callable[[Any], None]:
+    def change(whole: Any) -> None:
+        whole.planner_data = dict.fromkeys(whole.planner_data, path)
+
+    return change
+
+
+ACCOUNTS: dict[str, Callable[[Any], None]] = {
+    "no blocks": without_blocks,
+    "text as size": with_text_as_size,
+    "ten terabytes": with_size((10**13,)),
+    "negative size": with_size((-1, 2)),
+    "another size": with_size((2, 2)),
+    "a block in no file": with_place(relative_path="__9_0.distcp"),
+    "a block outside": with_place(relative_path="../../../etc/passwd"),
+    "a block behind the end": with_place(offset=10**6),
+    "a block of no length": with_place(length=0),
+    "a compressed block": with_place(transform_descriptors=["stream.zstd"]),
+    "one key": with_paths(("model",)),
+    "no keys": with_paths(None),
+    "no tensors": lambda whole: setattr(whole, "state_dict_metadata", None),
+    "a list of tensors": lambda whole: setattr(whole, "state_dict_metadata", [1]),
+}
+
+
+@pytest.mark.parametrize("account", ACCOUNTS)
+def test_an_account_of_blocks_that_no_save_writes_is_refused(path, account):
+    file = account_of(path)
+    whole = pickle.loads(file.read_bytes())
+    ACCOUNTS[account](whole)
+    write_listed(file, pickle.dumps(whole))
+    said = outcomes(path)[1:]
+    assert not any("went through" in each for each in said), said
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80", b"(" * 100_000, pickle.dumps(3), pickle.dumps({"a": [1]}), b"\0" * 50]
+)
+def test_a_metadata_file_that_is_something_else_is_refused(path, content):
+    write_listed(account_of(path), content)
+    for said in outcomes(path):
+        assert "is not as a save writes it" in said, said
+
+
+def moved_out(name: Callable[[Path], str]) -> Callable[[Path], None]:
+    """The data lies outside of the checkpoint, and the manifest leads there."""
+
+    def change(path: Path) -> None:
+        data = next(path.glob("__0_*"))
+        data.rename(path.parents[1] / data.name)
+        leading = name(path.parents[1] / data.name)
+        rewrite(path, lambda content: content["files"].update({leading: content["files"].pop(data.name)}))
+        whole = pickle.loads(account_of(path).read_bytes())
+        with_place(relative_path=leading)(whole)
+        write_listed(account_of(path), pickle.dumps(whole))
+
+    return change
+
+
+def unlisted(path: Path) -> None:
+    data = next(path.glob("__0_*"))
+    rewrite(path, lambda content: content["files"].pop(data.name))
+
+
+def linked(path: Path) -> None:
+    data = next(path.glob("__0_*"))
+    data.rename(path.parents[1] / data.name)
+    data.symlink_to(path.parents[1] / data.name)
+
+
+def fifo(path: Path) -> None:
+    data = next(path.glob("__0_*"))
+    data.unlink()
+    os.mkfifo(data)
+
+
+def account_fifo(path: Path) -> None:
+    file = account_of(path)
+    file.unlink()
+    os.mkfifo(file)
+
+
+def device(path: Path) -> None:
+    data = next(path.glob("__0_*"))
+    data.unlink()
+    data.symlink_to("/dev/zero")
+
+
+def folder(path: Path) -> None:
+    data = next(path.glob("__0_*"))
+    data.unlink()
+    data.mkdir()
+
+
+LEADING_OUT: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a relative name": (moved_out(lambda file: f"../../{file.name}"), "is not the plain name of a file"),
+    "an absolute name": (moved_out(str), "is not the plain name of a file"),
+    "a name that is not listed": (unlisted, "which the manifest does not list"),
+    "a link": (linked, "is a link; a checkpoint has regular files only"),
+    "a FIFO": (fifo, "is not a regular file"),
+    "a FIFO for the account": (account_fifo, "is not a regular file"),
+    "a link to a device": (device, "is a link; a checkpoint has regular files only"),
+    "a folder": (folder, "is not a regular file"),
+    "the metadata outside": (
+        lambda path: rewrite(path, lambda content: content.update(metadata="../../x")),
+        "is not among the files of the manifest",
+    ),
+    "a device by name": (
+        lambda path: rewrite(path, lambda content: content["files"].update({"/dev/zero": {"bytes": 1, "crc32": "0"}})),
+        "is not the plain name of a file",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LEADING_OUT)
+def test_names_stay_in_the_folder_and_are_of_regular_files(path, kind):
+    change, words = LEADING_OUT[kind]
+    change(path)
+    for said in outcomes(path)[1:]:
+        assert words in said, said
+
+
+def test_a_manifest_that_is_a_fifo_or_a_link_is_refused_and_passed_over(path):
+    (path / MANIFEST).rename(path.parents[1] / "other")
+    (path / MANIFEST).symlink_to(path.parents[1] / "other")
+    assert all("is a link" in said for said in outcomes(path))
+    (path / MANIFEST).unlink()
+    os.mkfifo(path / MANIFEST)
+    assert all("is not a regular file" in said for said in outcomes(path))
+    assert latest_checkpoint(path.parent) is None
+
+
+CONTENTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "another key": lambda content: content.update(colour="red"),
+    "no files": lambda content: content.pop("files"),
+    "files as a list": lambda content: content.update(files=[1]),
+    "facts as a number": lambda content: content.update(files={"x": 3}),
+    "facts with another key": lambda content: content["files"].update(x={"bytes": 1, "crc32": "0", "owner": 1}),
+    "size as text": lambda content: content["files"].update(x={"bytes": "1", "crc32": "0"}),
+    "CRC-32 as a number": lambda content: content["files"].update(x={"bytes": 1, "crc32": 0}),
+    "step as text": lambda content: content.update(step="9"),
+    "step below 0": lambda content: content.update(step=-3),
+    "step as a list": lambda content: content.update(step=[1]),
+    "world_size as text": lambda content: content.update(world_size="x"),
+    "metadata as a list": lambda content: content.update(metadata=[1]),
+    "slices as a list": lambda content: content.update(slices=[1]),
+    "slices of text": lambda content: content.update(slices={"x": "y"}),
+    "slices of nothing": lambda content: content.update(slices={"x": [0]}),
+    "optimizers as text": lambda content: content.update(optimizers="x"),
+    "an optimizer as a number": lambda content: content.update(optimizers={"weight": 3}),
+    "an optimizer without kind": lambda content: content.update(optimizers={"weight": {"options": {}, "numbers": {}}}),
+    "options as a list": lambda content: content.update(
+        optimizers={"weight": {"kind": "SGD", "options": [1], "numbers": {}}}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+def test_a_manifest_with_other_content_is_refused_and_stops_no_search(path, kind):
+    save_checkpoint(path.parent / "other", nn.Linear(2, 1), step=0)
+    rewrite(path, CONTENTS[kind])
+    for name, read in READERS.items():
+        with pytest.raises(
+            CheckpointError, match=r"manifest.json is not as a save writes it \(\w+: .*\): load another"
+        ):
+            read(path)
+        assert name
+    assert latest_checkpoint(path.parent) == path.parent / "other"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        "{" * 200_000,
+        '{"a":' * 100_000,
+        "9" * 10_000,
+        "\xff",
+        "",
+        "null",
+        "[1]",
+        '"text"',
+        '{"format": {}}',
+    ],
+    ids=range(10),
+)
+def test_a_manifest_that_is_other_text_is_refused_and_stops_no_search(path, text):
+    save_checkpoint(path.parent / "other", nn.Linear(2, 1), step=0)
+    (path / MANIFEST).write_bytes(text.encode("latin-1"))
+    for read in READERS.values():
+        with pytest.raises(CheckpointError, match=r"is damaged|is not the manifest"):
+            read(path)
+    assert latest_checkpoint(path.parent) == path.parent / "other"
