@@ -71,7 +71,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_like_one_that_was_not(
 ) -> None:
     whole = ranks(2).run(_run, main, SMALL)[0].splitlines()
     lines = ranks(2).run(_stopped_and_gone_on, main, tmp_path)[0]
-    assert "goes on from step 17, saved by 2 rank(s) after 1,700 samples" in lines
+    assert "goes on from step-17, saved by 2 rank(s) after 1,700 samples" in lines
     ends = -1 if main is dlrm.main else -3
     assert lines[ends:] == whole[ends:]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-32", "step-40"]
@@ -109,7 +109,7 @@ def test_torchrun_and_one_process_take_turns_and_end_like_one_run(ranks: Callabl
     under_torchrun = _start([*saved, "--steps", "23"], ranks=2)
     assert "2 rank(s), 50 samples each" in under_torchrun
     alone = _start(saved, ranks=1)
-    assert "goes on from step 23, saved by 2 rank(s) after 2,300 samples" in alone
+    assert "goes on from step-23, saved by 2 rank(s) after 2,300 samples" in alone
     whole = ranks(1).run(_run, dlrm.main, words)[0]
     loss = [float(re.findall(r"log loss (0\.\d+)", text)[-1]) for text in (alone, whole)]
     assert loss[0] == pytest.approx(loss[1], abs=2e-4)
@@ -130,7 +130,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_to_the_digit_like_one_that_was_n
     output = killed.communicate()[0].decode()
     assert killed.returncode == -signal.SIGKILL and "after: " not in output
     gone_on = _start(saved, ranks=1)
-    assert "goes on from step " in gone_on
+    assert "goes on from step-" in gone_on
     assert gone_on.splitlines()[-1] == ranks(1).run(_run, dlrm.main, words)[0].splitlines()[-1]
 
 

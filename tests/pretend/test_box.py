@@ -63,7 +63,7 @@ def test_a_run_on_gpus_goes_on_where_ranks_share_one(tmp_path):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tutorec.examples.two_tower"]
     assert "3 steps, " in on_box(2, [*launch, *small, "--steps", "3", "--checkpoints", tmp_path])
     gone_on = on_box(1, [*launch, *small, "--checkpoints", tmp_path])
-    assert "goes on from step 3, saved by 2 rank(s) after 300 samples" in gone_on and "9 steps, " in gone_on
+    assert "goes on from step-3, saved by 2 rank(s) after 300 samples" in gone_on and "9 steps, " in gone_on
 
 
 def test_a_model_made_on_a_gpu_computes_there_and_after_a_move():

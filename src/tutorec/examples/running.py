@@ -177,7 +177,7 @@ def go_on(model: nn.Module, optimizer: KeyedOptimizer, options: argparse.Namespa
     info = None if options.checkpoints is None else CheckpointManager(options.checkpoints).load(model, optimizer)
     if info is None:
         return Begun()
-    say(f"goes on from step {info.step}, saved by {info.world_size} rank(s) after {info.position:,} samples", group)
+    say(f"goes on from step-{info.step}, saved by {info.world_size} rank(s) after {info.position:,} samples", group)
     return Begun(int(info.step or 0), int(info.position))
 
 
