@@ -82,6 +82,10 @@ class Network:
         settings["MEETING"] = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
         return own.start(["sh", str(LAUNCH / "torchrun.sh"), *words], log, **settings)
 
+    def unplug(self, machine: int) -> None:
+        """Take the cable of a machine out: it goes on, and nobody hears of it."""
+        _on(self.machines[machine], "link", "set", CARD, "down")
+
 
 @contextmanager
 def network(machines: int, folder: Path) -> Iterator[Network]:

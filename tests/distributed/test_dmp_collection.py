@@ -68,8 +68,8 @@ def group_plan(model: Model, kind: str, kernel: str = "fused") -> ShardingPlan:
     return ShardingPlan({PATH: plan})
 
 
-def sharder(optimizer: str) -> EmbeddingBagCollectionSharder:
-    return EmbeddingBagCollectionSharder(optimizer_words(optimizer))
+def sharder(optimizer: str, **words: Any) -> EmbeddingBagCollectionSharder:
+    return EmbeddingBagCollectionSharder({**optimizer_words(optimizer), **words})
 
 
 def replicated(optimizer: str, plan: ShardingPlan | None, seed: int = 0, **options: Any) -> DMPCollection:
@@ -158,6 +158,36 @@ def test_it_equals_two_models_that_are_averaged_every_three_steps(ranks, optimiz
     for members in zip(*sharding_groups(WORLD, GROUP, inter_host), strict=True):
         assert all(torch.equal(found[members[0]][name], found[members[1]][name]) for name in found[members[0]])
     assert all(torch.equal(found[0]["over.weight"], each["over.weight"]) for each in found)
+
+
+def in_files(rank: int, world_size: int) -> list[dict[str, Tensor]]:
+    """The tables' weights and states after steps and syncs: in memory, and in files with a cache of a third."""
+    found = []
+    for kernel, cache in (("fused", {}), ("fused_uvm_caching", {"cache_load_factor": 0.3})):
+        model = DMPCollection(
+            Model(),
+            device(),
+            group_plan(Model(), "row_wise", kernel),
+            WORLD,
+            GROUP,
+            group(),
+            node_group_size=GROUP,
+            sharders=[sharder("exact_row_wise_adagrad", **cache)],
+        )
+        dense = dense_optimizer(model)
+        for number in range(1, STEPS + 1):
+            step(model, dense, rank, number)
+            if number % 2 == 0:
+                model.sync()
+        model.state_dict()  # brings what a cache holds into the parameters
+        found.append(state_of(model))
+    return found
+
+
+def test_tables_in_files_are_averaged_like_those_in_memory(ranks):
+    for in_memory, cached in ranks(WORLD).run(in_files):
+        assert in_memory.keys() == cached.keys()
+        assert all(torch.equal(in_memory[name], cached[name]) for name in in_memory)
 
 
 def drift(rank: int, world_size: int) -> dict[str, list[bool]]:
