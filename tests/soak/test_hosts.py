@@ -49,7 +49,7 @@ def wait_until(holds: Callable[[], Any], log: Path) -> None:
 
 def begins(log: Path) -> list[int]:
     """The steps from which the run went on, in order."""
-    return [int(step) for step in re.findall(r"goes on from step-(\d+), saved", log.read_text())]
+    return [int(step) for step in re.findall(r"goes on from step[- ](\d+), saved", log.read_text())]
 
 
 def kill_machines(machines: Network, words: list[str], folder: Path, log: Path) -> list[int]:
