@@ -174,6 +174,9 @@ def test_batches_are_not_joined_to_more_ids_than_int32_counts() -> None:
     one, two = (KeyedJaggedTensor([key], ids, lengths=lengths) for key in "ab")
     with pytest.raises(ValueError, match=r"concat: 2147483648 values, and lengths or offsets in int32"):
         KeyedJaggedTensor.concat([one, two])
+    parts = {key: JaggedTensor(ids, lengths=lengths) for key in "ab"}
+    with pytest.raises(ValueError, match=r"from_jt_dict: 2147483648 values, and lengths or offsets in int32"):
+        KeyedJaggedTensor.from_jt_dict(parts)
 
 
 @pytest.mark.parametrize("dtypes", [(torch.int32, torch.int64), (torch.int64, torch.int32)])

@@ -11,7 +11,7 @@ from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.kjt_checks import pending_of_joined
 from tutorec.sparse.kjt_layout import offsets_by_key, offsets_of_lengths, split_optional
 from tutorec.sparse.kjt_variable import strides_of_ranks
-from tutorec.sparse.validate import check_keys, check_same, refuse_wrapping
+from tutorec.sparse.validate import LARGEST_INT32, check_keys, check_same, refuse_wrapping
 
 if TYPE_CHECKING:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -174,7 +174,16 @@ def parts_of_features(features: dict[str, JaggedTensor]) -> Parts:
     variable = samples.count(samples[0]) < len(samples)
     strides = strides_of_ranks([[one] for one in samples]) if variable else None
     joined = torch.cat(weights) if weights else None
-    return keys, torch.cat(values), joined, torch.cat(lengths), None, max(samples), counts, strides
+    ids, numbers = _end_to_end("from_jt_dict", values, lengths)
+    return keys, ids, joined, numbers, None, max(samples), counts, strides
+
+
+def _end_to_end(operation: str, values: list[Tensor], lengths: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Ids and lengths of several batches, which int32 lengths of each may count and those of all may not."""
+    ids, numbers = torch.cat(values), torch.cat(lengths)
+    if type(ids) is Tensor and ids.numel() > LARGEST_INT32:
+        refuse_wrapping(f"KeyedJaggedTensor.{operation}", ids, numbers)
+    return ids, numbers
 
 
 def join(batches: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
@@ -218,9 +227,7 @@ def join(batches: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
             check_same("concat", "samples", {str(one.keys()): one.stride() for one in batches})
     if len(set(keys)) != len(keys):
         check_keys("KeyedJaggedTensor.concat", keys)
-    ids, numbers = torch.cat(values), torch.cat(lengths)
-    if type(ids) is Tensor:
-        refuse_wrapping("KeyedJaggedTensor.concat", ids, numbers)
+    ids, numbers = _end_to_end("concat", values, lengths)
     joined = first._from_parts(keys, ids, None, numbers, None, stride, known)
     if not plain:
         _join_the_rest(batches, joined)

@@ -27,7 +27,7 @@ from tutorec.sparse.kjt_layout import (
     positions,
     running_sum,
 )
-from tutorec.sparse.validate import check_form, check_keys, check_lists, checkable, refuse_lists
+from tutorec.sparse.validate import LARGEST_INT32, check_form, check_keys, check_lists, checkable, refuse_lists
 
 if TYPE_CHECKING:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -36,7 +36,6 @@ _BATCH = "KeyedJaggedTensor"
 _INDEX_TYPES = frozenset({torch.int64, torch.int32})
 # The keys that were last found to be distinct: comparing with them takes a fourth of the time.
 _distinct: list[str] = []
-_LARGEST = torch.iinfo(torch.int32).max
 
 # What is to be checked: whether lengths and whether offsets were given, the ids per key and the keys' starts that the
 # caller says he knows, and for a batch that was joined the keys and ids of each that had not been checked before.
@@ -121,7 +120,7 @@ def confirm(batch: KeyedJaggedTensor, counts: list[int]) -> None:
     if batch._pending == (True, False, None, None, []) and batch._inverse_indices is None and sum(counts) == ids:
         assert lengths is not None, "lengths were given"
         low, high = _ends(lengths)
-        if low >= 0 and high * lengths.numel() <= _LARGEST:  # so that no sum can have overflown
+        if low >= 0 and high * lengths.numel() <= LARGEST_INT32:  # so that no sum can have overflown
             batch._pending = None
             return
     check_numbers(batch)
@@ -182,7 +181,7 @@ def _plain_lists(batch: KeyedJaggedTensor) -> int:
         and (batch._stride is None or batch._stride == stride)
         and (keys == _distinct or _are_distinct(keys))
         and lengths.dtype in _INDEX_TYPES
-        and batch._values.numel() <= _LARGEST
+        and batch._values.numel() <= LARGEST_INT32
         and lengths.dim() == 1
         and lengths.is_cpu
         and batch._values.is_cpu
@@ -320,7 +319,7 @@ def row_sums(lengths: Tensor, keys: int, most: int) -> list[int]:
         F sums. Taken in int32 where that holds them, which is five times as fast as int64.
     """
     rows = lengths.view(keys, -1)
-    fits = lengths.dtype is torch.int32 and most * rows.shape[1] <= _LARGEST
+    fits = lengths.dtype is torch.int32 and most * rows.shape[1] <= LARGEST_INT32
     counts: list[int] = rows.sum(1, dtype=torch.int32 if fits else torch.int64).tolist()
     return counts
 

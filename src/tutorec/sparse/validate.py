@@ -19,7 +19,7 @@ from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
 
 _BATCH = "KeyedJaggedTensor"
 _INDEX_TYPES = (torch.int64, torch.int32)
-_LARGEST = torch.iinfo(torch.int32).max
+LARGEST_INT32 = torch.iinfo(torch.int32).max
 
 
 def checkable(values: Tensor) -> bool:
@@ -82,9 +82,9 @@ def refuse_wrapping(owner: str, values: Tensor, numbers: Tensor) -> None:
         ValueError: N is larger than the largest int32, and the numbers are int32.
     """
     # ``numel`` is asked first because it is cheap.
-    if values.numel() > _LARGEST and values.shape[0] > _LARGEST and numbers.dtype is torch.int32:
+    if values.numel() > LARGEST_INT32 and values.shape[0] > LARGEST_INT32 and numbers.dtype is torch.int32:
         raise ValueError(
-            f"{owner}: {values.shape[0]} values, and lengths or offsets in int32, which count up to {_LARGEST}; "
+            f"{owner}: {values.shape[0]} values, and lengths or offsets in int32, which count up to {LARGEST_INT32}; "
             "convert them: lengths.long()"
         )
 
