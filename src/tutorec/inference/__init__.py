@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-_SUBMODULES = ("cpp_loader", "export", "modules", "scripting", "serving")
+_SUBMODULES = ("cpp_loader", "export", "file_digest", "modules", "scripting", "serving")
 
 
 def __getattr__(name: str) -> object:
