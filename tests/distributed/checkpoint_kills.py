@@ -22,6 +22,7 @@ from torch import nn
 
 from tutorec.distributed import comm
 from tutorec.distributed.checkpoint import (
+    CheckpointManager,
     latest_checkpoint,
     load_checkpoint,
     read_info,
@@ -134,6 +135,80 @@ def _save_without_end(path: Path, marker: Path, rank: int, first: int) -> None:
                 marker.write_text(str(step))
     except CheckpointError as error:
         Path(f"{marker}.error{rank}").write_text(str(error))
+
+
+def managed_kills(folder: str, kills: int, seed: int) -> dict[str, Any]:
+    """Two ranks save in the background without end; at a drawn moment a drawn one is killed."""
+    _warm(folder)
+    run, marker, draw = Path(folder) / "run", Path(folder) / "done", random.Random(seed)
+    done, kept = 0, []
+    for number in range(kills):
+        marker.unlink(missing_ok=True)
+        processes = [_forked(_manage_without_end, run, marker, rank, number, done + 1) for rank in range(2)]
+        while not marker.exists():
+            time.sleep(0.001)
+        time.sleep(draw.random() * 0.05)
+        os.kill(processes[draw.randrange(2)], signal.SIGKILL)
+        for process in processes:
+            os.waitpid(process, 0)
+        done = _whole(CheckpointManager(run).latest(), int(marker.read_text() or 0))
+        kept.append(len(CheckpointManager(run).steps()))
+    return {"done": done, "kept": kept}
+
+
+def _whole(path: Path | str | None, least: int) -> int:
+    assert isinstance(path, Path), "there is a whole checkpoint"
+    return whole_step(path, least)
+
+
+def _manage_without_end(run: Path, marker: Path, rank: int, number: int, first: int) -> None:
+    store = dist.FileStore(f"{marker}.managed{number}", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    model, manager = model_of(2, rank, rows=600), CheckpointManager(run, keep=2, asynchronous=True)
+    for step in range(first, first + 10_000):
+        fill(model, step)
+        manager.save(model, step=step)
+        if rank == 0 and step > first:
+            marker.write_text(str(step - 1))
+
+
+def loads_beside_savers(folder: str, loads: int) -> dict[str, int]:
+    """Load again and again while two ranks replace the checkpoint without end; what was found."""
+    _warm(folder)
+    path, marker = Path(folder) / "model", Path(folder) / "done"
+    processes = [_forked(_save_without_end, path, marker, rank, 1) for rank in range(2)]
+    while not marker.exists():
+        time.sleep(0.001)
+    found = {"loads": 0, "mixed": 0, "alarms": 0, "not found": 0, "found": 0, "replaced too often": 0}
+    steps = set()
+    model = model_of(1, 0)
+    try:
+        for number in range(loads):
+            try:
+                if number % 2:
+                    step, numbers = load_checkpoint(path, model).step, numbers_of(model)
+                else:
+                    stored = read_state_dict(path)["model"].values()
+                    numbers = {float(n) for tensor in stored for n in (tensor.min(), tensor.max())}
+                    step = int(min(numbers))
+                found["mixed"] += numbers != {float(step or 0)}
+                steps.add(step)
+            except CheckpointError as error:
+                found["replaced too often" if " times while it was read" in str(error) else "alarms"] += 1
+            found["loads"] += 1
+            for _ in range(20):
+                found["found" if latest_checkpoint(path.parent) == path else "not found"] += 1
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+    return found | {"steps": len(steps)}
+
+
+def numbers_of(model: Any) -> set[float]:
+    """The least and the largest of all weights and states."""
+    tensors = [*model.parameters(), *(t for s in model.fused_optimizer.state.values() for t in s.values())]
+    return {float(number) for tensor in tensors for number in (tensor.detach().min(), tensor.detach().max())}
 
 
 def kills_at_every_step(folder: str) -> dict[str, Any]:

@@ -181,3 +181,4 @@ def test_options_that_cannot_be_are_refused_before_anything_is_started(
 def test_a_folder_for_checkpoints_is_made_before_training(tmp_path: Path) -> None:
     made = parser("x", "y", 1).parse_args(["--checkpoints", str(tmp_path / "new" / "deep")])
     assert made.checkpoints.is_dir()
+    assert parser("x", "y", 1).parse_args(["--checkpoints", "memory://runs/x"]).checkpoints == "memory://runs/x"

@@ -96,8 +96,12 @@ class SavedFiles(FileSystem):
         name = self._manifest.metadata
         self.hold([name])
         self.check(name)
-        with self.create_stream(name, "rb") as file, expected_form(self.folder.file(name)):
-            return parse_metadata(cast(bytes, file.read()), self._manifest)
+        path = self.folder.file(name)
+        with self.create_stream(name, "rb") as file, expected_form(path):
+            try:
+                return parse_metadata(cast(bytes, file.read()), self._manifest)
+            except CheckpointError as error:
+                raise CheckpointError(f"{path} is not as a save writes it ({error}): load another checkpoint") from None
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
