@@ -109,6 +109,7 @@ class Crew:
         self._tasks: dict[int, Connection] = {}
         self._controls: dict[int, Connection] = {}
         self._folder = tempfile.mkdtemp(prefix="tutorec-ranks-")
+        self._progress = share_progress(self._folder, -1, options.world_size)
         try:
             self._start(validate)
         except BaseException:
@@ -124,7 +125,6 @@ class Crew:
     def _start(self, validate: bool | None) -> None:
         """Start the processes and wait until all have joined the group."""
         key = secrets.token_bytes(32)
-        self._progress = share_progress(self._folder, -1, self.options.world_size)
         deadline = time.monotonic() + max(START_SECONDS, self.options.timeout)
         with _listener(self._folder) as listener:
             boot = {
@@ -336,6 +336,7 @@ class Crew:
         for process in self._processes:
             process.exit_code(5.0)
         self._processes, self._tasks, self._controls = [], {}, {}
+        self._progress.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

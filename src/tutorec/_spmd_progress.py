@@ -7,8 +7,9 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["Progress", "note", "own_progress", "read_progress", "share_progress", "uneven_exchanges"]
+__all__ = ["Progress", "note", "operations_begun", "read_progress", "share_progress", "uneven_exchanges"]
 
 _SLOT = 512  # bytes of each rank
 _FILE = "progress"
@@ -46,9 +47,15 @@ def note(stage: str) -> None:
         memory[start : start + _SLOT] = f"{_begun}|{'|'.join(_latest)}".encode()[:_SLOT].ljust(_SLOT)
 
 
-def own_progress() -> Progress:
-    """How far this process has come."""
-    return Progress(_begun, tuple(_latest))
+def operations_begun() -> int | None:
+    """How many operations the default group has begun on this rank, None when there is no group that counts."""
+    try:
+        import torch.distributed as dist
+
+        group: Any = dist.group.WORLD  # The counter is torch's own and may go: it only adds to a message.
+        return None if group is None else int(group._get_sequence_number_for_group())
+    except (AttributeError, RuntimeError, ValueError):
+        return None
 
 
 def share_progress(folder: str, rank: int, world_size: int) -> mmap.mmap:

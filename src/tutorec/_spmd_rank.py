@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from multiprocess.connection import Connection
 
 from tutorec._spmd_device import BOTH_BACKENDS, own_gpu, pick_backend
-from tutorec._spmd_progress import share_progress
+from tutorec._spmd_progress import operations_begun, share_progress
 from tutorec._spmd_report import failure_traceback, whereabouts
 from tutorec._spmd_side import RankSide, become_rank
 from tutorec._spmd_wire import Constants, call_arguments, dump_value, load
@@ -293,7 +293,8 @@ def _answer(control: Connection, side: RankSide, boot: dict[str, Any]) -> None:
             control.recv_bytes()
             frame: FrameType | None = sys._current_frames().get(main_thread)
             place = whereabouts(frame)
-            control.send_bytes(pickle.dumps({**place, "run": side.run, "collectives": _collectives_begun()}))
+            begun = (operations_begun() or 1) - 1  # The first was the proof of the start.
+            control.send_bytes(pickle.dumps({**place, "run": side.run, "collectives": begun}))
     except (EOFError, OSError):
         _abandon(boot["folder"])
 
@@ -303,15 +304,3 @@ def _abandon(folder: str) -> None:
     with _abandoning:  # Both threads notice; neither may end the process under the other.
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
-
-
-def _collectives_begun() -> int | None:
-    """How many operations the default group has begun on this rank, None when there is no group that counts."""
-    try:
-        import torch.distributed as dist
-
-        group: Any = dist.group.WORLD  # The counter is torch's own and may go: it only adds to a message.
-        # One less: the first was the proof of the start.
-        return None if group is None else int(group._get_sequence_number_for_group()) - 1
-    except (AttributeError, RuntimeError, ValueError):
-        return None

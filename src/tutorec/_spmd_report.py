@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "stall_message",
     "uneven_message",
     "whereabouts",
+    "whereabouts_of_error",
 ]
 
 _FILE_LINE = re.compile(r'^(\s*)File "([^"]+)", line (\d+)(, in .+)?$')
@@ -51,15 +52,29 @@ def _is_harness(filename: str) -> bool:
     return os.path.dirname(filename) == _HERE and os.path.basename(filename) in _HARNESS
 
 
-def whereabouts(frame: FrameType | None) -> dict[str, Any]:
-    """Where a thread stands: its stack below the harness as text, and the collective that it is inside of, if any."""
+def whereabouts(frame: FrameType | None, in_a_run: bool = True) -> dict[str, Any]:
+    """Where a thread stands: its stack as text, and the collective that it is inside of, if any.
+
+    Args:
+        frame: Of the thread.
+        in_a_run: It counts from the function that a pool runs.
+    """
     stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
     calls = [index for index, entry in enumerate(stack) if entry.name == "_call" and _is_harness(entry.filename)]
-    if frame is None or not calls:
+    if frame is None or (in_a_run and not calls):
         return {"busy": False, "stack": "", "collective": None}
-    mine = list(stack)[calls[-1] + 1 :]
+    return _standing(list(stack)[calls[-1] + 1 :] if calls else list(stack), _called_wait(frame))
+
+
+def whereabouts_of_error(trace: TracebackType | None) -> dict[str, Any]:
+    """Where a thread stood that a collective raised in."""
+    return _standing(list(traceback.extract_tb(trace)), "wait")
+
+
+def _standing(mine: list[traceback.FrameSummary], waits: str | None) -> dict[str, Any]:
+    mine = [entry for entry in mine if not entry.filename.startswith("<frozen")]
     inside = [e for e in mine if _DISTRIBUTED in e.filename and not e.filename.endswith("c10d_logger.py")]
-    collective = inside[0].name if inside else _called_wait(frame)
+    collective = inside[0].name if inside else waits
     # torch's own frames below the call say nothing about the caller's code.
     shown = mine if not inside else [e for e in mine if _DISTRIBUTED not in e.filename] + inside[:1]
     return {"busy": True, "stack": "".join(traceback.format_list(shown)), "collective": collective}

@@ -26,6 +26,7 @@ from tutorec._spmd_device import loopback, under_torchrun
 from tutorec._spmd_end import give_threads_time
 from tutorec._spmd_rank import join_group
 from tutorec._spmd_side import Kept, RankWorld, restore_world
+from tutorec._spmd_watch import Watch
 from tutorec._spmd_wire import call_arguments, dump, load
 from tutorec.errors import RankError
 
@@ -293,9 +294,12 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
     Under torchrun it is the group that torchrun describes; on a rank of :class:`Ranks` it runs already; elsewhere, in a
     notebook say, it is a group of one. Calling it again returns the same group.
 
+    Under torchrun a rank that has waited in a collective of gloo for ``timeout`` seconds asks the others where they
+    are: the note of its uncaught error names who stalled and on which line, who only waits, and who has ended.
+
     Args:
         backend: As in :class:`Ranks`, used when a group is started.
-        timeout: Seconds that one collective may take, at most 1,000,000.
+        timeout: Seconds that one collective may take, at most 1,000,000: longer than any rank reads a batch or saves.
 
     Example:
         >>> init().size()
@@ -310,6 +314,7 @@ def init(backend: str = "auto", timeout: float = 600) -> torch.distributed.Proce
             rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             store, _, _ = next(rendezvous("env://", rank, world_size, timeout=limit))
             join_group(backend, rank, world_size, store, timeout, int(os.environ["LOCAL_RANK"]))
+            atexit.register(Watch(store, rank, world_size, timeout).end)
         else:
             _join_group_of_one(backend, timeout)
         atexit.register(_leave_group)

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status, 0.
     """
     options = parser(NAME, "Train a small DLRM on the shop's clicks.", rows=120_000).parse_args(argv)
-    group = start()
+    group = start(options)
     rank, world_size, samples = group.rank(), group.size(), samples_of_rank(options, group)
     store = shop_of(options)
     device = own_device()

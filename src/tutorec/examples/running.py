@@ -54,6 +54,9 @@ def parser(program: str, description: str, rows: int) -> argparse.ArgumentParser
     made.add_argument(
         "--save-every", type=_positive, default=200, metavar="N", help="save after every N steps (%(default)s)"
     )
+    made.add_argument(
+        "--timeout", type=_positive, default=600, metavar="S", help="seconds that a rank waits for others (%(default)s)"
+    )
     made.add_argument("--no-progress", action="store_true", help="show no progress bar")
     return made
 
@@ -121,14 +124,17 @@ def samples_of_rank(options: argparse.Namespace, group: dist.ProcessGroup) -> in
     return size // world_size
 
 
-def start() -> dist.ProcessGroup:
+def start(options: argparse.Namespace) -> dist.ProcessGroup:
     """The group of all ranks: those of torchrun, or this process alone; on a CPU with one thread each.
 
     Layers as small as these take longer where two threads share them.
+
+    Args:
+        options: of the command line.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-    return init()
+    return init(timeout=options.timeout)
 
 
 def say(text: str, group: dist.ProcessGroup) -> None:

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="items that stand for all that were not clicked (%(default)s)",
     )
     options = made.parse_args(argv)
-    group = start()
+    group = start(options)
     device, store = own_device(), shop_of(options)
     rank, world_size, samples = group.rank(), group.size(), samples_of_rank(options, group)
     # every rank counts all clicks: one pass over the rows
