@@ -20,7 +20,8 @@ SMALL = "--rows 2000 --test-rows 500 --users 40 --items 60 --batch-size 100 --no
 
 # Two agents on this machine in the place of two hosts.
 SRUN = '#!/bin/sh\n"$@" & first=$!\n"$@" && wait $first\n'
-SCONTROL = "#!/bin/sh\necho localhost\necho elsewhere\n"
+# More names than a pipe holds: who stops reading after the first one breaks it.
+SCONTROL = "#!/bin/sh\necho localhost\nseq 100000\n"
 
 
 def free_port() -> str:
