@@ -90,6 +90,16 @@ def test_claim_template_is_filled_from_the_facts_and_a_wrong_one_is_refused():
         draw.bars({"a": 1.0}, unit="rows", claim="{speed} is high")
 
 
+def test_measured_points_have_the_colour_of_their_prediction_and_a_tick_each():
+    said, found = {"a, predicted": [0.0, 5.0], "b, predicted": [1.0, 2.0]}, [1.5, 2.5]
+    both = {k: v for key, line in said.items() for k, v in ((key, line), (f"{key[0]}, measured", found))}
+    (axes,) = draw.curves(both, quantity="ms", steps=[0, 20]).figure.axes
+    first, first_points, second, second_points = axes.get_lines()
+    assert list(first_points.get_ydata()) == found and first_points.get_linestyle() == "None"
+    assert first.get_color() == first_points.get_color() != second.get_color() == second_points.get_color()
+    assert list(axes.get_xticks()) == [0, 20]
+
+
 def test_colour_is_rank_on_every_figure():
     chart = draw.bars({"rank 0": 1.0, "rank 1": 2.0}, unit="B", ranks=[0, 1])
     from matplotlib.colors import to_hex

@@ -49,6 +49,22 @@ def test_text_and_bars_are_readable_without_the_picture():
     assert "Two batches" in repr(figure)
 
 
+def test_another_wait_is_striped_and_no_part_of_the_share():
+    assert "striped" not in drawn(waiting=("wait", "late")).legend
+    other = draw.gantt(
+        {"loop": [*SHOWN, Interval("late", 0, 5.0, 6.0)]},
+        letters={"forward": "F", "backward": "B"},
+        between={"loop": (0.0, 10.0)},
+        claim="{waiting_share:.0%}",
+        alt="Two batches",
+        waiting=("wait", "late"),
+        names={"late": "it waits for rows"},
+    )
+    assert other.claim == "20%" and other.legend.endswith("hollow: the rank waits; striped: it waits for rows.")
+    (striped,) = [bar for bar in ET.fromstring(other.svg).iter("rect") if bar.get("fill") == "url(#stripes)"]
+    assert float(str(striped.get("width")).rstrip("%")) == 8.4
+
+
 def test_nothing_to_draw_is_refused():
     with pytest.raises(ValueError, match=r"'loop' has no interval between 20\.000 s and 30\.000 s"):
         drawn(between={"loop": (20.0, 30.0)})

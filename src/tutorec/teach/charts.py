@@ -163,7 +163,8 @@ def curves(
     """A loss or an AUC over the steps of training, between a baseline and the best possible value.
 
     Args:
-        series: Label to values.
+        series: Label to values. One that ends in ", measured" is drawn as points, in the colour of the curve before
+            it, which is its prediction; each such pair has a colour of its own.
         quantity: Name and unit of the vertical axis ("AUC").
         steps: Where the values were taken; 1, 2, ... without it.
         step_name: Name of the horizontal axis.
@@ -180,18 +181,24 @@ def curves(
     if baseline is not None and optimum is not None and baseline != optimum:
         facts["closed"] = min((last - baseline) / (optimum - baseline) for last in lasts)
         default = "training closes {closed:.0%} of the gap between the baseline and the best possible"
+    measured = [label for label in series if label.endswith(", measured")]
     with style():
         figure = canvas(3.6)
         axes = figure.add_subplot()
         for index, (label, values) in enumerate(series.items()):
             where = list(steps) if steps is not None else range(1, len(values) + 1)
             color = rank_color(ranks[index]) if ranks is not None else ACCENT
-            axes.plot(where, list(values), _DASHES[index % 4] if ranks is None else "-", color=color, label=label)
+            look = _DASHES[index % 4] if ranks is None else "-"
+            if measured:
+                color, look = ((ACCENT, "-"), (INK, "--"))[index // 2 % 2]
+                axes.set_xticks(where)
+            axes.plot(where, list(values), "o" if label in measured else look, color=color, label=label)
         for value, name, dash in ((baseline, "baseline", ":"), (optimum, "best possible", "--")):
             if value is not None:
                 axes.axhline(value, color=INK, linestyle=dash, linewidth=1.5, label=f"{name} {value:.3g}")
         axes.set_xlabel(step_name)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if not measured:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel(quantity)
         axes.legend()
         return finish(figure, claim, default, facts)

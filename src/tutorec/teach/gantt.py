@@ -15,8 +15,12 @@ __all__ = ["Gantt", "gantt"]
 
 _LEFT, _WIDTH = 15.0, 84.0  # percent: where the bars begin, and the room that they have
 _LINE, _BAR, _TITLE = 28, 16, 22  # pixels: a batch, its bar, the title of a panel
-_OPACITY = (0.45, 0.15, 0.3, 0.08)
+_OPACITY = (0.6, 0.1, 0.35, 0.2)
 _DASHES = ("none", "5 3", "1 2")
+_STRIPES = (
+    '<defs><pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<path d="M0 0V5" stroke="currentColor" stroke-opacity="0.5" stroke-width="2"/></pattern></defs>'
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Gantt:
         """What Jupyter and the book render."""
         return (
             f'<figure style="margin: 1rem 0"><figcaption><strong>{html.escape(self.claim)}</strong></figcaption>'
-            f'{self.svg}<figcaption style="font-size: 0.85em">{html.escape(self.legend)}</figcaption></figure>'
+            f'{self.svg}<figcaption style="font-size: 0.9em; color: inherit">{html.escape(self.legend)}</figcaption>'
+            "</figure>"
         )
 
     def __repr__(self) -> str:
@@ -56,14 +61,14 @@ def gantt(
     between: Mapping[str, tuple[float, float]],
     claim: str,
     alt: str,
-    waiting: str = "wait",
+    waiting: Sequence[str] = ("wait",),
     names: Mapping[str, str] | None = None,
 ) -> Gantt:
     """A panel for each record, on one scale of time; a line for each batch.
 
     A bar is a stage of a batch on this rank, in the colour of the rank. Stages of `waiting` are cut out of the bars
-    that they interrupt and drawn hollow. Stages without a letter are thin lines below the bar: messages that are on
-    their way while the rank does something else.
+    that they interrupt, and drawn hollow (the first one) or striped (the others). Stages without a letter are thin
+    lines below the bar: messages that are on their way while the rank does something else.
 
     Args:
         panels: Title -> intervals of one rank.
@@ -72,7 +77,7 @@ def gantt(
         claim: The title; may use {window} (the longest time shown, ms) and, of the first panel, {waiting_share} (of
             the time shown), with more panels {waiting_share_2}, ...
         alt: What is seen.
-        waiting: The stage in which the rank does nothing.
+        waiting: The stages in which the rank does nothing; shares are those of the first one.
         names: Stage -> what the legend calls it; its own name by default.
 
     Raises:
@@ -85,7 +90,7 @@ def gantt(
             each.stage
             for own in panels.values()
             for each in own
-            if each.stage not in {*letters, waiting} and each.end > each.start
+            if each.stage not in {*letters, *waiting} and each.end > each.start
         )
     )
     shapes: list[str] = []
@@ -95,8 +100,8 @@ def gantt(
         shown = [each for each in intervals if each.end > start and each.start < end]
         if not shown:
             raise ValueError(f"gantt {title!r} has no interval between {start:.3f} s and {end:.3f} s")
-        waited = [each for each in shown if each.stage == waiting]
-        idle = sum(min(each.end, end) - max(each.start, start) for each in waited)
+        waited = [each for each in shown if each.stage in waiting]
+        idle = sum(min(each.end, end) - max(each.start, start) for each in waited if each.stage == waiting[0])
         facts[f"waiting_share_{place + 1}" if place else "waiting_share"] = idle / (end - start)
         shapes.append(f'<text x="0" y="{top + 15}" font-weight="bold">{html.escape(title)}</text>')
         top += _TITLE
@@ -104,8 +109,8 @@ def gantt(
         for each in shown:
             if each.stage in letters:
                 shapes += pen.busy(each, [w for w in waited if w.batch == each.batch], letters)
-            elif each.stage == waiting:
-                shapes += pen.idle(each)
+            elif each.stage in waiting:
+                shapes += pen.idle(each, is_striped=each.stage != waiting[0])
             elif each.stage in flights:
                 shapes += pen.flight(each, flights.index(each.stage))
         shapes += [
@@ -120,21 +125,27 @@ def gantt(
     label = html.escape(f"{said}. {alt}", quote=True)
     svg = (
         f'<svg role="img" aria-label="{label}" style="display: block; width: 100%; height: {top + 18}px" '
-        f'font-family="inherit" font-size="12" fill="currentColor">{"".join(shapes)}{ticks}</svg>'
+        f'font-family="inherit" font-size="12" fill="currentColor">{_STRIPES}{"".join(shapes)}{ticks}</svg>'
     )
     there = {each.stage for own in panels.values() for each in own}
     drawn = {stage: letter for stage, letter in letters.items() if stage in there}
-    return Gantt(said, alt, svg, _legend(drawn, flights, names or {}), facts)
+    idle_stages = [stage for stage in waiting if stage in there]
+    return Gantt(said, alt, svg, _legend(drawn, flights, idle_stages, names or {}), facts)
 
 
-def _legend(letters: Mapping[str, str], flights: Sequence[str], names: Mapping[str, str]) -> str:
+def _legend(
+    letters: Mapping[str, str], flights: Sequence[str], waiting: Sequence[str], names: Mapping[str, str]
+) -> str:
     by_letter: dict[str, list[str]] = {}
     for stage, letter in letters.items():
         by_letter.setdefault(letter, []).append(names.get(stage, stage.replace("_", " ")))
     words = [f"{letter}: {', '.join(dict.fromkeys(stages))}" for letter, stages in by_letter.items()]
     lines = ("thin line", "dashed line", "dotted line")
     words += [f"{lines[i % 3]}: {names.get(stage, stage)}" for i, stage in enumerate(flights)]
-    return "; ".join([*words, "hollow: the rank waits"]) + "."
+    words += [
+        f"{'striped' if i else 'hollow'}: {names.get(stage, 'the rank waits')}" for i, stage in enumerate(waiting)
+    ]
+    return "; ".join(words) + "."
 
 
 @dataclass(frozen=True)
@@ -165,17 +176,20 @@ class _Pen:
             look = f'fill="{color}" fill-opacity="{opacity}" stroke="{color}"'
             drawn.append(f'<rect x="{left:.2f}%" y="{y}" width="{width:.2f}%" height="{_BAR}" {look}/>')
         left, width = self._place(*max(parts, key=lambda part: part[1] - part[0]))
-        if width > 2.5:
+        if width > 1.6:
             middle = left + width / 2
             drawn.append(f'<text x="{middle:.2f}%" y="{y + 12}" text-anchor="middle">{html.escape(letter)}</text>')
         return drawn
 
-    def idle(self, each: Interval) -> list[str]:
-        """A hollow bar; waits that are too short to be seen are left out."""
+    def idle(self, each: Interval, is_striped: bool) -> list[str]:
+        """A hollow or striped bar; waits that are too short to be seen are left out."""
         left, width = self._place(each.start, each.end)
-        look = 'fill="none" stroke="currentColor" stroke-dasharray="3 2"'
-        y = self._y(each)
-        return [f'<rect x="{left:.2f}%" y="{y}" width="{width:.2f}%" height="{_BAR}" {look}/>'] if width > 0.5 else []
+        if width <= 0.5:
+            return []
+        y, look = self._y(each), 'fill="none" stroke="currentColor" stroke-dasharray="3 2"'
+        if is_striped:
+            look = 'fill="url(#stripes)" stroke="currentColor" stroke-opacity="0.5"'
+        return [f'<rect x="{left:.2f}%" y="{y}" width="{width:.2f}%" height="{_BAR}" {look}/>']
 
     def flight(self, each: Interval, kind: int) -> list[str]:
         """A line below the bar of the batch."""

@@ -38,6 +38,11 @@ class Message:
     asked: float = 0.0
     taken: float = 0.0
 
+    @property
+    def left(self) -> float:
+        """Seconds of the delay that were left when the rank asked: what the slow network made it wait."""
+        return max(0.0, self.due - self.asked)
+
 
 class _Late(Awaitable[torch.Tensor]):
     """A message that arrives at the time when it is due, or later."""
@@ -55,7 +60,7 @@ class _Late(Awaitable[torch.Tensor]):
 
 
 @contextmanager
-def slow_network(seconds: Mapping[str, float]) -> Iterator[list[Message]]:
+def slow_network(seconds: Mapping[str, float], messages: list[Message] | None = None) -> Iterator[list[Message]]:
     """Let messages of some stages arrive later than they do, and record them.
 
     The delay begins when a rank sends, and nobody computes meanwhile: a rank that waits later waits less. Results do
@@ -64,12 +69,13 @@ def slow_network(seconds: Mapping[str, float]) -> Iterator[list[Message]]:
     Args:
         seconds: Stage -> by how much its messages are delayed at least; 0 records them only. Other stages are not
             recorded.
+        messages: A record to go on with; a new one by default.
 
     Yields:
         The messages so far.
     """
-    messages: list[Message] = []
-    count: Counter[str] = Counter()
+    messages = [] if messages is None else messages
+    count = Counter(message.stage for message in messages)
     direct = comm.all_to_all
 
     def all_to_all(
@@ -100,5 +106,9 @@ def in_flight(messages: Sequence[Message], stage: str, rank: int = 0) -> list[In
 
 
 def waits(messages: Sequence[Message], rank: int = 0) -> list[Interval]:
-    """When a rank waited for messages, as intervals of the stage ``wait``."""
-    return [Interval("wait", m.number, m.asked, m.taken, rank) for m in messages if m.taken]
+    """When a rank waited: the stage ``wait`` for messages that were delayed, ``other wait`` for those that were not."""
+    return [
+        Interval("wait" if m.due > m.sent else "other wait", m.number, m.asked, m.taken, rank)
+        for m in messages
+        if m.taken
+    ]
