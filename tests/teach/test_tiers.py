@@ -19,6 +19,7 @@ def test_a_batch_is_noted_as_it_moved():
     assert second.hits == 1
     assert list(second.read.values()) == [3] and list(second.written.values()) == [7]
     assert second.read.keys() == second.written.keys()
+    assert set(second.held_after.values()) == {3, 9}
 
 
 def test_the_figure_counts_all_batches():
@@ -29,5 +30,5 @@ def test_the_figure_counts_all_batches():
     assert len(arrows) == 4
     words = [text.get_text() for text in chart.figure.axes[1].texts]
     assert words[:2] == ["9", "3"]
-    assert {"slots in memory,\nbefore the batch", "rows in the file"} <= set(words)
+    assert {"slots before it", "rows in the file", "slots after it"} <= set(words)
     assert [axes.get_title(loc="left") for axes in chart.figure.axes] == ["first", "second"]

@@ -14,7 +14,7 @@ from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
 
 __all__ = ["CachedBatch", "tiers"]
 
-_IDS, _SLOTS, _FILE = 0.0, 2.0, 4.6  # heights of the three lines of a panel
+_IDS, _BEFORE, _FILE, _AFTER = 0.0, 1.7, 4.2, 6.7  # heights of the four lines of a panel
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,17 @@ class CachedBatch:
         """Ids for which no row is read: its row has a slot, or the id has come before in the batch."""
         return len(self.ids) - len(set(self.ids) - set(self.held.values()))
 
+    @property
+    def held_after(self) -> Mapping[int, int]:
+        """Slot -> the row in it, after the batch."""
+        return {**self.held, **self.read}
+
 
 def tiers(batches: Mapping[str, CachedBatch], *, claim: str | None = None) -> Chart:
-    """A panel for each batch: its ids, the slots as they were before it, and the rows of the file.
+    """A panel for each batch: its ids, the slots before it, the rows of the file, and the slots after it.
 
-    Hits are filled and misses hatched; an arrow up is a row that is read, an arrow down one that is written back.
+    Hits are filled and misses have a dashed frame. All arrows point down: a dashed one from a slot to the row that is
+    written back, a solid one from a row to the slot that it is read into.
 
     Args:
         batches: Title to what a batch did.
@@ -73,7 +79,7 @@ def tiers(batches: Mapping[str, CachedBatch], *, claim: str | None = None) -> Ch
         "slots": every[0].slots,
     }
     with style():
-        figure = canvas(0.9 + 2.35 * len(batches))
+        figure = canvas(0.9 + 3.1 * len(batches))
         grid = figure.subplots(len(batches), 1, squeeze=False)[:, 0]
         for axes, (title, one) in zip(grid, batches.items(), strict=True):
             _panel(axes, one)
@@ -86,37 +92,42 @@ def _panel(axes: Any, one: CachedBatch) -> None:
     for place, identifier in enumerate(one.ids):
         again = identifier in one.ids[:place]
         _box(axes, place, _IDS, str(identifier), "hit" if identifier in in_memory or again else "miss")
-    for slot in range(one.slots):
-        _box(axes, slot, _SLOTS, str(one.held.get(slot, "")), "filled" if slot in one.held else "empty")
+    for height, held in ((_BEFORE, one.held), (_AFTER, one.held_after)):
+        for slot in range(one.slots):
+            _box(axes, slot, height, str(held.get(slot, "")), "filled" if slot in held else "empty")
     for row in range(one.rows):
-        _box(axes, row, _FILE, str(row), "copied" if row in in_memory else "empty")
-    for moved, color, ends, shift in ((one.written, INK, "<-", -0.12), (one.read, ACCENT, "->", 0.12)):
-        for slot, row in moved.items():
-            axes.annotate(
-                "",
-                xy=(slot + 0.5 + shift, _SLOTS + 1.05),
-                xytext=(row + 0.5 + shift, _FILE - 0.05),
-                arrowprops={"arrowstyle": ends, "color": color, "lw": 1.8, "ls": "-" if ends == "->" else "--"},
-            )
-    names = {_IDS: "ids of the batch", _SLOTS: "slots in memory,\nbefore the batch", _FILE: "rows in the file"}
+        _box(axes, row, _FILE, str(row), "filled" if row in in_memory else "empty")
+    for slot, row in one.written.items():
+        _arrow(axes, (slot, _BEFORE), (row, _FILE), color=INK, ls="--")
+    for slot, row in one.read.items():
+        _arrow(axes, (row, _FILE), (slot, _AFTER), color=ACCENT, ls="-")
+    names = {_IDS: "ids of the batch", _BEFORE: "slots before it", _FILE: "rows in the file", _AFTER: "slots after it"}
     for height, name in names.items():
         axes.text(-0.3, height + 0.5, name, ha="right", va="center", fontsize=11)
-    axes.set(xlim=(-6.2, one.rows + 0.1), ylim=(_FILE + 1.2, -0.2))
+    axes.set(xlim=(-6.2, one.rows + 0.1), ylim=(_AFTER + 1.2, -0.2))
     axes.axis("off")
+
+
+def _arrow(axes: Any, start: tuple[int, float], end: tuple[int, float], **line: Any) -> None:
+    """From the lower edge of a box, (place, height), to the upper edge of another."""
+    axes.annotate(
+        "",
+        xy=(end[0] + 0.5, end[1] - 0.05),
+        xytext=(start[0] + 0.5, start[1] + 1.05),
+        arrowprops={"arrowstyle": "->", "lw": 1.8, **line},
+    )
 
 
 def _box(axes: Any, left: float, top: float, text: str, look: str) -> None:
     words: dict[str, Any] = {
         "hit": {"facecolor": ACCENT, "edgecolor": ACCENT},
-        "miss": {"facecolor": "none", "edgecolor": ACCENT, "hatch": "////"},
+        "miss": {"facecolor": "none", "edgecolor": ACCENT, "lw": 1.6, "ls": "--"},
         "filled": {"facecolor": "none", "edgecolor": ACCENT, "lw": 2.0},
-        "copied": {"facecolor": "none", "edgecolor": ACCENT, "lw": 2.0},
         "empty": {"facecolor": "none", "edgecolor": INK, "lw": 0.8},
     }[look]
     axes.add_patch(Rectangle((left + 0.06, top), 0.88, 1.0, **words))
     color = "white" if look == "hit" else INK
-    plate = {"facecolor": "white", "edgecolor": "none", "pad": 1.0} if look == "miss" else None
-    axes.text(left + 0.5, top + 0.52, text, ha="center", va="center", fontsize=10, color=color, bbox=plate)
+    axes.text(left + 0.5, top + 0.52, text, ha="center", va="center", fontsize=10, color=color)
 
 
 def _pairs(own: Any, rows: int) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Exercises of chapter 17: the cache that fits into a GPU, and slots that two tables share."""
+"""Exercises of chapter 17: the cache that fits into some memory, and slots that two tables share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from tutorec.teach.grading import Exercise, Mistake
 __all__ = ["EXERCISES"]
 
 _ROWS, _COLUMNS, _BYTES = 40_000_000, 128, 2 * 2**30
+_WEIGHTS, _STATE, _INDEX = 4 * _COLUMNS, 8 * _COLUMNS, 24  # bytes of a slot under Adam
 
 
-def _load_factor(numbers_of_a_row: int) -> float:
-    """The largest one of three decimals that fits."""
-    return floor(1000 * _BYTES / (_ROWS * 4 * numbers_of_a_row)) / 1000
+def _load_factor(slot: int, row: int = 8) -> float:
+    """The largest one of three decimals that fits, from the bytes of a slot and those of the index for a row."""
+    return floor(1000 * (_BYTES - row * _ROWS) / (_ROWS * slot)) / 1000
 
 
 def _popular(first: Sequence[int], second: Sequence[int], slots: int) -> int:
@@ -35,23 +36,29 @@ EXERCISES: tuple[Exercise, ...] = (
     Exercise(
         id="17.1",
         compared="the load factor, to three decimals",
-        solution=_load_factor(3 * _COLUMNS),
+        solution=_load_factor(_WEIGHTS + _STATE + _INDEX),
         mistakes=(
             Mistake(
                 misconception="leaves the optimizer's state in the file",
-                answer=_load_factor(_COLUMNS),
+                answer=_load_factor(_WEIGHTS + _INDEX),
                 hint="That is right for rows without state. An update reads and writes the state of a row, too; where "
                 "should it be?",
             ),
             Mistake(
                 misconception="counts one state of Adam",
-                answer=_load_factor(2 * _COLUMNS),
+                answer=_load_factor(_WEIGHTS + _STATE // 2 + _INDEX),
                 hint="The state comes with its row. How many averages does Adam keep for each weight?",
             ),
             Mistake(
+                misconception="leaves out the index",
+                answer=_load_factor(_WEIGHTS + _STATE, row=0),
+                hint="The index is in memory, too: 8 bytes for each of the 40,000,000 rows, and 24 for each slot.",
+            ),
+            Mistake(
                 misconception="rounds up",
-                answer=_load_factor(3 * _COLUMNS) + 0.001,
-                hint="Multiply: 0.035 x 40,000,000 rows x 1,536 bytes. Is that at most 2,147,483,648?",
+                answer=_load_factor(_WEIGHTS + _STATE + _INDEX) + 0.001,
+                hint="Multiply: 0.030 x 40,000,000 rows x 1,560 bytes, and 320,000,000 bytes of index. Is that at most "
+                "2,147,483,648?",
             ),
         ),
         shape="one number between 0 and 1",
