@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tutorec.quant.packing import pack_rows, round_trip_bound, unpack_rows
+from tutorec.quant.packing import pack_rows, unpack_rows
 from tutorec.teach import check
 from tutorec.types import DataType
 
@@ -22,11 +22,3 @@ def test_two_numbers_in_a_byte_are_read_as_the_library_reads_them():
         scale, bias = row[:4].view(torch.float16).tolist()
         expected = unpack_rows(row.unsqueeze(0), 8, DataType.INT4)[0]
         torch.testing.assert_close(torch.tensor(unpack_row(row[4:8].tolist(), scale, bias)), expected)
-
-
-def test_one_number_makes_the_bound_of_its_row_as_much_larger_as_the_solution_says():
-    row = torch.linspace(-0.2, 0.2, 64).unsqueeze(0)
-    spoiled = row.clone()
-    spoiled[0, 30] = 50.0
-    before, after = (round_trip_bound(one, DataType.INT8).item() for one in (row, spoiled))
-    assert abs(after / before / check.find("13.3").solution - 1) < 0.01

@@ -12,8 +12,8 @@ from tutorec.teach.units import number
 
 __all__ = ["parts"]
 
-# Parts are not ranks, so they do not use rank colours: two tones and patterns tell them apart.
-_LOOKS = ((ACCENT, ""), (ACCENT, "///"), (INK, ""), (INK, "..."), (INK, "xx"), (ACCENT, "\\\\\\"))
+# Parts are not ranks, so they do not use rank colours: two tones and patterns tell them apart, neighbours by the tone.
+_LOOKS = ((ACCENT, ""), (INK, ""), (ACCENT, "///"), (INK, "..."), (ACCENT, "\\\\\\"), (INK, "xx"))
 
 
 def parts(panels: Mapping[str, Mapping[str, Mapping[str, float]]], *, unit: str, claim: str | None = None) -> Chart:

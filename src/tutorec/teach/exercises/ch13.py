@@ -1,4 +1,4 @@
-"""Exercises of chapter 13: what a row takes, two numbers in a byte, and one number that spoils its row."""
+"""Exercises of chapter 13: what a row takes, and two numbers in a byte."""
 
 from __future__ import annotations
 
@@ -101,31 +101,5 @@ EXERCISES: tuple[Exercise, ...] = (
             ),
         ),
         shape="a function that returns a list of numbers, two for each byte",
-    ),
-    Exercise(
-        id="13.3",
-        compared="the step grows from 0.4 / 255 to 50.2 / 255",
-        solution=50.2 / 0.4,
-        tolerance=1e-3,
-        mistakes=(
-            Mistake(
-                misconception="measures a row by its largest number instead of its range",
-                answer=50 / 0.2,
-                hint="You have divided the largest number by the largest number. The codes count from the smallest "
-                "number of the row; what do 255 steps have to cover?",
-            ),
-            Mistake(
-                misconception="forgets that the row still begins below zero",
-                answer=50 / 0.4,
-                hint="Close. The row now ends at 50; where does it begin?",
-            ),
-            Mistake(
-                misconception="believes that every number has a scale of its own",
-                answer=1.0,
-                hint="Nothing would change if each number had its own scale, as in floating point. How many scales "
-                "does a row have?",
-            ),
-        ),
-        shape="a number, how many times larger",
     ),
 )
