@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from distributed.checkpoint.test_faults import in_a_process_of_its_own
 from torch import nn
 
 from tutorec.distributed.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from tutorec.distributed.checkpoint import ranks as checkpoint_ranks
 from tutorec.distributed.checkpoint.folder import Folder, folder_of
 from tutorec.distributed.checkpoint.storage import BlockSaver, write_blocks, write_metadata
 from tutorec.errors import AgreementError, CheckpointError
@@ -129,3 +131,15 @@ def test_a_rank_that_ends_before_or_during_the_first_exchange_is_named(tmp_path)
         for message in messages:
             assert message.startswith(f"{doing} the checkpoint {tmp_path / 'model'} failed: rank {ending} {how};")
             assert message.endswith("start the ranks again and load it")
+
+
+def test_a_rank_that_never_came_is_named_and_not_one_that_was_told_of_it_and_has_gone(monkeypatch):
+    here, group = socket.gethostname(), object()
+    left = {checkpoint_ranks._CAME: [None, (here, 11), (here, 12)], checkpoint_ranks._TOLD: [None, None, (here, 12)]}
+    monkeypatch.setattr(checkpoint_ranks, "_SECONDS_TO_END", 0.1)
+    monkeypatch.setattr(checkpoint_ranks, "_processes", {})
+    monkeypatch.setattr(checkpoint_ranks, "_published", lambda _, key: left[key])
+    monkeypatch.setattr(checkpoint_ranks, "_runs", lambda process: process == 11)
+    assert checkpoint_ranks._ended(group) == {0: None}
+    left[checkpoint_ranks._CAME][0] = (here, 10)
+    assert checkpoint_ranks._ended(group) == {0: 10}

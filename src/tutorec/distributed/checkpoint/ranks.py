@@ -169,7 +169,8 @@ def _ended(group: dist.ProcessGroup) -> dict[int, int | None]:
         if not known:
             return {}
         time.sleep(0.05)
-    return found or {rank: None for rank, each in enumerate(known) if each is None}
+    # Who never came is the cause; others that are gone were told of it.
+    return {rank: None for rank, each in enumerate(known) if each is None} or found
 
 
 def _runs(process: int) -> bool:
