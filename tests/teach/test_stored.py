@@ -80,14 +80,20 @@ def test_a_tradeoff_claims_the_best_and_the_worst_mean():
         {"hash": {1024: [0.6, 0.7], 4096: [0.7]}, "whole": {8192: [0.8]}},
         quantity="AUC",
         optimum=0.9,
-        labels={("whole", 8192): "float32"},
+        labels={("whole", 8192): ("float32", "below"), ("hash", 1024): ("one hash", "left")},
+        second=["hash"],
+        budgets=[2048],
     )
     assert chart.claim == "whole reaches 0.800, hash 0.650"
     assert chart.facts["at_least"] == "1 KiB"
     axes = chart.figure.axes[0]
     lines = {str(line.get_label()): float(np.asarray(line.get_ydata())[0]) for line in axes.lines}
     assert [lines["hash"], lines["whole"], lines["best possible 0.900"]] == pytest.approx([0.65, 0.8, 0.9])
-    assert [text.get_text() for text in axes.texts] == ["float32"]
+    assert [text.get_text() for text in axes.texts] == ["float32", "one hash", "best possible 0.900"]
+    assert not chart.figure.legends
+    drawn = {str(line.get_label()): line for line in axes.lines}
+    assert drawn["hash"].get_color() != drawn["whole"].get_color()
+    assert [2048, 2048] in [np.asarray(line.get_xdata()).tolist() for line in axes.lines]
     ends = {round(float(y), 9) for line in axes.lines if line.get_marker() == "_" for y in np.asarray(line.get_ydata())}
     assert ends == {0.6, 0.7, 0.8}
 
