@@ -33,7 +33,7 @@ SCRIPT = """
     if rank == 0 or what == "agrees":
         dist.all_reduce(torch.ones(1))
     if what == "agrees":
-        print("rank", rank, "ends")
+        sys.stdout.write(f"rank {rank} ends\\n")  # at once: print writes word by word here
 """
 
 
