@@ -186,6 +186,21 @@ def test_pages_are_asked_for_only_while_the_thread_reads_from_the_disk():
     assert {*asked} == {0, 2}
 
 
+def test_a_batch_that_was_read_ahead_is_not_asked_for_again_by_its_lookup():
+    _, cached = pair(group(), RULES[0], 1)
+    given = batch(1, False, "sum")
+    read = count(1)  # more each time: the thread has read from the disk
+    with patch("tutorec._kernels.tbe_cached._blocks_read", side_effect=lambda: next(read)), torch.no_grad():
+        coming = cached.prefetch(*given[:2])
+        assert coming is not None
+        coming.result()
+        with patch.object(cached._cache, "missing", return_value=()) as missing:
+            cached(*given)
+            assert not missing.called
+            cached(*given)  # its rows may have left memory by now
+            assert missing.called
+
+
 def test_prefetching_moves_and_counts_nothing():
     _, cached = pair(group(), RULES[0], 50)
     given = batch(1, False, "sum")

@@ -12,7 +12,6 @@ those of an uncached table, bit for bit. A row without a slot is used where it l
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -75,7 +74,7 @@ class CachedTableBatch(TableBatch):
         self._bases = torch.tensor([self._cache.bases[table] for table in spec.feature_tables])
         self._lock = Lock()
         self._reader = ThreadPoolExecutor(1, "tutorec-prefetch")
-        self._readings: deque[tuple[Tensor, Future[None]]] = deque(maxlen=_READ_AHEAD)  # ids of batches read ahead
+        self._readings: dict[Future[None], Tensor] = {}  # ids of batches that are read ahead
         for table, own in enumerate(rows):
             for tensor in self._tensors(table):
                 keep_in_memory(tensor[own:])
@@ -151,7 +150,9 @@ class CachedTableBatch(TableBatch):
         which waits for the thread where it has not read all of them yet.
         """
         reading = self._reader.submit(self._read_ahead, values, offsets)
-        self._readings.append((values, reading))
+        self._readings[reading] = values
+        for old in [*self._readings][:-_READ_AHEAD]:
+            self._readings.pop(old, None)
         return reading
 
     def _lookup(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
@@ -192,10 +193,12 @@ class CachedTableBatch(TableBatch):
 
     def _wait_until_read(self, values: Tensor) -> bool:
         """Wait for the thread that reads the rows of these ids, if one does: two would ask for the same rows twice."""
-        reading = next((reading for ids, reading in self._readings if ids is values or ids.equal(values)), None)
-        if reading is not None:
-            reading.result()
-        return reading is not None
+        for reading, ids in [*self._readings.items()]:  # a copy: another thread may prefetch meanwhile
+            if ids is values or ids.equal(values):
+                self._readings.pop(reading, None)
+                reading.result()
+                return True
+        return False
 
     def _read_ahead(self, values: Tensor, offsets: Tensor) -> None:
         """Read a number of each row that has no slot."""
