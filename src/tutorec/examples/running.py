@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -205,22 +206,7 @@ def train_on(
         options: of the command line.
         group: all ranks.
     """
-    if options.checkpoints is None:
-        return _train(model, optimizer, batches, done, options, group, None)
-    with CheckpointManager(options.checkpoints, keep=_KEPT, asynchronous=True) as manager:
-        return _train(model, optimizer, batches, done, options, group, manager)
-
-
-def _train(
-    model: nn.Module,
-    optimizer: KeyedOptimizer,
-    batches: RowBatches,
-    done: int,
-    options: argparse.Namespace,
-    group: dist.ProcessGroup,
-    manager: CheckpointManager | None,
-) -> Trained:
-    saved = done
+    folder, saved = options.checkpoints, done
 
     def save(step: int) -> None:
         nonlocal saved
@@ -233,15 +219,16 @@ def _train(
             save(step)
 
     left = None if options.steps is None else max(options.steps - done, 0)
-    found = train(
-        model,
-        batches,
-        optimizer,
-        steps=left,
-        first_step=done,
-        progress=not options.no_progress,
-        after_step=after_step,
-        group=group,
-    )
-    save(done + found.steps)
+    with nullcontext() if folder is None else CheckpointManager(folder, keep=_KEPT, asynchronous=True) as manager:
+        found = train(
+            model,
+            batches,
+            optimizer,
+            steps=left,
+            first_step=done,
+            progress=not options.no_progress,
+            after_step=after_step,
+            group=group,
+        )
+        save(done + found.steps)
     return found
