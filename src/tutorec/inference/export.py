@@ -117,7 +117,7 @@ def load_exported(path: str | Path) -> torch.export.ExportedProgram:
         pickled = _pickled_records(path)
         if not pickled:
             return torch.export.load(str(path))
-    except Exception as error:  # what is no such file fails anywhere in torch's reader
+    except Exception as error:  # torch's reader raises many kinds of errors
         raise ValueError(
             f"{str(path)!r} holds no exported program that can be read here; write it with save_exported: {error}"
         ) from error

@@ -139,7 +139,10 @@ class RanksWithoutBatch(Exception):
 
     def __init__(self, statuses: Sequence[int | None]) -> None:
         without = [rank for rank, status in enumerate(statuses) if status is not None]
-        super().__init__(f"ranks {without} have no batch")
+        super().__init__(
+            f"ranks {without} have no batch for this exchange: their iterators have ended, or failed; give every rank "
+            "as many batches as the others"
+        )
         self.statuses = list(statuses)
 
 

@@ -117,9 +117,8 @@ class Stages:
         """What this rank says of a batch."""
         if ctx.error is None:
             return READY if ctx.batch is not None else ENDED
-        return (
-            UNFIT if ctx.batch is not None and self.rewritten is not None and not self.rewritten.is_proven else FAILED
-        )
+        has_no_trace = self.rewritten is not None and not self.rewritten.is_proven
+        return UNFIT if has_no_trace and ctx.batch is not None else FAILED
 
     def prefetch(self, ctx: TrainPipelineContext) -> None:
         """Have the caches read the rows of a batch whose ids have arrived; returns at once."""
