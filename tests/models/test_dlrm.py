@@ -8,10 +8,22 @@ from tutorec.awaitable import LazyAwaitable
 from tutorec.datasets.random import shop
 from tutorec.datasets.utils import Batch
 from tutorec.fx import symbolic_trace
-from tutorec.models.dlrm import DLRM, DenseArch, DLRMTrain, InteractionArch, OverArch, SparseArch
+from tutorec.models.dlrm import (
+    DLRM,
+    DLRM_DCN,
+    DenseArch,
+    DLRM_Projection,
+    DLRMTrain,
+    InteractionArch,
+    InteractionProjectionArch,
+    OverArch,
+    SparseArch,
+    choose,
+)
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed import KeyedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
 
 
@@ -201,3 +213,61 @@ def test_a_traced_model_takes_other_batch_sizes() -> None:
 def test_a_number_of_layers_that_is_no_list_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dense_arch_layer_sizes=8 must end in 8"):
         DLRM(_collection(8), 4, 8, [16, 1])  # type: ignore[arg-type]
+
+
+def _crossed() -> DLRM_DCN:
+    return DLRM_DCN(_collection(8, 8), 4, [16, 8], [16, 1], dcn_num_layers=2, dcn_low_rank_dim=3)
+
+
+def _projected(second: list[int] | None = None) -> DLRM_Projection:
+    return DLRM_Projection(_collection(8, 8), 4, [16, 8], [16, 1], [10, 3 * 8], second or [2 * 8])
+
+
+@pytest.mark.parametrize("make", [_crossed, _projected])
+def test_other_interactions_train_trace_and_take_a_rank_without_samples(make) -> None:
+    model = make()
+    train, batch = DLRMTrain(model), next(shop().batches(6))
+    loss, _ = train(batch)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+    traced = symbolic_trace(train)
+    for samples in (3, 6):
+        other = next(shop().batches(samples))
+        torch.testing.assert_close(traced(other)[0], train(other)[0])
+    none = torch.empty(0, dtype=torch.long)
+    no_ids = KeyedJaggedTensor(batch.sparse_features.keys(), none, lengths=none)
+    empty = Batch(torch.empty(0, batch.dense_features.shape[1]), no_ids, torch.empty(0))
+    assert train(empty)[0].item() == 0
+    with pytest.raises(ValueError, match="5 rows of dense features, and 6 samples of ids"):
+        model(batch.dense_features[:5], batch.sparse_features)
+
+
+def test_a_projection_is_all_inner_products_of_its_branches_vectors() -> None:
+    branches = [torch.nn.Linear(12, 3 * 4), torch.nn.Linear(12, 2 * 4)]
+    dense, sparse = torch.randn(5, 4), torch.randn(5, 2, 4)
+    columns = torch.cat([dense[:, None], sparse], dim=1).reshape(5, 12)
+    one, other = branches[0](columns).reshape(5, 3, 4), branches[1](columns).reshape(5, 4, 2)
+    products = torch.stack([(one[:, i] * other[:, :, j]).sum(1) for i in range(3) for j in range(2)], dim=1)
+    found = InteractionProjectionArch(2, *branches)(dense, sparse)
+    torch.testing.assert_close(found, torch.cat([dense, products], dim=1))
+
+
+def test_a_branch_that_ends_beside_a_multiple_of_the_width_is_named() -> None:
+    with pytest.raises(ValueError, match=r"interaction_branch2_layer_sizes=\[12\] must end in a multiple of 8"):
+        _projected([12])
+
+
+def test_all_dense_parts_are_made_on_their_device() -> None:
+    tables = _collection(8, 8)
+    meta = torch.device("meta")
+    for model in (
+        DLRM_DCN(tables, 4, [8], [16, 1], 2, 3, dense_device=meta),
+        DLRM_Projection(tables, 4, [8], [16, 1], [8], [8], dense_device=meta),
+    ):
+        assert all(p.is_meta for name, p in model.named_parameters() if not name.startswith("sparse_arch."))
+
+
+@pytest.mark.parametrize(("n", "k", "ways"), [(5, 2, 10), (5, 0, 1), (2, 3, 0), (3, -1, 0), (-1, 0, 0)])
+def test_choose_counts_sets_and_none_where_there_are_none(n: int, k: int, ways: int) -> None:
+    assert choose(n, k) == ways

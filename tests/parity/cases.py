@@ -9,6 +9,7 @@ import warnings
 from typing import Any
 
 import jagged_cases  # noqa: F401  its cases enter the registry
+import model_cases  # noqa: F401
 import module_cases  # noqa: F401
 import optimizer_cases  # noqa: F401
 import quant_cases  # noqa: F401

@@ -1,4 +1,4 @@
-"""DLRM: a click model of dense columns and embedding tables (Naumov et al., 2019, https://arxiv.org/abs/1906.00091).
+"""DLRM: click models of dense columns and embedding tables (Naumov et al., 2019, https://arxiv.org/abs/1906.00091).
 
 ::
 
@@ -6,25 +6,48 @@
       | dense_arch                       | sparse_arch
     one vector [B, D]                  one vector per feature [B, F, D]
       |__________________ inter_arch _______|
-    dense vector and all inner products of two vectors [B, D + F(F+1)/2]
+    features of features [B, D_inter]
       | over_arch
     logit [B, 1]
 
-Names and signatures are those of ``torchrec.models.dlrm``. The collection of tables may be sharded or not: a sharded
-one answers with an awaitable, which waits when its result is first looked at.
+===================  ============================================================  =====================
+model                inter_arch gives                                              D_inter
+===================  ============================================================  =====================
+``DLRM``             the dense vector and all inner products of two vectors        D + F(F+1)/2
+``DLRM_DCN``         all vectors, crossed by a `LowRankCrossNet`                   (F+1) D
+``DLRM_Projection``  the dense vector and the inner products of two sets of         D + F1 F2
+                     vectors, F1 and F2, that two MLPs make of all vectors
+===================  ============================================================  =====================
+
+Names and signatures are those of ``torchrec.models.dlrm``; a state_dict moves both ways. The collection of tables may
+be sharded or not: a sharded one answers with an awaitable, which waits when its result is first looked at.
 """
 
 from __future__ import annotations
+
+from math import comb
 
 import torch
 from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.datasets.utils import Batch
+from tutorec.modules.crossnet import LowRankCrossNet
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedding_names_by_table
 from tutorec.modules.mlp import MLP
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.validate import checkable
+
+
+def choose(n: int, k: int) -> int:
+    """How many sets of k there are among n things; 0 where there are none.
+
+    Example:
+        >>> from tutorec.models.dlrm import choose
+        >>> choose(4, 2), choose(2, 4)
+        (6, 0)
+    """
+    return comb(n, k) if 0 <= k <= n else 0
 
 
 class SparseArch(nn.Module):
@@ -124,11 +147,78 @@ class InteractionArch(nn.Module):
         """Vectors [B, D] and [B, F, D] to [B, D + F(F+1)/2]."""
         if self.F <= 0:
             return dense_features
-        if not is_scripting():
-            _check_vectors(dense_features, sparse_features, self.F)
-        vectors = torch.cat((dense_features.unsqueeze(1), sparse_features), dim=1)
+        vectors = _all_vectors(dense_features, sparse_features, self.F)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         return torch.cat((dense_features, products.flatten(1).index_select(1, self._pairs)), dim=1)
+
+
+class InteractionDCNArch(nn.Module):
+    """All 1 + F vectors side by side, crossed: [B, (F+1) D].
+
+    Args:
+        num_sparse_features: F.
+        crossnet: From [B, (F+1) D] to as many columns; see `tutorec.modules.crossnet`.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.models.dlrm import InteractionDCNArch
+        >>> from tutorec.modules.crossnet import LowRankCrossNet
+        >>> arch = InteractionDCNArch(2, LowRankCrossNet(in_features=12, num_layers=2, low_rank=3))
+        >>> arch(torch.randn(5, 4), torch.randn(5, 2, 4)).shape
+        torch.Size([5, 12])
+    """
+
+    def __init__(self, num_sparse_features: int, crossnet: nn.Module) -> None:
+        super().__init__()
+        self.F: int = num_sparse_features
+        self.crossnet = crossnet
+
+    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+        """Vectors [B, D] and [B, F, D] to [B, (F+1) D]."""
+        if self.F <= 0:
+            return dense_features
+        return self.crossnet(_all_vectors(dense_features, sparse_features, self.F).flatten(1))
+
+
+class InteractionProjectionArch(nn.Module):
+    """The dense vector, and the inner products of F1 vectors with F2 others: [B, D + F1 F2].
+
+    Args:
+        num_sparse_features: F.
+        interaction_branch1: From all vectors side by side, [B, (F+1) D], to F1 vectors, [B, F1 D].
+        interaction_branch2: From the same to F2 vectors, [B, D F2]; each has its columns F2 apart.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.models.dlrm import DenseArch, InteractionProjectionArch
+        >>> arch = InteractionProjectionArch(2, DenseArch(12, [3 * 4]), DenseArch(12, [5 * 4]))
+        >>> arch(torch.randn(6, 4), torch.randn(6, 2, 4)).shape  # 4 + 3 * 5
+        torch.Size([6, 19])
+    """
+
+    def __init__(
+        self, num_sparse_features: int, interaction_branch1: nn.Module, interaction_branch2: nn.Module
+    ) -> None:
+        super().__init__()
+        self.F: int = num_sparse_features
+        self.interaction_branch1 = interaction_branch1
+        self.interaction_branch2 = interaction_branch2
+
+    def forward(self, dense_features: Tensor, sparse_features: Tensor) -> Tensor:
+        """Vectors [B, D] and [B, F, D] to [B, D + F1 F2]."""
+        if self.F <= 0:
+            return dense_features
+        columns, width = _all_vectors(dense_features, sparse_features, self.F).flatten(1), dense_features.shape[1]
+        one = self.interaction_branch1(columns).unflatten(1, (-1, width))
+        other = self.interaction_branch2(columns).unflatten(1, (width, -1))
+        return torch.cat((dense_features, torch.bmm(one, other).flatten(1)), dim=1)
+
+
+def _all_vectors(dense: Tensor, sparse: Tensor, features: int) -> Tensor:
+    """The dense vector [B, D] before those of the features [B, F, D]: [B, 1 + F, D]."""
+    if not is_scripting():
+        _check_vectors(dense, sparse, features)
+    return torch.cat((dense.unsqueeze(1), sparse), dim=1)
 
 
 def _check_vectors(dense: Tensor, sparse: Tensor, features: int) -> None:
@@ -137,12 +227,12 @@ def _check_vectors(dense: Tensor, sparse: Tensor, features: int) -> None:
         return
     if dense.dim() != 2 or sparse.dim() != 3 or sparse.shape[1] != features or dense.shape[1] != sparse.shape[2]:
         raise ValueError(
-            f"InteractionArch: dense vectors have shape {list(dense.shape)} and the features' vectors "
+            f"DLRM: dense vectors have shape {list(dense.shape)} and the features' vectors "
             f"{list(sparse.shape)}; for {features} features they are [B, D] and [B, {features}, D]"
         )
     if dense.shape[0] != sparse.shape[0]:
         raise ValueError(
-            f"InteractionArch: {dense.shape[0]} rows of dense features, and {sparse.shape[0]} samples of ids "
+            f"DLRM: {dense.shape[0]} rows of dense features, and {sparse.shape[0]} samples of ids "
             "(stride() of the batch); both are B"
         )
 
@@ -176,7 +266,7 @@ class OverArch(nn.Module):
 
 
 class DLRM(nn.Module):
-    """The click model of this module's figure: logits [B, 1], not probabilities.
+    """The click model of this module's figure, with inner products: logits [B, 1], not probabilities.
 
     Args:
         embedding_bag_collection: Tables of one width D, with F features in all.
@@ -200,6 +290,8 @@ class DLRM(nn.Module):
         torch.Size([32, 1])
     """
 
+    inter_arch: nn.Module
+
     def __init__(
         self,
         embedding_bag_collection: EmbeddingBagCollection,
@@ -222,7 +314,7 @@ class DLRM(nn.Module):
             )
         self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, device=dense_device)
         self.inter_arch = InteractionArch(features, device=dense_device)
-        self.over_arch = OverArch(width + features * (features + 1) // 2, over_arch_layer_sizes, device=dense_device)
+        self.over_arch = OverArch(width + choose(features + 1, 2), over_arch_layer_sizes, device=dense_device)
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """Dense columns [B, D_in] and ids of F features to logits [B, 1]."""
@@ -231,8 +323,108 @@ class DLRM(nn.Module):
         return self.over_arch(self.inter_arch(dense, sparse))
 
 
+class DLRM_DCN(DLRM):
+    """DLRM with a cross network in place of the inner products, as in MLPerf's training benchmark: logits [B, 1].
+
+    Args:
+        embedding_bag_collection: Tables of one width D, with F features in all.
+        dense_in_features: D_in, number of dense columns.
+        dense_arch_layer_sizes: Layers of the dense MLP; the last one must be D.
+        over_arch_layer_sizes: Layers of the last MLP; the last one is 1 for a logit.
+        dcn_num_layers: Layers of the cross network.
+        dcn_low_rank_dim: The rank of its matrices.
+        dense_device: Where MLPs and cross network are made.
+
+    Raises:
+        ValueError: What `DLRM` refuses, or a rank less than 1.
+
+    Example:
+        >>> from tutorec.datasets.random import shop
+        >>> from tutorec.models.dlrm import DLRM_DCN
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
+        >>> tables = [EmbeddingBagConfig(num_embeddings=500, embedding_dim=8, name="t_user", feature_names=["user"])]
+        >>> model = DLRM_DCN(EmbeddingBagCollection(tables), 4, [8], [8, 1], dcn_num_layers=3, dcn_low_rank_dim=4)
+        >>> batch = next(shop().batches(32))
+        >>> model(batch.dense_features, batch.sparse_features).shape
+        torch.Size([32, 1])
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        dense_in_features: int,
+        dense_arch_layer_sizes: list[int],
+        over_arch_layer_sizes: list[int],
+        dcn_num_layers: int,
+        dcn_low_rank_dim: int,
+        dense_device: torch.device | None = None,
+    ) -> None:
+        super().__init__(
+            embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, over_arch_layer_sizes, dense_device
+        )
+        columns = (self.sparse_arch.F + 1) * self.sparse_arch.D
+        crossnet = LowRankCrossNet(columns, dcn_num_layers, dcn_low_rank_dim).to(dense_device)
+        self.inter_arch = InteractionDCNArch(self.sparse_arch.F, crossnet)
+        self.over_arch = OverArch(columns, over_arch_layer_sizes, device=dense_device)
+
+
+class DLRM_Projection(DLRM):
+    """DLRM with the inner products of two sets of vectors, which two MLPs make of all vectors: logits [B, 1].
+
+    Args:
+        embedding_bag_collection: Tables of one width D, with F features in all.
+        dense_in_features: D_in, number of dense columns.
+        dense_arch_layer_sizes: Layers of the dense MLP; the last one must be D.
+        over_arch_layer_sizes: Layers of the last MLP; the last one is 1 for a logit.
+        interaction_branch1_layer_sizes: Layers of the first set's MLP; the last one is F1 D.
+        interaction_branch2_layer_sizes: Layers of the second set's MLP; the last one is F2 D.
+        dense_device: Where the MLPs are made.
+
+    Raises:
+        ValueError: What `DLRM` refuses, or a branch that does not end in a multiple of D.
+
+    Example:
+        >>> from tutorec.datasets.random import shop
+        >>> from tutorec.models.dlrm import DLRM_Projection
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
+        >>> tables = [EmbeddingBagConfig(num_embeddings=500, embedding_dim=8, name="t_user", feature_names=["user"])]
+        >>> model = DLRM_Projection(EmbeddingBagCollection(tables), 4, [8], [8, 1], [16, 3 * 8], [16, 5 * 8])
+        >>> batch = next(shop().batches(32))
+        >>> model(batch.dense_features, batch.sparse_features).shape
+        torch.Size([32, 1])
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        dense_in_features: int,
+        dense_arch_layer_sizes: list[int],
+        over_arch_layer_sizes: list[int],
+        interaction_branch1_layer_sizes: list[int],
+        interaction_branch2_layer_sizes: list[int],
+        dense_device: torch.device | None = None,
+    ) -> None:
+        super().__init__(
+            embedding_bag_collection, dense_in_features, dense_arch_layer_sizes, over_arch_layer_sizes, dense_device
+        )
+        features, width = self.sparse_arch.F, self.sparse_arch.D
+        branches, products = [], 1
+        for number, sizes in enumerate((interaction_branch1_layer_sizes, interaction_branch2_layer_sizes), start=1):
+            if sizes[-1] % width:
+                raise ValueError(
+                    f"DLRM_Projection: interaction_branch{number}_layer_sizes={sizes} must end in a multiple of "
+                    f"{width}, the embedding_dim of the tables: the branch makes vectors of that width"
+                )
+            branches.append(DenseArch((features + 1) * width, sizes, device=dense_device))
+            products *= sizes[-1] // width
+        self.inter_arch = InteractionProjectionArch(features, *branches)
+        self.over_arch = OverArch(width + products, over_arch_layer_sizes, device=dense_device)
+
+
 class DLRMTrain(nn.Module):
-    """DLRM and its loss, for a training loop or a pipeline.
+    """A DLRM of any kind and its loss, for a training loop or a pipeline.
 
     A rank without samples has the loss 0, with a backward that takes part in the ranks' exchanges.
 
