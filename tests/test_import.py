@@ -29,7 +29,8 @@ def modules_after(code: str, **environment: str) -> set[str]:
 
 
 def test_import_loads_the_root_alone():
-    assert {name for name in modules_after("import tutorec") if not name.startswith("importlib")} == {"tutorec"}
+    loaded = {name for name in modules_after("import tutorec") if not name.startswith("importlib")}
+    assert loaded == {"tutorec", "tutorec._lazy"}
 
 
 def test_import_does_not_even_load_torch():
@@ -71,7 +72,7 @@ KeyedTensor.regroup([KeyedTensor(["f"], [1], torch.ones(1, 1))], [["f"]])
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 maybe_td_to_kjt(batch)
 """
-DATA_LAYER = ("sparse", "_kernels", "awaitable", "streamable", "types", "errors", "_validation", "_doctor", "spmd")
+DATA_LAYER = "_lazy sparse _kernels awaitable streamable types errors _validation _doctor spmd".split()
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
@@ -86,7 +87,7 @@ def test_jagged_types_load_layers_0_and_1_only(code: str, backend: str):
     assert not [name for name in extra if name.startswith(heavy)]
 
 
-@pytest.mark.parametrize("name", sorted({*tutorec.__all__, *tutorec._SUBMODULES}))
+@pytest.mark.parametrize("name", [*tutorec.__all__, "distributed", "modules", "spmd", "types"])
 def test_every_public_name_is_there(name: str):
     assert getattr(tutorec, name) is not None
     assert name in dir(tutorec)
@@ -121,5 +122,33 @@ def test_modules_of_distributed_are_reached_through_the_package():
     assert {"tutorec.distributed.comm_ops", "tutorec.distributed.types"} <= set(extra)
     assert "tutorec.distributed.planner" not in extra
     assert "sharding_plan" in dir(tutorec.distributed)
-    for name in tutorec.distributed._SUBMODULES:
-        assert getattr(tutorec.distributed, name).__name__ == f"tutorec.distributed.{name}"
+
+
+def test_operators_of_fbgemm_are_there_after_an_import_of_a_jagged_type():
+    pytest.importorskip("fbgemm_gpu")
+    look = "assert hasattr(torch.ops.fbgemm, 'jagged_2d_to_dense')"
+    modules_after(
+        f"import torch\nfrom tutorec.sparse.jagged_tensor import KeyedJaggedTensor\n{look}", TUTOREC_BACKEND="auto"
+    )
+    modules_after(f"import torch\nimport tutorec\n{look.replace('assert', 'assert not')}", TUTOREC_BACKEND="auto")
+
+
+DOTS = """
+import tutorec
+for path in paths:
+    found = tutorec
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found.__name__ == f"tutorec.{path}", path
+"""
+
+
+def test_every_public_submodule_is_reached_by_dots():
+    source = ROOT / "src" / "tutorec"
+    folders = [source / name for name in ("modules", "sparse", "quant", "distributed")]
+    files = [file for folder in folders for file in folder.rglob("*.py")]
+    paths = sorted(".".join(file.relative_to(source).with_suffix("").parts) for file in files)
+    public = [path for path in paths if "._" not in path]
+    assert "distributed.planner.storage_reservations" in public
+    # The longest first: what is reached must not depend on what was imported before.
+    modules_after(f"paths = {sorted(public, key=len, reverse=True)}\n{DOTS}")

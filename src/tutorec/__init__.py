@@ -4,8 +4,9 @@ The names below are loaded when they are first used, so that ``import tutorec`` 
 Code moves to and from TorchRec by changing one word: ``torchrec.X`` is ``tutorec.X``.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from tutorec._lazy import lazy_package
 
 __version__ = "0.1.0"
 
@@ -48,32 +49,28 @@ if TYPE_CHECKING:
     from tutorec.types import DataType as DataType
 
 _DEFINED_IN = {
-    "BaseEmbeddingConfig": "modules.embedding_configs",
-    "DataType": "types",
-    "EmbeddingBagCollection": "modules.embedding_modules",
-    "EmbeddingBagConfig": "modules.embedding_configs",
-    "EmbeddingCollection": "modules.embedding_collection",
-    "EmbeddingConfig": "modules.embedding_configs",
-    "JaggedTensor": "sparse.jagged",
-    "KeyedJaggedTensor": "sparse.keyed_jagged",
-    "KeyedTensor": "sparse.keyed",
-    "Multistreamable": "streamable",
-    "Pipelineable": "streamable",
-    "PoolingType": "modules.embedding_configs",
-    "Ranks": "spmd",
-    "doctor": "_doctor",
-    "kjt_from_lists": "sparse.lists",
-    "kjt_to_lists": "sparse.lists",
-    "kjt_weights_to_lists": "sparse.lists",
-    "quantize": "quant.whole_model",
-    "run_ranks": "spmd",
-    "validation": "_validation",
-    "validation_enabled": "_validation",
+    "BaseEmbeddingConfig": ".modules.embedding_configs",
+    "DataType": ".types",
+    "EmbeddingBagCollection": ".modules.embedding_modules",
+    "EmbeddingBagConfig": ".modules.embedding_configs",
+    "EmbeddingCollection": ".modules.embedding_collection",
+    "EmbeddingConfig": ".modules.embedding_configs",
+    "JaggedTensor": ".sparse.jagged",
+    "KeyedJaggedTensor": ".sparse.keyed_jagged",
+    "KeyedTensor": ".sparse.keyed",
+    "Multistreamable": ".streamable",
+    "Pipelineable": ".streamable",
+    "PoolingType": ".modules.embedding_configs",
+    "Ranks": ".spmd",
+    "doctor": "._doctor",
+    "kjt_from_lists": ".sparse.lists",
+    "kjt_to_lists": ".sparse.lists",
+    "kjt_weights_to_lists": ".sparse.lists",
+    "quantize": ".quant.whole_model",
+    "run_ranks": ".spmd",
+    "validation": "._validation",
+    "validation_enabled": "._validation",
 }
-_SUBMODULES = (
-    *("bench", "datasets", "distributed", "errors", "fx", "inference", "models", "modules", "optim"),
-    *("quant", "sparse", "spmd", "streamable", "teach", "types"),
-)
 
 __all__ = [
     "BaseEmbeddingConfig",
@@ -99,19 +96,4 @@ __all__ = [
     "validation_enabled",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """Load a public name or a submodule at its first use."""
-    if name in _DEFINED_IN:
-        value = getattr(import_module(f"tutorec.{_DEFINED_IN[name]}"), name)
-    elif name in _SUBMODULES:
-        value = import_module(f"tutorec.{name}")
-    else:
-        raise AttributeError(f"module 'tutorec' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """The public names, loaded or not."""
-    return sorted({*globals(), *__all__, *_SUBMODULES})
+__getattr__, __dir__ = lazy_package(__name__, _DEFINED_IN)

@@ -76,7 +76,7 @@ def marked(optimizer: type[torch.optim.Optimizer], arguments: dict[str, Any]) ->
     [
         (torch.optim.SGD, {}, OptimizerSpec("sgd", 1e-3)),
         (torch.optim.SGD, {"lr": 0.5, "momentum": 0.0, "foreach": False}, OptimizerSpec("sgd", 0.5)),
-        (torch.optim.Adagrad, {}, OptimizerSpec("adagrad", 1e-2, eps=1e-10)),
+        (torch.optim.Adagrad, {}, OptimizerSpec("adagrad", 1e-2, eps=1e-8)),
         (torch.optim.Adagrad, {"lr": 0.5, "eps": 0.1, "lr_decay": 0}, OptimizerSpec("adagrad", 0.5, eps=0.1)),
         (torch.optim.Adam, {}, OptimizerSpec("adam", 1e-3)),
         (
@@ -86,7 +86,7 @@ def marked(optimizer: type[torch.optim.Optimizer], arguments: dict[str, Any]) ->
         ),
         (torch.optim.AdamW, {}, OptimizerSpec("adam", 1e-3, weight_decay=1e-2)),
         (torch.optim.AdamW, {"weight_decay": 0.3}, OptimizerSpec("adam", 1e-3, weight_decay=0.3)),
-        (RowWiseAdagrad, {}, OptimizerSpec("rowwise_adagrad", 1e-2, eps=1e-10)),
+        (RowWiseAdagrad, {}, OptimizerSpec("rowwise_adagrad", 1e-2, eps=1e-8)),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -121,6 +121,11 @@ def test_what_the_fused_form_does_not_do_is_refused_by_name(
 ):
     with pytest.raises(ValueError, match=message):
         optimizer_spec_of_parameter("item", marked(optimizer, arguments))
+
+
+def test_adagrad_without_eps_is_the_same_in_backward_and_in_fused_params():
+    in_fused_params = optimizer_spec({"optimizer": "exact_adagrad", "learning_rate": 0.5})
+    assert optimizer_spec_of_parameter("item", marked(torch.optim.Adagrad, {"lr": 0.5})) == in_fused_params
 
 
 def test_two_optimizers_on_one_table_are_refused():

@@ -60,6 +60,26 @@ def test_wrapper_steps_like_the_optimizer_that_it_wraps():
     assert torch.equal(layer.weight, twin.weight)
 
 
+class ForwardingWrapper(OptimizerWrapper):
+    """A wrapper with TorchRec's signature, which hands False on."""
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        self._optimizer.zero_grad(set_to_none=set_to_none)
+
+
+def test_zero_grad_drops_gradients_through_a_wrapper_that_asks_for_zeros():
+    layer = nn.Linear(2, 1)
+    optimizer = ForwardingWrapper(adam(layer))
+    layer(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    before = layer.weight.detach().clone()
+    for _ in range(3):  # without a gradient Adam's momentum moves nothing
+        optimizer.zero_grad()
+        optimizer.step()
+    assert layer.weight.grad is None
+    assert torch.equal(layer.weight, before)
+
+
 def test_state_dict_is_keyed_by_name_and_continues_training_elsewhere():
     layer = nn.Linear(2, 1)
     optimizer = adam(layer)

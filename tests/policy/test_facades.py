@@ -9,8 +9,8 @@ from policy.test_layers import FACADES, below
 from policy.tree import SourceFile, Tree, assert_none
 
 # A front that imports its names when they are first asked for defines these and nothing else.
-LAZY = {"__getattr__", "__dir__"}
-LAZY_TABLES = {"_DEFINED_IN", "_SUBMODULES", "_LAZY"}
+LAZY = "lazy_package(__name__"
+LAZY_TABLE = "_DEFINED_IN"
 
 
 def is_facade(file: SourceFile) -> bool:
@@ -26,6 +26,8 @@ def facade_violations(file: SourceFile) -> list[str]:
         match node:
             case ast.Expr(value=ast.Constant(value=str())):
                 pass
+            case ast.ImportFrom(module="tutorec._lazy"):
+                pass
             case ast.Import() | ast.ImportFrom():
                 names = [alias.asname or alias.name.partition(".")[0] for alias in node.names]
                 imported |= set(names) if getattr(node, "module", "") != "__future__" else set()
@@ -33,12 +35,13 @@ def facade_violations(file: SourceFile) -> list[str]:
                     found.append(f"{file.where}:{node.lineno}: star import")
             case ast.Assign(targets=[ast.Name(id="__all__")]) | ast.AnnAssign(target=ast.Name(id="__all__")):
                 exported = exported_names(node.value)
-            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)) if (
-                name in LAZY_TABLES | {"__version__"}
-            ):
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)) if name in {
+                LAZY_TABLE,
+                "__version__",
+            }:
+                lazy = lazy or name == LAZY_TABLE
+            case ast.Assign(targets=[ast.Tuple()], value=value) if ast.unparse(value).startswith(LAZY):
                 pass
-            case ast.FunctionDef(name=name) if name in LAZY:
-                lazy = True
             case _:
                 found.append(
                     f"{file.where}:{node.lineno}: {type(node).__name__}; a facade holds imports and __all__ only"

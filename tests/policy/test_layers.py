@@ -14,6 +14,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
         (
             (
                 "_kernels",
+                "_lazy",
                 "awaitable",
                 "streamable",
                 "types",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tutorec._lazy import lazy_package
 
 if TYPE_CHECKING:
     from tutorec.awaitable import Awaitable, NoWait
@@ -18,43 +20,24 @@ if TYPE_CHECKING:
     from tutorec.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist
     from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 
-_LAZY = {
+_DEFINED_IN = {
     "Awaitable": "tutorec.awaitable",
-    "DistributedModelParallel": "tutorec.distributed.model_parallel",
-    "EvalPipelineSparseDist": "tutorec.distributed.train_pipeline.evaluation",
-    "ModuleSharder": "tutorec.distributed.sharded_module",
+    "DistributedModelParallel": ".model_parallel",
+    "EvalPipelineSparseDist": ".train_pipeline.evaluation",
+    "ModuleSharder": ".sharded_module",
     "NoWait": "tutorec.awaitable",
-    "ParameterSharding": "tutorec.distributed.plan",
-    "PrefetchTrainPipelineSparseDist": "tutorec.distributed.train_pipeline.prefetch",
-    "ShardedModule": "tutorec.distributed.sharded_module",
-    "ShardingEnv": "tutorec.distributed.env",
-    "TrainPipeline": "tutorec.distributed.train_pipeline.engine",
-    "TrainPipelineBase": "tutorec.distributed.train_pipeline.base",
-    "TrainPipelineSparseDist": "tutorec.distributed.train_pipeline.sparse_dist",
-    "count_traffic": "tutorec.distributed.traffic",
-    "get_local_rank": "tutorec.distributed.comm",
-    "get_local_size": "tutorec.distributed.comm",
+    "ParameterSharding": ".plan",
+    "PrefetchTrainPipelineSparseDist": ".train_pipeline.prefetch",
+    "ShardedModule": ".sharded_module",
+    "ShardingEnv": ".env",
+    "TrainPipeline": ".train_pipeline.engine",
+    "TrainPipelineBase": ".train_pipeline.base",
+    "TrainPipelineSparseDist": ".train_pipeline.sparse_dist",
+    "count_traffic": ".traffic",
+    "get_local_rank": ".comm",
+    "get_local_size": ".comm",
 }
 
-# Loaded when they are asked for, so that ``import tutorec.distributed as dist; dist.comm_ops`` works as in TorchRec.
-_SUBMODULES = (
-    "checkpoint",
-    "comm",
-    "comm_ops",
-    "dist_data",
-    "embedding",
-    "embedding_types",
-    "embeddingbag",
-    "fbgemm_qcomm_codec",
-    "model_parallel",
-    "planner",
-    "quant_embedding",
-    "quant_embeddingbag",
-    "shard",
-    "sharding_plan",
-    "train_pipeline",
-    "types",
-)
 
 __all__ = [
     "Awaitable",
@@ -74,16 +57,4 @@ __all__ = [
     "get_local_size",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name in _SUBMODULES:
-        return import_module(f"{__name__}.{name}")
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_SUBMODULES})
+__getattr__, __dir__ = lazy_package(__name__, _DEFINED_IN)

@@ -34,18 +34,19 @@ _WITHOUT_EFFECT = ("prefetch_pipeline", "stochastic_rounding")
 _ADAM_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 _ADAM_NEUTRAL = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False}
 _ADAGRAD_NEUTRAL = {"lr_decay": 0, "initial_accumulator_value": 0, "maximize": False, "differentiable": False}
-# Optimizers in backward that have a fused form: their defaults, and arguments that leave it as it is.
+# Optimizers in backward that have a fused form: their defaults, and arguments that leave it as it is. The eps of the
+# Adagrads is the fused kernel's 1e-8, as in TorchRec, and not the class's own 1e-10.
 _IN_BACKWARD: dict[type[torch.optim.Optimizer], tuple[dict[str, Any], dict[str, Any]]] = {
     torch.optim.SGD: (
         {"optimizer": "exact_sgd", "lr": 1e-3},
         {"momentum": 0, "dampening": 0, "nesterov": False, "maximize": False, "differentiable": False},
     ),
-    torch.optim.Adagrad: ({"optimizer": "exact_adagrad", "lr": 1e-2, "eps": 1e-10}, _ADAGRAD_NEUTRAL),
+    torch.optim.Adagrad: ({"optimizer": "exact_adagrad", "lr": 1e-2, "eps": 1e-8}, _ADAGRAD_NEUTRAL),
     # torch's Adam adds its decay to the gradient, a fused Adam takes it off the row, as AdamW does.
     torch.optim.Adam: ({"optimizer": "adam", **_ADAM_DEFAULTS}, {"weight_decay": 0, **_ADAM_NEUTRAL}),
     torch.optim.AdamW: ({"optimizer": "adam", **_ADAM_DEFAULTS, "weight_decay": 1e-2}, _ADAM_NEUTRAL),
     PartialRowWiseAdam: ({"optimizer": "partial_row_wise_adam", **_ADAM_DEFAULTS}, {}),
-    RowWiseAdagrad: ({"optimizer": "exact_row_wise_adagrad", "lr": 1e-2, "eps": 1e-10}, _ADAGRAD_NEUTRAL),
+    RowWiseAdagrad: ({"optimizer": "exact_row_wise_adagrad", "lr": 1e-2, "eps": 1e-8}, _ADAGRAD_NEUTRAL),
 }
 # How torch goes about it, not what it computes.
 _MANNER = ("foreach", "fused")

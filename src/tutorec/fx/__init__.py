@@ -1,14 +1,8 @@
 """Tracing: a model's calls written down as a graph, which TorchScript can compile and another process can load."""
 
-from importlib import import_module
-
+from tutorec._lazy import lazy_package
 from tutorec.fx.tracer import Tracer, symbolic_trace
 
 __all__ = ["Tracer", "symbolic_trace"]
 
-
-def __getattr__(name: str) -> object:
-    """Load a submodule at its first use."""
-    if name != "utils":
-        raise AttributeError(f"module 'tutorec.fx' has no attribute {name!r}")
-    return import_module("tutorec.fx.utils")
+__getattr__, __dir__ = lazy_package(__name__)

@@ -460,7 +460,7 @@ def _check_labels(labels: Tensor) -> None:
         sample = int((~((labels >= 0) & (labels <= 1))).flatten().nonzero()[0])
         raise ValueError(
             f"DLRMTrain: the label of sample {sample} is {labels.flatten()[sample].item()}; the log loss wants 1 for a "
-            "click and 0 for none, or a probability between them"
+            "click and 0 for none, or a probability between them; tutorec.validation(False) takes any label"
         )
 
 

@@ -1,5 +1,6 @@
 """Optimizers: by parameter name, combined, fused into backward, warmed up and clipped."""
 
+from tutorec._lazy import lazy_package
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from tutorec.optim.debug_grads import debug_grads
@@ -34,3 +35,5 @@ __all__ = [
     "debug_grads",
     "in_backward_optimizer_filter",
 ]
+
+__getattr__, __dir__ = lazy_package(__name__)

@@ -444,8 +444,8 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         return self._optimizer.step(closure=closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients."""
-        self._optimizer.zero_grad(set_to_none)
+        """Drop the gradients, whatever ``set_to_none`` says: Adam would move a parameter by a gradient of zeros."""
+        self._optimizer.zero_grad()
 
     def set_optimizer_step(self, step: int) -> None:
         """Tell the number of the next step to the wrapped optimizer, if it asks for it."""

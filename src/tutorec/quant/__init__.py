@@ -1,7 +1,8 @@
 """Quantized tables: rows of 8, 4 or 2 bits, packed and looked up."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from tutorec._lazy import lazy_package
 
 if TYPE_CHECKING:
     from tutorec.quant.choosing import choose_dtypes as choose_dtypes
@@ -15,17 +16,16 @@ if TYPE_CHECKING:
     from tutorec.quant.whole_model import quantize as quantize
 
 _DEFINED_IN = {
-    "EmbeddingBagCollection": "embedding_modules",
-    "EmbeddingCollection": "embedding_collection",
-    "accuracy_report": "report",
-    "choose_dtypes": "choosing",
-    "pack_rows": "packing",
-    "quantize": "whole_model",
-    "round_trip_bound": "packing",
-    "table_menu": "choosing",
-    "unpack_rows": "packing",
+    "EmbeddingBagCollection": ".embedding_modules",
+    "EmbeddingCollection": ".embedding_collection",
+    "accuracy_report": ".report",
+    "choose_dtypes": ".choosing",
+    "pack_rows": ".packing",
+    "quantize": ".whole_model",
+    "round_trip_bound": ".packing",
+    "table_menu": ".choosing",
+    "unpack_rows": ".packing",
 }
-_SUBMODULES = ("choosing", "embedding_collection", "embedding_modules", "packing", "report", "utils", "whole_model")
 
 __all__ = [
     "EmbeddingBagCollection",
@@ -39,19 +39,4 @@ __all__ = [
     "unpack_rows",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """Load a public name or a submodule at its first use."""
-    if name in _DEFINED_IN:
-        value = getattr(import_module(f"tutorec.quant.{_DEFINED_IN[name]}"), name)
-    elif name in _SUBMODULES:
-        value = import_module(f"tutorec.quant.{name}")
-    else:
-        raise AttributeError(f"module 'tutorec.quant' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """The public names, loaded or not."""
-    return sorted({*globals(), *__all__, *_SUBMODULES})
+__getattr__, __dir__ = lazy_package(__name__, _DEFINED_IN)

@@ -13,6 +13,9 @@ D       columns of a table, or of a result
 ======  =========================================================
 """
 
-from tutorec.sparse import copying, jagged_tensor, pytree
+from tutorec._lazy import lazy_package
+from tutorec.sparse import copying, jagged_tensor, operators, pytree
 
-__all__ = ["copying", "jagged_tensor", "pytree"]
+__all__ = ["copying", "jagged_tensor", "operators", "pytree"]
+
+__getattr__, __dir__ = lazy_package(__name__)

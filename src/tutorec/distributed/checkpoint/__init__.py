@@ -1,5 +1,6 @@
 """Checkpoints that any plan and any number of ranks can load."""
 
+from tutorec._lazy import lazy_package
 from tutorec.distributed.checkpoint.gathering import full_state_dict
 from tutorec.distributed.checkpoint.loading import load_checkpoint
 from tutorec.distributed.checkpoint.manager import CheckpointManager
@@ -16,3 +17,5 @@ __all__ = [
     "read_state_dict",
     "save_checkpoint",
 ]
+
+__getattr__, __dir__ = lazy_package(__name__)

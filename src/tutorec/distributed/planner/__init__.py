@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tutorec._lazy import lazy_package
 
 if TYPE_CHECKING:
     from tutorec.distributed.planner.constraints import ParameterConstraints
@@ -10,13 +12,13 @@ if TYPE_CHECKING:
     from tutorec.distributed.planner.topology import Topology
     from tutorec.distributed.planner.utils import bytes_to_gb, sharder_name
 
-_LAZY = {
-    "EmbeddingShardingPlanner": "tutorec.distributed.planner.planners",
-    "OptimalPlanner": "tutorec.distributed.planner.planners",
-    "ParameterConstraints": "tutorec.distributed.planner.constraints",
-    "Topology": "tutorec.distributed.planner.topology",
-    "bytes_to_gb": "tutorec.distributed.planner.utils",
-    "sharder_name": "tutorec.distributed.planner.utils",
+_DEFINED_IN = {
+    "EmbeddingShardingPlanner": ".planners",
+    "OptimalPlanner": ".planners",
+    "ParameterConstraints": ".constraints",
+    "Topology": ".topology",
+    "bytes_to_gb": ".utils",
+    "sharder_name": ".utils",
 }
 
 __all__ = [
@@ -28,14 +30,4 @@ __all__ = [
     "sharder_name",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_LAZY[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_package(__name__, _DEFINED_IN)

@@ -1,5 +1,6 @@
 """The traffic of a plan on machines that need not exist: see `simulation`."""
 
+from tutorec._lazy import lazy_package
 from tutorec.distributed.simulate.ids import Observed, PowerLaw, RowShares, Uniform
 from tutorec.distributed.simulate.loads import Load
 from tutorec.distributed.simulate.replicas import SyncSimulation, simulate_sync
@@ -18,3 +19,5 @@ __all__ = [
     "simulate",
     "simulate_sync",
 ]
+
+__getattr__, __dir__ = lazy_package(__name__)

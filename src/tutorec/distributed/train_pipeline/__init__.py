@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tutorec._lazy import lazy_package
 
 if TYPE_CHECKING:
     from tutorec.distributed.train_pipeline.base import TrainPipelineBase
@@ -21,24 +23,24 @@ if TYPE_CHECKING:
     from tutorec.distributed.train_pipeline.staged import StagedTrainPipeline
     from tutorec.distributed.train_pipeline.tracing import Tracer
 
-_LAZY = {
-    "DataLoadingThread": "data_loading",
-    "EvalPipelineSparseDist": "evaluation",
-    "In": "pipeline_context",
-    "Out": "pipeline_context",
-    "PrefetchTrainPipelineSparseDist": "prefetch",
-    "SparseDataDistUtil": "pipeline_stage",
-    "StageOut": "pipeline_stage",
-    "StagedTrainPipeline": "staged",
-    "Tracer": "tracing",
-    "TrainPipeline": "engine",
-    "TrainPipelineBase": "base",
-    "TrainPipelineContext": "pipeline_context",
-    "TrainPipelineFusedSparseDist": "sparse_dist",
-    "TrainPipelinePrefetch": "prefetch",
-    "TrainPipelineSemiSync": "semi_sync",
-    "TrainPipelineSparseDist": "sparse_dist",
-    "TrainPipelineSparseDistLite": "sparse_dist",
+_DEFINED_IN = {
+    "DataLoadingThread": ".data_loading",
+    "EvalPipelineSparseDist": ".evaluation",
+    "In": ".pipeline_context",
+    "Out": ".pipeline_context",
+    "PrefetchTrainPipelineSparseDist": ".prefetch",
+    "SparseDataDistUtil": ".pipeline_stage",
+    "StageOut": ".pipeline_stage",
+    "StagedTrainPipeline": ".staged",
+    "Tracer": ".tracing",
+    "TrainPipeline": ".engine",
+    "TrainPipelineBase": ".base",
+    "TrainPipelineContext": ".pipeline_context",
+    "TrainPipelineFusedSparseDist": ".sparse_dist",
+    "TrainPipelinePrefetch": ".prefetch",
+    "TrainPipelineSemiSync": ".semi_sync",
+    "TrainPipelineSparseDist": ".sparse_dist",
+    "TrainPipelineSparseDistLite": ".sparse_dist",
 }
 
 __all__ = [
@@ -61,14 +63,4 @@ __all__ = [
     "TrainPipelineSparseDistLite",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_package(__name__, _DEFINED_IN)
