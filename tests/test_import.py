@@ -30,7 +30,7 @@ def modules_after(code: str, **environment: str) -> set[str]:
 
 def test_import_loads_the_root_alone():
     loaded = {name for name in modules_after("import tutorec") if not name.startswith("importlib")}
-    assert loaded == {"tutorec", "tutorec._lazy"}
+    assert loaded == {"tutorec", "tutorec._lazy", "tutorec._torchrec_names"}
 
 
 def test_import_does_not_even_load_torch():
@@ -72,7 +72,7 @@ KeyedTensor.regroup([KeyedTensor(["f"], [1], torch.ones(1, 1))], [["f"]])
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 maybe_td_to_kjt(batch)
 """
-DATA_LAYER = "_lazy sparse _kernels awaitable streamable types errors _validation _doctor spmd".split()
+DATA_LAYER = "_lazy _torchrec_names sparse _kernels awaitable streamable types errors _validation _doctor spmd".split()
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])

@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 "_doctor",
                 "_calibration",
                 "_whole_file",
+                "_torchrec_names",
             ),
         ),
     ),

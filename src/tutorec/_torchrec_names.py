@@ -1,0 +1,108 @@
+"""What TorchRec 1.8.0 has and tutorec does not: an import error says what to use instead.
+
+The table is ``_torchrec_names.toml``; this module is loaded with ``tutorec``, the table when something is missing. A
+finder in front of Python's sees every module of the library as it is loaded, and gives it a ``__getattr__`` (PEP 562)
+that is asked for names that the module does not have. Names that TorchRec does not have either get Python's own error.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FrameType, ModuleType
+
+__all__ = ["absent_names", "instead_of"]
+
+_ROOT = "tutorec"
+
+
+@cache
+def absent_names() -> dict[str, str]:
+    """The table: what to use instead, by dotted name below the root; the name of a module stands for all inside it."""
+    import tomllib
+    from pathlib import Path
+
+    blocks = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["absent"]
+    return {name: block["instead"] for block in blocks for name in block["names"]}
+
+
+def instead_of(name: str) -> str | None:
+    """What to use instead of a name of TorchRec, below the root; None where the table does not know it.
+
+    Example:
+        >>> instead_of("metrics.ne.NEMetric") == instead_of("metrics")
+        True
+        >>> instead_of("modules.no_such_module") is None
+        True
+    """
+    table, parts = absent_names(), name.split(".")
+    around = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((table[path] for path in around if path in table), None)
+
+
+def _sentence(fullname: str) -> str | None:
+    # Python, inspect, doctest and copy ask for many names of two underscores; the table has none of them.
+    text = None if "__" in fullname else instead_of(fullname.removeprefix(f"{_ROOT}."))
+    return text and f"TorchRec has it and tutorec does not: {text}"
+
+
+class _Finder:
+    """Finds modules of the library as Python does, and knows which ones TorchRec has beside them."""
+
+    @staticmethod
+    def find_spec(
+        fullname: str, path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(f"{_ROOT}."):
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            # The loader keeps its class, which inspect, runpy and torch.package look at.
+            spec.loader.exec_module = partial(_execute, spec.loader.exec_module)
+        # importlib.util.find_spec asks whether there is such a module; only an import is told what to use instead.
+        elif spec is None and sys._getframe(2).f_code.co_name != "find_spec" and (text := _sentence(fullname)):
+            raise ModuleNotFoundError(f"No module named {fullname!r}. {text}", name=fullname)
+        return spec
+
+
+def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    execute(module)
+    _answer_for(module)
+
+
+def _answer_for(module: ModuleType) -> None:
+    """Give a module that was executed the ``__getattr__`` below, around its own."""
+    own = module.__dict__.get("__getattr__")
+    if not isinstance(own, partial):  # executed again by importlib.reload
+        module.__dict__["__getattr__"] = partial(_get, module, own)
+
+
+def _get(module: ModuleType, own: Callable[[str], object] | None, name: str) -> object:
+    """The module's own answer for a name that it does not hold, or an error that says what to use instead."""
+    missing: AttributeError | None = None
+    if own is not None:
+        try:
+            return own(name)
+        except AttributeError as error:
+            missing = error
+    said, text = f"module {module.__name__!r} has no attribute {name!r}", _sentence(f"{module.__name__}.{name}")
+    if text is None:
+        raise missing or AttributeError(said, name=name, obj=module)
+    if _imports_from(sys._getframe(1)):
+        file = getattr(module, "__file__", None)
+        said = f"cannot import name {name!r} from {module.__name__!r} ({file or 'unknown location'})"
+        raise ImportError(f"{said}. {text}", name=module.__name__, path=file) from None
+    raise AttributeError(f"{said}. {text}", name=name, obj=module) from None
+
+
+def _imports_from(frame: FrameType) -> bool:
+    """Whether the frame stands at ``from module import name``, which drops the text of an AttributeError."""
+    from opcode import opmap
+
+    return frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]
+
+
+sys.meta_path.insert(0, _Finder)
+_answer_for(sys.modules[_ROOT])

@@ -1,0 +1,146 @@
+"""What an import of a name says that TorchRec has and tutorec does not."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import importlib
+import importlib.util
+import inspect
+import pickle
+import re
+import subprocess
+import sys
+
+import pytest
+from parity.test_paths import importable
+
+from tutorec._torchrec_names import absent_names, instead_of
+
+
+def there(name: str, root: str) -> bool:
+    """Whether a module or a name in a module is there under this root."""
+    try:
+        importlib.import_module(f"{root}.{name}")
+    except ModuleNotFoundError:
+        return importable(f"torchrec.{name}", root)
+    return True
+
+
+LAMB = "TorchRec has it and tutorec does not: fbgemm has no such update on a CPU; use Adam"
+
+
+def test_from_import_of_a_missing_name_says_what_to_use():
+    with pytest.raises(ImportError, match=re.escape(LAMB)) as caught:
+        from tutorec.optim.optimizers import LAMB as _  # noqa: F401
+    assert type(caught.value) is ImportError
+    assert str(caught.value).startswith("cannot import name 'LAMB' from 'tutorec.optim.optimizers' (/")
+    assert (caught.value.name, caught.value.path) == (
+        "tutorec.optim.optimizers",
+        sys.modules["tutorec.optim.optimizers"].__file__,
+    )
+
+
+def test_from_import_is_known_behind_256_other_names():
+    others = "\n".join(f"x{number} = {number}" for number in range(300))
+    with pytest.raises(ImportError, match=LAMB):
+        exec(f"{others}\nfrom tutorec.optim.optimizers import LAMB", {})
+
+
+@pytest.mark.parametrize(
+    ("statement", "start"),
+    [
+        ("import tutorec.modules.mc_modules", "No module named 'tutorec.modules.mc_modules'. "),
+        ("import tutorec.metrics.ne", "No module named 'tutorec.metrics'. "),
+        ("from tutorec.metrics.ne import NEMetric", "No module named 'tutorec.metrics'. "),
+        ("import importlib; importlib.import_module('tutorec.metrics')", "No module named 'tutorec.metrics'. "),
+    ],
+)
+def test_import_of_a_missing_module_says_what_to_use(statement: str, start: str):
+    with pytest.raises(ModuleNotFoundError) as caught:
+        exec(statement, {})
+    assert str(caught.value).startswith(f"{start}TorchRec has it and tutorec does not: ")
+    assert start.split("'")[1] == caught.value.name
+
+
+@pytest.mark.parametrize(("package", "name"), [("tutorec", "metrics"), ("tutorec.modules", "mc_modules")])
+def test_from_import_of_a_missing_module_says_what_to_use(package: str, name: str):
+    with pytest.raises(ImportError, match=f"cannot import name '{name}' from '{package}' .* TorchRec has it"):
+        exec(f"from {package} import {name}", {})
+
+
+def test_attributes_say_what_to_use_and_hasattr_answers():
+    for module, name in [("tutorec", "metrics"), ("tutorec.optim.optimizers", "LAMB")]:
+        holder = importlib.import_module(module)
+        assert not hasattr(holder, name)
+        assert getattr(holder, name, None) is None
+        with pytest.raises(AttributeError, match=f"module '{module}' has no attribute '{name}'. TorchRec has it"):
+            getattr(holder, name)
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("import tutorec.nothing", "No module named 'tutorec.nothing'"),
+        ("from tutorec import nothing", r"cannot import name 'nothing' from 'tutorec' \(.*\)"),
+        ("from tutorec.types import nothing", r"cannot import name 'nothing' from 'tutorec.types' \(.*\)"),
+        ("import tutorec.types; tutorec.types.nothing", "module 'tutorec.types' has no attribute 'nothing'"),
+        ("import tutorec.distributed as d; d.nothing", "module 'tutorec.distributed' has no attribute 'nothing'"),
+    ],
+)
+def test_names_that_torchrec_lacks_too_get_the_ordinary_error(statement: str, message: str):
+    with pytest.raises((ImportError, AttributeError)) as caught:
+        exec(statement, {})
+    assert re.fullmatch(message, str(caught.value))
+
+
+def test_modules_are_inspected_copied_and_reloaded_as_before():
+    module = importlib.import_module("tutorec.optim.optimizers")
+    assert inspect.getmodule(module.SGD) in (module, sys.modules[module.SGD.__module__])
+    assert "SGD" in dict(inspect.getmembers(module))
+    assert "SGD" in inspect.getsource(module)
+    assert doctest.DocTestFinder().find(module)
+    assert copy.copy(module.SGD) is module.SGD
+    assert pickle.loads(pickle.dumps(module.in_backward_optimizer_filter)) is module.in_backward_optimizer_filter
+    assert importlib.util.find_spec("tutorec.optim.nothing") is None
+    assert importlib.util.find_spec("tutorec.metrics") is None
+    assert importlib.util.find_spec("tutorec.cli") is not None
+    version = importlib.import_module("tutorec._validation")
+    for _ in range(3):
+        version = importlib.reload(version)
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+        version.nothing  # noqa: B018
+
+
+def test_the_table_is_read_when_something_is_missing_and_not_before():
+    code = (
+        "import sys, tutorec.types, tutorec.errors as e; assert not hasattr(e, '__wrapped__')\n"
+        "from tutorec._torchrec_names import absent_names as table; assert not table.cache_info().currsize\n"
+        "hasattr(e, 'nothing'); assert table.cache_info().currsize"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_name_of_the_table_is_here():
+    here = [name for name in absent_names() if there(name, "tutorec")]
+    assert not here, f"remove from _torchrec_names.toml: {here}"
+
+
+def test_sentences_are_sentences_and_name_what_there_is():
+    for name, sentence in absent_names().items():
+        assert sentence.endswith(".") and "\n" not in sentence and 20 < len(sentence) < 220, (name, sentence)
+        for path in re.findall(r"tutorec(?:\.\w+)+", sentence):
+            assert there(path.removeprefix("tutorec."), "tutorec"), f"{name}: {path} is not here"
+
+
+def test_an_entry_for_a_module_stands_for_all_inside():
+    assert instead_of("metrics.ne.NEMetric") == absent_names()["metrics"]
+    assert instead_of("metricss") is None
+    assert instead_of("distributed.planner.types.Shard") is None
+
+
+@pytest.mark.live
+def test_every_name_of_the_table_is_one_of_torchrec():
+    pytest.importorskip("torchrec", reason="torchrec is installed by `make parity` only")
+    needs_more_packages = {"inference.client", "inference.dlrm_packager"}
+    assert {name for name in absent_names() if not there(name, "torchrec")} <= needs_more_packages
