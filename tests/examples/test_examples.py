@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import os
 import re
 import signal
@@ -20,12 +21,15 @@ import pytest
 import torch
 
 from tutorec.datasets.random import shop
+from tutorec.datasets.sessions import Sessions
 from tutorec.distributed.checkpoint.reading import latest_checkpoint
-from tutorec.examples import dlrm, two_tower
-from tutorec.examples.running import parser, samples_of_rank
+from tutorec.examples import dlrm, sequence, two_tower
+from tutorec.examples.running import KS, parser, samples_of_rank
 from tutorec.spmd import Ranks
 
 SMALL = "--rows 2000 --test-rows 500 --users 40 --items 60 --batch-size 100 --no-progress".split()
+SESSIONS = "--rows 2000 --test-rows 500 --items 60 --batch-size 100 --epochs 2 --no-progress".split()
+MAINS = {dlrm.main: SMALL, two_tower.main: SMALL, sequence.main: SESSIONS}
 
 
 def _run(main: Callable[[list[str]], int], words: list[str]) -> str:
@@ -50,26 +54,40 @@ def test_two_tower_says_what_is_found_beside_what_is_popular(ranks: Callable[...
     first, second = ranks(2).run(_run, two_tower.main, [*SMALL, "--negatives", negatives])
     assert second == ""
     assert first.splitlines()[2].startswith("40 steps, ")
-    for k, line in zip(two_tower.KS, first.splitlines()[3:], strict=True):
+    for k, line in zip(KS, first.splitlines()[3:], strict=True):
         of_model, popular, best = map(float, re.findall(r"0\.\d{4}", line))
         assert line.startswith(f"recall@{k}: ") and f"the {k} most popular" in line
         assert 0 < popular <= best and 0 < of_model <= 1
 
 
+def test_sequence_finds_more_than_what_is_popular_and_reports_it(ranks: Callable[..., Ranks], tmp_path: Path) -> None:
+    words = [*SESSIONS, "--rows", "20000", "--report", str(tmp_path / "report.json")]
+    first, second = ranks(2).run(_run, sequence.main, words)
+    assert second == ""
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["ranks"] == 2 and report["steps"] == len(report["losses"]) == 400
+    assert report["samples"] == 40_000 and report["options"]["rows"] == "20000"
+    store = Sessions(items=60, rows=20_000, test_rows=500)
+    for k, line in zip(KS, first.splitlines()[3:], strict=True):
+        of_model, popular, best = map(float, re.findall(r"0\.\d{4}", line))
+        assert of_model == pytest.approx(report["metrics"][f"recall@{k}"], abs=1e-4)
+        assert popular < of_model < best == pytest.approx(store.best_recall(k), abs=1e-4)
+
+
 def _stopped_and_gone_on(main: Callable[[list[str]], int], folder: Path) -> list[str]:
     """What is said by a run that stops after some steps, and by another that goes on."""
-    words = [*SMALL, "--checkpoints", str(folder), "--save-every", "8"]
+    words = [*MAINS[main], "--checkpoints", str(folder), "--save-every", "8"]
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main([*words, "--steps", "17"])
         main(words)
     return out.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("main", [dlrm.main, two_tower.main])
+@pytest.mark.parametrize("main", MAINS)
 def test_a_run_that_was_stopped_goes_on_and_ends_like_one_that_was_not(
     ranks: Callable[..., Ranks], main: Callable[[list[str]], int], tmp_path: Path
 ) -> None:
-    whole = ranks(2).run(_run, main, SMALL)[0].splitlines()
+    whole = ranks(2).run(_run, main, MAINS[main])[0].splitlines()
     lines = ranks(2).run(_stopped_and_gone_on, main, tmp_path)[0]
     assert "goes on from step-17, saved by 2 rank(s) after 1,700 samples" in lines
     ends = -1 if main is dlrm.main else -3
@@ -78,7 +96,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_like_one_that_was_not(
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused_with_one_that_they_can() -> None:
-    options = parser("x", "y", rows=1).parse_args(["--batch-size", "10"])
+    options = parser("x", "y").parse_args(["--batch-size", "10"])
     group: Any = SimpleNamespace(size=lambda: 4)
     with pytest.raises(ValueError, match="--batch-size 10: 4 ranks cannot share it evenly; try 12"):
         samples_of_rank(options, group)
@@ -135,7 +153,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_to_the_digit_like_one_that_was_n
 
 
 def test_the_tables_are_on_the_meta_device_until_they_are_sharded() -> None:
-    options = parser("x", "y", rows=100).parse_args([])
+    options = parser("x", "y").parse_args([])
     store = shop(rows=100)
     for model in (dlrm.build(store, options), two_tower.build(store, torch.ones(200), _with_negatives(options))):
         tables = [parameter for name, parameter in model.named_parameters() if "embedding_bags" in name]
@@ -179,6 +197,6 @@ def test_options_that_cannot_be_are_refused_before_anything_is_started(
 
 
 def test_a_folder_for_checkpoints_is_made_before_training(tmp_path: Path) -> None:
-    made = parser("x", "y", 1).parse_args(["--checkpoints", str(tmp_path / "new" / "deep")])
+    made = parser("x", "y").parse_args(["--checkpoints", str(tmp_path / "new" / "deep")])
     assert made.checkpoints.is_dir()
-    assert parser("x", "y", 1).parse_args(["--checkpoints", "memory://runs/x"]).checkpoints == "memory://runs/x"
+    assert parser("x", "y").parse_args(["--checkpoints", "memory://runs/x"]).checkpoints == "memory://runs/x"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 
@@ -31,9 +32,10 @@ from tutorec.examples.running import (
     shop_of,
     start,
     train_on,
+    write_report,
 )
 from tutorec.models.dlrm import DLRM, DLRMTrain
-from tutorec.models.training import combined_optimizer, evaluate
+from tutorec.models.training import Metrics, combined_optimizer, evaluate
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 
@@ -49,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status, 0.
     """
-    options = parser(NAME, "Train a small DLRM on the shop's clicks.", rows=120_000).parse_args(argv)
+    options = parser(
+        NAME, "Train a small DLRM on the shop's clicks.", rows=120_000, test_rows=20_000, users=500, items=200
+    ).parse_args(argv)
     group = start(options)
     rank, world_size, samples = group.rank(), group.size(), samples_of_rank(options, group)
     store = shop_of(options)
@@ -68,15 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     def to_device(batch: Batch) -> Batch:
         return batch.to(device)
 
-    def judge(when: str) -> None:
+    def judge(when: str) -> Metrics:
         test = store.batches(2048, rank, world_size, split="test")
         found = evaluate(model, test.map(to_device))
         say(f"{when}: {found}; best possible AUC {store.best_auc:.4f}", group)
+        return found
 
     judge("before")
     batches = store.batches(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(to_device)
-    say_speed(train_on(model, optimizer, batches, begun.step, options, group), group)
-    judge("after")
+    done = train_on(model, optimizer, batches, begun.step, options, group)
+    say_speed(done, group)
+    write_report(options, model, done, asdict(judge("after")), group)
     return 0
 
 

@@ -1,47 +1,63 @@
-"""What the example scripts share: their common options, one process group, training that saves and goes on."""
+"""What the example scripts share: options, one process group, training that saves and goes on, a report."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
+from tutorec._whole_file import whole_file
 from tutorec.datasets.random import Shop, shop
-from tutorec.datasets.utils import RowBatches
+from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.distributed.checkpoint.manager import CheckpointManager
+from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
+from tutorec.models.retrieval import build_index, recall_at
 from tutorec.models.training import Trained, train
+from tutorec.models.two_tower import Towers
 from tutorec.optim.keyed import KeyedOptimizer
 from tutorec.optim.rates import check_rate
 from tutorec.spmd import init
 
+KS = (1, 10, 50)  # recall is given at these
 _KEPT = 2  # checkpoints: the latest, and one to fall back on
 
 
-def parser(program: str, description: str, rows: int) -> argparse.ArgumentParser:
+_SIZES = {
+    "rows": "training rows",
+    "test_rows": "held-out rows",
+    "users": "rows of the table of users",
+    "items": "rows of the table of items",
+    "longest": "items of the longest history",
+}
+
+
+def parser(program: str, description: str, **sizes: int) -> argparse.ArgumentParser:
     """The options that all scripts have.
 
     Args:
         program: what is started, for the usage line.
         description: what it does.
-        rows: the default number of training rows.
+        sizes: of generated data, by the names of `_SIZES`, with their defaults: ``rows=1000`` makes ``--rows``.
     """
     made = argparse.ArgumentParser(
         prog=f"python -m {program}",
         description=description,
         epilog=f"on two ranks: torchrun --nproc-per-node 2 -m {program}",
     )
-    made.add_argument("--rows", type=_positive, default=rows, help="training rows of the shop (%(default)s)")
-    made.add_argument("--test-rows", type=_positive, default=20_000, help="held-out rows (%(default)s)")
-    made.add_argument("--users", type=_positive, default=500, help="rows of the table of users (%(default)s)")
-    made.add_argument("--items", type=_positive, default=200, help="rows of the table of items (%(default)s)")
+    for name, default in sizes.items():
+        flag = f"--{name.replace('_', '-')}"
+        made.add_argument(flag, type=_positive, default=default, help=f"{_SIZES[name]} (%(default)s)")
     made.add_argument("--batch-size", type=_positive, default=512, help="samples of a step, of all ranks (%(default)s)")
     made.add_argument("--epochs", type=_from_zero, default=2, help="how often the rows are gone through (%(default)s)")
     made.add_argument("--steps", type=_from_zero, help="stop after this step, counted from the first run's beginning")
@@ -59,6 +75,7 @@ def parser(program: str, description: str, rows: int) -> argparse.ArgumentParser
         "--timeout", type=_positive, default=600, metavar="S", help="seconds that a rank waits for others (%(default)s)"
     )
     made.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    made.add_argument("--report", type=Path, metavar="FILE", help="write what was measured there, as JSON")
     return made
 
 
@@ -146,8 +163,78 @@ def say(text: str, group: dist.ProcessGroup) -> None:
 
 def say_speed(done: Trained, group: dist.ProcessGroup) -> None:
     """Print how long the training took."""
-    speed = done.samples / max(done.seconds, 1e-9)
-    say(f"{done.steps:,} steps, {done.samples:,} samples, {speed:,.0f} samples/s", group)
+    say(f"{done.steps:,} steps, {done.samples:,} samples, {_speed(done):,.0f} samples/s", group)
+
+
+def _speed(done: Trained) -> float:
+    """Samples of all ranks in a second."""
+    return done.samples / max(done.seconds, 1e-9)
+
+
+def say_recall(
+    model: DistributedModelParallel,
+    items: int,
+    test: Callable[[], Iterable[Batch]],
+    popular: Tensor,
+    best: Callable[[int], float],
+    group: dist.ProcessGroup,
+) -> dict[str, float]:
+    """Print, and give back, how often the next item is among the first k of all items that the model finds.
+
+    Args:
+        model: of a `TwoTowerTrain`.
+        items: how many items there are.
+        test: makes this rank's held-out batches, with the feature ``item``.
+        popular: the most popular items, best first.
+        best: gives the best possible recall at k; asked on rank 0 alone.
+        group: all ranks.
+    """
+    towers, ks = cast(Towers, model.module.model), [k for k in KS if k <= items]
+    index = build_index(towers, torch.arange(items, device=popular.device))
+
+    @torch.no_grad()
+    def found(batch: Batch) -> Tensor:
+        return index.retrieve(towers.queries(batch.sparse_features), max(ks))[0]
+
+    of_model = recall_at(ks, test(), found, "item")
+    of_popular = recall_at(ks, test(), lambda batch: popular.expand(len(batch.labels), -1), "item")
+    for k in ks:
+        limit = f"{best(k):.4f}" if group.rank() == 0 else ""
+        say(f"recall@{k}: {of_model[k]:.4f}; the {k} most popular {of_popular[k]:.4f}; best possible {limit}", group)
+    return {f"recall@{k}": of_model[k] for k in ks}
+
+
+def write_report(
+    options: argparse.Namespace,
+    model: DistributedModelParallel,
+    done: Trained,
+    metrics: Mapping[str, float],
+    group: dist.ProcessGroup,
+) -> None:
+    """Write ``--report`` on rank 0: the options, the plan, the losses, the speed and the metrics.
+
+    Args:
+        options: of the command line.
+        model: whose plan.
+        done: what was trained.
+        metrics: by name.
+        group: all ranks.
+    """
+    if options.report is None or group.rank() != 0:
+        return
+    facts = {
+        "options": {name: value if value is None else str(value) for name, value in vars(options).items()},
+        "versions": {"tutorec": version("tutorec"), "torch": torch.__version__},
+        "ranks": group.size(),
+        "plan": plan_in_words(model.plan),
+        "steps": done.steps,
+        "samples": done.samples,
+        "samples_per_second": round(_speed(done), 1),
+        "losses": [round(loss, 6) for loss in done.losses.tolist()],
+        "metrics": dict(metrics),
+    }
+    with whole_file(options.report) as draft:
+        draft.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def plan_in_words(plan: ShardingPlan) -> str:

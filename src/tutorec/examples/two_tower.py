@@ -23,25 +23,26 @@ from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.examples.running import (
+    KS,
     go_on,
     parser,
     plan_in_words,
     samples_of_rank,
     say,
+    say_recall,
     say_speed,
     shop_of,
     start,
     train_on,
+    write_report,
 )
 from tutorec.models.baseline import click_counts
-from tutorec.models.retrieval import build_index, recall_at
 from tutorec.models.training import combined_optimizer
 from tutorec.models.two_tower import TwoTower, TwoTowerTrain, clicks_of
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 
 NAME = "tutorec.examples.two_tower"
-KS = (1, 10, 50)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status, 0.
     """
-    made = parser(NAME, "Train a two-tower model on the shop's clicks.", rows=120_000)
+    made = parser(
+        NAME, "Train a two-tower model on the shop's clicks.", rows=120_000, test_rows=20_000, users=500, items=200
+    )
     made.add_argument(
         "--negatives",
         choices=("in_batch", "random"),
@@ -78,25 +81,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return clicks_of(batch).to(device)
 
     batches = store.batches(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(clicks)
-    say_speed(train_on(model, optimizer, batches, begun.step, options, group), group)
-    towers = model.module.model
-    assert isinstance(towers, TwoTower), "build() makes a TwoTowerTrain of a TwoTower"
-    ks = [k for k in KS if k <= len(counts)]
-    index = build_index(towers, torch.arange(len(counts), device=device))
-    popular = counts.to(device).topk(max(ks)).indices
-
-    @torch.no_grad()
-    def found(batch: Batch) -> torch.Tensor:
-        return index.retrieve(towers.queries(batch.sparse_features), max(ks))[0]
+    done = train_on(model, optimizer, batches, begun.step, options, group)
+    say_speed(done, group)
+    popular = counts.to(device).topk(min(max(KS), len(counts))).indices
 
     def test() -> RowBatches:
         return store.batches(2048, rank, world_size, split="test").map(clicks)
 
-    of_model = recall_at(ks, test(), found, "item")
-    of_popular = recall_at(ks, test(), lambda batch: popular.expand(len(batch.labels), -1), "item")
-    for k in ks:
-        best = f"{store.best_recall(k):.4f}" if rank == 0 else ""
-        say(f"recall@{k}: {of_model[k]:.4f}; the {k} most popular {of_popular[k]:.4f}; best possible {best}", group)
+    metrics = say_recall(model, len(counts), test, popular, store.best_recall, group)
+    write_report(options, model, done, metrics, group)
     return 0
 
 

@@ -16,7 +16,7 @@ from tutorec.datasets.utils import Batch, step_slices
 from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.env import ShardingEnv
-from tutorec.models.two_tower import TwoTower, one_id_each
+from tutorec.models.two_tower import Towers, one_id_each
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 _STAGE = "retrieval"
@@ -100,7 +100,7 @@ class CandidateIndex:
 
 @torch.no_grad()
 def build_index(
-    model: TwoTower, ids: Tensor, batch_size: int = 4096, group: dist.ProcessGroup | None = None
+    model: Towers, ids: Tensor, batch_size: int = 4096, group: dist.ProcessGroup | None = None
 ) -> CandidateIndex:
     """Compute the vectors of candidates, each rank a part, and give all of them to every rank: N x D x 4 bytes.
 
@@ -215,7 +215,7 @@ def _is_whole(number: Any) -> bool:
     return isinstance(number, Integral) and not isinstance(number, bool)
 
 
-def _vectors(model: TwoTower, ids: Tensor) -> Tensor:
+def _vectors(model: Towers, ids: Tensor) -> Tensor:
     """Candidates [N, D] of ids [N]."""
     device = next((parameter.device for parameter in model.parameters()), ids.device)
     ids = ids.to(device)

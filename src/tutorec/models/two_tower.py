@@ -16,9 +16,9 @@ After Yi et al., 2019, "Sampling-bias-corrected neural modeling for large corpus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Integral
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,32 @@ torch.fx.wrap("one_id_each")
 torch.fx.wrap("with_empty_bags")
 torch.fx.wrap("_other_candidates")
 torch.fx.wrap("_with_more_samples")
+
+
+class Towers(Protocol):
+    """What `TwoTowerTrain` trains and `build_index` searches: a module that makes queries and candidates of ids.
+
+    Attributes:
+        candidate_features: features that say what may be found; the first is its id, one for each sample.
+    """
+
+    candidate_features: list[str]
+
+    def __call__(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        """Ids of B samples to queries [B, D] and candidates [B, D]."""
+        ...
+
+    def queries(self, features: KeyedJaggedTensor) -> Tensor:
+        """Ids of the query's features to queries [B, D]; other features are not needed."""
+        ...
+
+    def candidates(self, features: KeyedJaggedTensor) -> Tensor:
+        """Ids of the candidate's features to candidates [B, D]; other features are not needed."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Of the module."""
+        ...
 
 
 class TwoTower(nn.Module):
@@ -134,7 +160,7 @@ class TwoTowerTrain(nn.Module):
     gradient is the mean over ranks, however many samples each has.
 
     Args:
-        two_tower: The model.
+        two_tower: The model: a TwoTower, or another module with its queries and candidates.
         negatives: Which candidates stand for all.
         frequency: [rows], how often each id is a candidate, in any unit; for ``"in_batch"``. None: no correction.
         rows: Ids to draw from, 0 .. rows-1; for ``"random"``.
@@ -150,7 +176,7 @@ class TwoTowerTrain(nn.Module):
 
     def __init__(
         self,
-        two_tower: TwoTower,
+        two_tower: Towers,
         negatives: Literal["in_batch", "random"] = "in_batch",
         frequency: Tensor | None = None,
         rows: int | None = None,
@@ -171,7 +197,7 @@ class TwoTowerTrain(nn.Module):
                 f"negatives='random' draws ids of one feature, and candidates have {two_tower.candidate_features}: use "
                 "'in_batch', whose candidates are whole"
             )
-        self.model = two_tower
+        self.model: Towers = two_tower
         self._negatives, self._rows, self._drawn = negatives, rows or 0, drawn
         if frequency is not None and not (
             isinstance(frequency, Tensor) and frequency.dim() == 1 and bool((frequency >= 0).all())
