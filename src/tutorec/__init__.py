@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tutorec import spmd as spmd
     from tutorec import streamable as streamable
     from tutorec import teach as teach
+    from tutorec import test_utils as test_utils
     from tutorec import types as types
     from tutorec._doctor import doctor as doctor
     from tutorec._validation import validation as validation

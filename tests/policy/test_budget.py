@@ -23,6 +23,8 @@ LONG_SIGNATURES = frozenset(
         "tutorec.distributed.planner.stats.EmbeddingStats.log",
         "tutorec.distributed.planner.stats.NoopEmbeddingStats.log",
         "tutorec.distributed.planner.topology.Topology.__init__",
+        "tutorec.distributed.test_utils.test_model.ModelInput.generate",
+        "tutorec.distributed.test_utils.test_model.TestSparseNN.__init__",
         "tutorec.distributed.train_pipeline.semi_sync.TrainPipelineSemiSync.__init__",
         "tutorec.distributed.train_pipeline.sparse_dist.TrainPipelineFusedSparseDist.__init__",
         "tutorec.distributed.train_pipeline.sparse_dist.TrainPipelineSparseDist.__init__",

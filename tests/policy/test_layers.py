@@ -84,6 +84,8 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 "bench",
                 "examples",
                 "distributed.simulate",
+                "distributed.test_utils",
+                "test_utils",
                 "quant.report",
                 "cli",
                 "__main__",
@@ -98,6 +100,7 @@ FACADES += ("distributed.train_pipeline.train_pipelines", "distributed.train_pip
 
 SHARDING_TYPES = tuple(f"distributed.sharding.{name}_sharding" for name in "dp tw cw twcw rw twrw grid".split())
 COLLECTIVE_MODULES = ("distributed.collectives", "distributed.comm", "spmd", "_spmd")
+COLLECTIVE_MODULES += ("test_utils", "distributed.test_utils")  # they start groups as TorchRec's tests do
 COLLECTIVES = frozenset(
     """all_gather all_gather_into_tensor all_gather_object all_gather_single all_reduce all_to_all all_to_all_single
     barrier batch_isend_irecv broadcast broadcast_object_list destroy_process_group gather gather_object

@@ -26,10 +26,12 @@ be sharded or not: a sharded one answers with an awaitable, which waits when its
 from __future__ import annotations
 
 from math import comb
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
+from torch.nn import functional as F
 
 from tutorec.datasets.utils import Batch
 from tutorec.modules.crossnet import LowRankCrossNet
@@ -37,6 +39,9 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedd
 from tutorec.modules.mlp import MLP
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.validate import checkable
+
+if TYPE_CHECKING:
+    from tutorec.distributed.test_utils.test_model import ModelInput
 
 
 def choose(n: int, k: int) -> int:
@@ -421,6 +426,18 @@ class DLRM_Projection(DLRM):
             products *= sizes[-1] // width
         self.inter_arch = InteractionProjectionArch(features, *branches)
         self.over_arch = OverArch(width + products, over_arch_layer_sizes, device=dense_device)
+
+
+class DLRMWrapper(DLRM):
+    """DLRM for the batches of `tutorec.distributed.test_utils`: logits [B, 1]; (loss, logits) while training."""
+
+    def forward(self, model_input: ModelInput) -> Tensor | tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A batch of B samples to logits [B, 1], with the mean log loss before them while training."""
+        assert model_input.idlist_features is not None, "ModelInput.generate() makes ids for every table of the model"
+        logits = super().forward(model_input.float_features, model_input.idlist_features)
+        if not self.training:
+            return logits
+        return F.binary_cross_entropy_with_logits(logits.squeeze(-1), model_input.label), logits
 
 
 class DLRMTrain(nn.Module):

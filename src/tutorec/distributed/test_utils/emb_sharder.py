@@ -1,0 +1,57 @@
+"""Sharders that offer one type of sharding and one compute kernel, for tests of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tutorec.distributed.embedding import EmbeddingCollectionSharder
+from tutorec.distributed.embedding_base import BaseEmbeddingSharder
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.qcomm import QuantizedCommCodecs
+
+
+class _OfOneType(BaseEmbeddingSharder):
+    """A sharder of one type and one kernel.
+
+    Args:
+        sharding_type: A value of `ShardingType`.
+        kernel_type: A value of `EmbeddingComputeKernel`.
+        fused_params: What the optimizer in backward is.
+        qcomm_codecs_registry: What results travel as.
+    """
+
+    __test__ = False
+
+    def __init__(
+        self,
+        sharding_type: str,
+        kernel_type: str,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        super().__init__(fused_params, qcomm_codecs_registry)
+        self._sharding_type, self._kernel_type = sharding_type, kernel_type
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """The one type."""
+        return [self._sharding_type]
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """The one kernel."""
+        return [self._kernel_type]
+
+
+class TestEBCSharder(_OfOneType, EmbeddingBagCollectionSharder):
+    """Shards an `EmbeddingBagCollection` in one way.
+
+    Example:
+        >>> from tutorec.distributed.test_utils.emb_sharder import TestEBCSharder
+        >>> sharder = TestEBCSharder("table_wise", "fused", {"learning_rate": 0.1})
+        >>> sharder.sharding_types("cpu"), sharder.compute_kernels("table_wise", "cpu")
+        (['table_wise'], ['fused'])
+    """
+
+
+class TestECSharder(_OfOneType, EmbeddingCollectionSharder):
+    """Shards an `EmbeddingCollection` in one way."""

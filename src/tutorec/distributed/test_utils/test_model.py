@@ -1,0 +1,460 @@
+"""A small model with both kinds of tables, and random batches for it: what tests written for TorchRec train.
+
+::
+
+    float_features [B, floats]    idlist_features (KJT)    idscore_features (KJT with weights)
+      | dense                       | sparse.ebc             | sparse.weighted_ebc
+    [B, 8]                        pooled rows, one KeyedTensor for both
+      |____________ over ____________|
+    mean and sigmoid [B], with its loss while training
+
+Names, arguments and weights are those of ``torchrec.distributed.test_utils.test_model``; one seed gives the same
+batches and the same dense weights. Feature processors, towers and managed collisions are not supported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.keyed import KeyedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+DENSE_LAYER_OUT_SIZE = 8
+OVER_ARCH_OUT_SIZE = 16
+
+
+@dataclass
+class ModelInput:
+    """A batch of B samples.
+
+    Attributes:
+        float_features: [B, floats].
+        idlist_features: Ids without weights.
+        idscore_features: Ids with weights; None where no table is weighted.
+        label: [B].
+    """
+
+    __test__ = False
+
+    float_features: Tensor
+    idlist_features: KeyedJaggedTensor | None
+    idscore_features: KeyedJaggedTensor | None
+    label: Tensor
+
+    @staticmethod
+    def generate(
+        batch_size: int,
+        world_size: int,
+        num_float_features: int,
+        tables: Sequence[BaseEmbeddingConfig],
+        weighted_tables: Sequence[BaseEmbeddingConfig],
+        pooling_avg: int = 10,
+        dedup_tables: Sequence[BaseEmbeddingConfig] | None = None,
+        variable_batch_size: bool = False,
+        tables_pooling: Sequence[int] | None = None,
+        weighted_tables_pooling: Sequence[int] | None = None,
+        randomize_indices: bool = True,
+        device: torch.device | None = None,
+        max_feature_lengths: Sequence[int] | None = None,
+        *,
+        random_seed: int | None = None,
+    ) -> tuple[ModelInput, list[ModelInput]]:
+        """The batch of all ranks, W B samples, and the part of each rank.
+
+        Args:
+            batch_size: B.
+            world_size: W.
+            num_float_features: Columns of `float_features`.
+            tables: Whose features have ids without weights.
+            weighted_tables: Whose features have ids with weights.
+            pooling_avg: Mean length of a bag.
+            dedup_tables: TorchRec's, and without effect there and here.
+            variable_batch_size: Rank r has r samples fewer, at least one; the batch of all has empty bags there.
+            tables_pooling: Mean length for each of ``tables``, with a deviation of a tenth.
+            weighted_tables_pooling: Mean length for each of ``weighted_tables``.
+            randomize_indices: Whether numbers are drawn; otherwise ids, columns and labels are 0.
+            device: Where the batches are made.
+            max_feature_lengths: Longest bag for each feature of ``tables``.
+            random_seed: Seeds torch first.
+
+        Raises:
+            ValueError: There is not one mean length for each table.
+        """
+        if random_seed is not None:
+            torch.manual_seed(random_seed)
+        sizes = [max(batch_size - rank, 1) if variable_batch_size else batch_size for rank in range(world_size)]
+        draw = _Draw(batch_size, sizes, device, randomize_indices)
+        longest = dict(zip((name for table in tables for name in table.feature_names), max_feature_lengths or ()))  # noqa: B905
+        plain = {
+            name: draw.bags(rows, draw.lengths(mean, bool(tables_pooling), longest.get(name)))
+            for name, (rows, mean) in _features("tables", tables, tables_pooling, pooling_avg).items()
+        }
+        features = _features("weighted_tables", weighted_tables, weighted_tables_pooling, pooling_avg)
+        weighted = {name: draw.bags(rows, draw.lengths(mean), True) for name, (rows, mean) in features.items()}
+        fill = torch.rand if randomize_indices else torch.zeros
+        floats = fill(world_size * batch_size, num_float_features, device=device)
+        labels = fill(world_size * batch_size, device=device)
+        local = [
+            ModelInput(
+                floats[rank * batch_size : (rank + 1) * batch_size],
+                _batch({name: draw.of_rank(bags, rank) for name, bags in plain.items()}),
+                _batch({name: draw.of_rank(bags, rank) for name, bags in weighted.items()}),
+                labels[rank * batch_size : (rank + 1) * batch_size],
+            )
+            for rank in range(world_size)
+        ]
+        return ModelInput(floats, _batch(plain), _batch(weighted), labels), local
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
+        """A copy on ``device``."""
+        parts = (self.float_features, self.idlist_features, self.idscore_features, self.label)
+        moved: list[Any] = [None if part is None else part.to(device, non_blocking=non_blocking) for part in parts]
+        return ModelInput(*moved)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that ``stream`` reads the batch."""
+        for part in (self.float_features, self.idlist_features, self.idscore_features, self.label):
+            if part is not None:
+                part.record_stream(stream)  # pyright: ignore[reportArgumentType]
+
+
+class _Bags(NamedTuple):
+    """One feature's bags: lengths [samples], ids [N], weights [N] or None."""
+
+    lengths: Tensor
+    ids: Tensor
+    weights: Tensor | None
+
+
+class _Draw(NamedTuple):
+    """Draws bags for the samples of all ranks, of which rank r has the first ``sizes[r]`` of ``batch_size``."""
+
+    batch_size: int
+    sizes: list[int]
+    device: torch.device | None
+    randomize: bool
+
+    def lengths(self, mean: float, narrow: bool = False, longest: int | None = None) -> Tensor:
+        """Lengths [W B] around a mean."""
+        samples = len(self.sizes) * self.batch_size
+        if narrow:
+            lengths = torch.normal(mean, mean / 10, [samples], device=self.device).clamp(min=1)
+        else:
+            lengths = (torch.randn(samples, device=self.device) + mean).abs()
+        places = torch.arange(self.batch_size, device=self.device)
+        lengths = lengths.long() if longest is None else lengths.long().clamp(max=longest)
+        return lengths * torch.cat([places < size for size in self.sizes])
+
+    def bags(self, rows: int, lengths: Tensor, weighted: bool = False) -> _Bags:
+        """Bags of these lengths with ids below ``rows``."""
+        number = (int(lengths.sum()),)
+        if self.randomize:
+            ids = torch.randint(0, rows, number, device=self.device)
+        else:
+            ids = torch.zeros(number, dtype=torch.long, device=self.device)
+        return _Bags(lengths, ids, torch.rand(number, device=self.device) if weighted else None)
+
+    def of_rank(self, bags: _Bags, rank: int) -> _Bags:
+        """The bags of one rank's samples."""
+        ids = bags.lengths.view(-1, self.batch_size).sum(1).tolist()
+        first = rank * self.batch_size
+        weights = None if bags.weights is None else bags.weights.split(ids)[rank]
+        return _Bags(bags.lengths[first : first + self.sizes[rank]], bags.ids.split(ids)[rank], weights)
+
+
+def _features(
+    what: str, tables: Sequence[BaseEmbeddingConfig], poolings: Sequence[int] | None, mean: int
+) -> dict[str, tuple[int, int]]:
+    """For each feature: how many ids all of its tables have, and the mean length of its bags."""
+    if poolings and len(poolings) != len(tables):
+        raise ValueError(f"{what}_pooling has {len(poolings)} numbers for {len(tables)} tables: give one for each")
+    features: dict[str, tuple[int, int]] = {}
+    for table, pooling in zip(tables, poolings or [mean] * len(tables), strict=True):
+        kept = table.num_embeddings_post_pruning
+        rows = table.num_embeddings if kept is None else kept
+        for name in table.feature_names:
+            features[name] = min(rows, features.get(name, (rows, 0))[0]), pooling
+    return features
+
+
+def _batch(bags: Mapping[str, _Bags]) -> KeyedJaggedTensor | None:
+    """The features side by side; None where there are none."""
+    if not bags:
+        return None
+    lengths, ids, weights = zip(*bags.values(), strict=True)
+    all_weights = None if weights[0] is None else torch.cat(weights)
+    return KeyedJaggedTensor(list(bags), torch.cat(ids), all_weights, lengths=torch.cat(lengths))
+
+
+class TestDenseArch(nn.Module):
+    """Linear layers: columns [B, floats] to [B, 8].
+
+    Args:
+        num_float_features: Columns in.
+        device: Where the weights are made.
+        dense_arch_out_size: Columns out, 8 by default.
+        dense_arch_hidden_sizes: Widths of layers before the last, by default none.
+        **kwargs: Arguments of the other parts, without effect.
+    """
+
+    __test__ = False
+
+    def __init__(
+        self,
+        num_float_features: int,
+        device: torch.device | None = None,
+        dense_arch_out_size: int | None = None,
+        dense_arch_hidden_sizes: list[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        widths = [num_float_features, *(dense_arch_hidden_sizes or [])]
+        hidden = [nn.Linear(*pair, device=device) for pair in pairwise(widths)]
+        self.hidden_layers = nn.ModuleList(hidden) if hidden else None
+        self.linear = nn.Linear(widths[-1], dense_arch_out_size or DENSE_LAYER_OUT_SIZE, device=device)
+        # Tests look for them in a state_dict: a parameter that no gradient reaches, and a buffer.
+        self.dummy_param = nn.Parameter(torch.zeros(2, device=device))
+        self.register_buffer("dummy_buffer", torch.zeros(1, device=device))
+
+    def forward(self, dense_input: Tensor) -> Tensor:
+        """Columns [B, floats] to [B, 8]."""
+        for layer in self.hidden_layers or ():
+            dense_input = layer(dense_input)
+        return self.linear(dense_input)
+
+
+class TestDHNArch(nn.Module):
+    """Two linear layers: [B, in_features] to [B, 16].
+
+    Args:
+        in_features: Columns in.
+        device: Where the weights are made.
+        over_arch_out_size: Columns out, 16 by default.
+    """
+
+    __test__ = False
+
+    def __init__(
+        self, in_features: int, device: torch.device | None = None, over_arch_out_size: int | None = None
+    ) -> None:
+        super().__init__()
+        width = over_arch_out_size or OVER_ARCH_OUT_SIZE
+        self.linear0 = nn.Linear(in_features, width, device=device)
+        self.linear1 = nn.Linear(width, width, device=device)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Both layers, [B, 16]."""
+        return self.linear1(self.linear0(input))
+
+
+class TestOverArch(nn.Module):
+    """What stands on both: dense columns [B, 8] and pooled rows to [B, 16].
+
+    Args:
+        tables: Whose results it takes.
+        weighted_tables: Whose results it takes, too.
+        embedding_names: Results of ``tables`` by name, by default their features.
+        device: Where the weights are made.
+        dense_arch_out_size: Dense columns, 8 by default.
+        over_arch_out_size: Columns out, 16 by default.
+        **kwargs: Arguments of the other parts, without effect.
+    """
+
+    __test__ = False
+
+    def __init__(
+        self,
+        tables: list[EmbeddingBagConfig],
+        weighted_tables: list[EmbeddingBagConfig],
+        embedding_names: list[str] | None = None,
+        device: torch.device | None = None,
+        dense_arch_out_size: int | None = None,
+        over_arch_out_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        self._embedding_names = embedding_names or _feature_names(tables)
+        self._weighted_features = _feature_names(weighted_tables)
+        columns = sum(table.embedding_dim * len(table.feature_names) for table in [*tables, *weighted_tables])
+        in_features = (dense_arch_out_size or DENSE_LAYER_OUT_SIZE) + columns
+        self.dhn_arch: nn.Module = TestDHNArch(in_features, device, over_arch_out_size)
+
+    def forward(self, dense: Tensor, sparse: KeyedTensor) -> Tensor:
+        """Dense columns [B, 8] and pooled rows to [B, 16]."""
+        groups = KeyedTensor.regroup([sparse], [self._embedding_names, self._weighted_features])
+        return self.dhn_arch(_beside(dense, groups))
+
+
+class TestEBCSparseArch(nn.Module):
+    """Both collections of tables; their results are one `KeyedTensor`.
+
+    Args:
+        tables: Tables of ids without weights.
+        weighted_tables: Tables of ids with weights; may be empty.
+        device: Where the tables are made.
+        **kwargs: Arguments of the other parts, without effect.
+    """
+
+    __test__ = False
+
+    def __init__(
+        self,
+        tables: list[EmbeddingBagConfig],
+        weighted_tables: list[EmbeddingBagConfig],
+        device: torch.device | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        self.ebc = EmbeddingBagCollection(tables, device=device)
+        self.weighted_ebc = (
+            EmbeddingBagCollection(weighted_tables, is_weighted=True, device=device) if weighted_tables else None
+        )
+
+    def forward(
+        self,
+        features: KeyedJaggedTensor,
+        weighted_features: KeyedJaggedTensor | None = None,
+        batch_size: int | None = None,
+    ) -> KeyedTensor:
+        """Pooled rows [B, D]; with zeros for the samples up to ``batch_size`` that the features lack."""
+        weighted = None
+        if self.weighted_ebc is not None and weighted_features is not None:
+            weighted = self.weighted_ebc(weighted_features)
+        return _joined(self.ebc(features), weighted, batch_size)
+
+
+class TestSparseNNBase(nn.Module):
+    """Base of models with tables.
+
+    Args:
+        tables: Not kept; a subclass builds them.
+        weighted_tables: Not kept, either.
+        embedding_groups: Not kept, either.
+        dense_device: Where the dense layers are to be made, the CPU by default.
+        sparse_device: Where the tables are to be made, the CPU by default.
+    """
+
+    __test__ = False
+
+    def __init__(
+        self,
+        tables: list[BaseEmbeddingConfig],
+        weighted_tables: list[BaseEmbeddingConfig] | None = None,
+        embedding_groups: dict[str, list[str]] | None = None,
+        dense_device: torch.device | None = None,
+        sparse_device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.dense_device = dense_device or torch.device("cpu")
+        self.sparse_device = sparse_device or torch.device("cpu")
+
+
+class TestSparseNN(TestSparseNNBase):
+    """The model of this module's figure: a batch to a prediction [B]; to (loss, prediction) while training.
+
+    Args:
+        tables: Tables of ids without weights.
+        num_float_features: Dense columns.
+        weighted_tables: Tables of ids with weights.
+        embedding_groups: The first group names the results of ``tables`` that the dense part takes.
+        dense_device: Where the dense layers are made.
+        sparse_device: Where the tables are made.
+        max_feature_lengths: TorchRec's; not supported.
+        feature_processor_modules: TorchRec's, and without effect there and here.
+        over_arch_clazz: A class that is made as `TestOverArch` is.
+        postproc_module: Applied to the batch first.
+        zch_kwargs: TorchRec's; not supported.
+        submodule_kwargs: Arguments for all parts, each of which takes what it knows.
+
+    Raises:
+        NotImplementedError: Feature processors or managed collisions are asked for.
+
+    Example:
+        >>> from tutorec.distributed.test_utils.test_model import ModelInput, TestSparseNN
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> tables = [EmbeddingBagConfig(num_embeddings=20, embedding_dim=8, name="t", feature_names=["f"])]
+        >>> batch, _ = ModelInput.generate(4, 1, 10, tables, [])
+        >>> loss, prediction = TestSparseNN(tables)(batch)
+        >>> prediction.shape
+        torch.Size([4])
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingBagConfig],
+        num_float_features: int = 10,
+        weighted_tables: list[EmbeddingBagConfig] | None = None,
+        embedding_groups: dict[str, list[str]] | None = None,
+        dense_device: torch.device | None = None,
+        sparse_device: torch.device | None = None,
+        max_feature_lengths: dict[str, int] | None = None,
+        feature_processor_modules: dict[str, nn.Module] | None = None,
+        over_arch_clazz: Callable[..., nn.Module] | None = None,
+        postproc_module: nn.Module | None = None,
+        zch_kwargs: dict[str, Any] | None = None,
+        submodule_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__([*tables], dense_device=dense_device, sparse_device=sparse_device)
+        for name, value in (("max_feature_lengths", max_feature_lengths), ("zch_kwargs", zch_kwargs)):
+            if value is not None:
+                raise NotImplementedError(f"TestSparseNN: {name} is not supported; leave it out")
+        weighted_tables, kwargs = weighted_tables or [], submodule_kwargs or {}
+        self.dense = TestDenseArch(num_float_features, dense_device, **kwargs)
+        self.sparse: nn.Module = TestEBCSparseArch(tables, weighted_tables, sparse_device, **kwargs)
+        names = next(iter(embedding_groups.values())) if embedding_groups else None
+        over = over_arch_clazz or TestOverArch
+        self.over = over(tables, weighted_tables, names, dense_device, **kwargs)
+        self.register_buffer("dummy_ones", torch.ones(1, device=dense_device))
+        self.postproc_module = postproc_module
+
+    def sparse_forward(self, input: ModelInput) -> KeyedTensor:
+        """Pooled rows of both collections, [B, D]."""
+        return self.sparse(
+            features=input.idlist_features,
+            weighted_features=input.idscore_features,
+            batch_size=input.float_features.size(0),
+        )
+
+    def dense_forward(self, input: ModelInput, sparse_output: KeyedTensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Prediction [B], with the loss before it while training."""
+        over = self.over(self.dense(input.float_features), sparse_output)
+        prediction = torch.sigmoid(over.mean(dim=1)) + self.get_buffer("dummy_ones")
+        if not self.training:
+            return prediction
+        return F.binary_cross_entropy_with_logits(prediction, input.label), prediction
+
+    def forward(self, input: ModelInput) -> Tensor | tuple[Tensor, Tensor]:
+        """Prediction [B], with the loss before it while training."""
+        if self.postproc_module is not None:
+            input = self.postproc_module(input)
+        return self.dense_forward(input, self.sparse_forward(input))
+
+
+def _feature_names(tables: Sequence[BaseEmbeddingConfig]) -> list[str]:
+    return [name for table in tables for name in table.feature_names]
+
+
+@torch.fx.wrap
+def _beside(dense: Tensor, groups: list[Tensor]) -> Tensor:
+    """Columns side by side."""
+    return torch.cat([dense, *groups], dim=1)
+
+
+@torch.fx.wrap
+def _joined(plain: KeyedTensor, weighted: KeyedTensor | None, samples: int | None) -> KeyedTensor:
+    """Both results as one, [samples, D]."""
+    parts = [plain] if weighted is None else [plain, weighted]
+    values = torch.cat([part.values() for part in parts], dim=1)
+    if samples is not None:
+        values = F.pad(values, (0, 0, 0, samples - values.size(0)))
+    keys, lengths = [k for p in parts for k in p.keys()], [n for p in parts for n in p.length_per_key()]
+    return KeyedTensor(keys, lengths, values)
