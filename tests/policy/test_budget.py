@@ -16,6 +16,10 @@ PARAMETERS = 8
 LONG_SIGNATURES = frozenset(
     {
         "tutorec.sparse.keyed_jagged.KeyedJaggedTensor.__init__",
+        "tutorec.datasets.criteo_memory.InMemoryBinaryCriteoIterDataPipe.__init__",
+        "tutorec.datasets.criteo_npy.BinaryCriteoUtils.shuffle",
+        "tutorec.datasets.random_rec.RandomRecDataset.__init__",
+        "tutorec.datasets.test_utils.criteo_test_utils.CriteoTest._create_dataset_npys",
         "tutorec.distributed.model_parallel.DMPCollection.__init__",
         "tutorec.distributed.planner.interfaces.Stats.log",
         "tutorec.distributed.planner.options.ShardingOption.__init__",

@@ -1,49 +1,71 @@
 """Click logs in Criteo's format, read as batches: a stream over the files, in memory that does not grow with them.
 
-The format and its names are in :mod:`tutorec.datasets.criteo_text`. The shop writes itself in this format too
+The format and its names are in :mod:`tutorec.datasets.criteo_text`, TorchRec's readers of arrays in
+:mod:`tutorec.datasets.criteo_npy` and :mod:`tutorec.datasets.criteo_memory`. The shop writes itself in this format too
 (``shop().write_criteo(path)``), so everything here can be tried without fetching anything.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import IterDataPipe, get_worker_info
 
+from tutorec.datasets.criteo_memory import InMemoryBinaryCriteoIterDataPipe
+from tutorec.datasets.criteo_npy import BinaryCriteoUtils
 from tutorec.datasets.criteo_text import (
     CAT_FEATURE_COUNT,
     DAYS,
     DEFAULT_CAT_NAMES,
+    DEFAULT_COLUMN_NAMES,
     DEFAULT_INT_NAMES,
     DEFAULT_LABEL_NAME,
+    FREQUENCY_THRESHOLD,
     INT_FEATURE_COUNT,
+    TOTAL_TRAINING_SAMPLES,
     CriteoColumns,
     LineBlock,
     count_lines,
     line_blocks,
     parse_lines,
 )
-from tutorec.datasets.utils import Batch, check_whole, rank_slices
+from tutorec.datasets.progress import ProgressBar
+from tutorec.datasets.utils import Batch, LoadFiles, ReadLinesFromCSV, check_whole, rank_slices, safe_cast
 from tutorec.sparse.hashing import mixing_hash
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 __all__ = [
     "CAT_FEATURE_COUNT",
+    "COLUMN_TYPE_CASTERS",
     "DAYS",
     "DEFAULT_CAT_NAMES",
+    "DEFAULT_COLUMN_NAMES",
     "DEFAULT_INT_NAMES",
     "DEFAULT_LABEL_NAME",
+    "FREQUENCY_THRESHOLD",
     "INT_FEATURE_COUNT",
+    "TOTAL_TRAINING_SAMPLES",
+    "BinaryCriteoUtils",
     "CriteoColumns",
     "CriteoDataset",
+    "CriteoIterDataPipe",
+    "InMemoryBinaryCriteoIterDataPipe",
+    "criteo_kaggle",
+    "criteo_terabyte",
     "read_criteo",
+]
+
+COLUMN_TYPE_CASTERS: list[Callable[[Any], Any]] = [
+    *[partial(safe_cast, dest_type=int, default=0)] * (1 + INT_FEATURE_COUNT),
+    *[partial(safe_cast, dest_type=str, default="")] * CAT_FEATURE_COUNT,
 ]
 
 Paths = str | Path | Sequence[str | Path]
@@ -161,7 +183,8 @@ class CriteoDataset:
         check_whole("epochs", epochs, least=0)
         slices = rank_slices(len(self), batch_size, rank, world_size, drop_last=drop_last)
         for epoch in range(epochs):
-            with _ProgressBar(self.paths, f"epoch {epoch}", self.progress) as bar:
+            size = sum(path.stat().st_size for path in self.paths)
+            with ProgressBar(f"epoch {epoch}", size, wanted=self.progress) as bar:
                 for rows in _rows_of_slices(self.paths, slices, bar):
                     yield self.to_batch(rows)
 
@@ -183,6 +206,69 @@ class CriteoDataset:
             lengths=torch.from_numpy(np.concatenate(lengths)),
         )
         return Batch(torch.from_numpy(dense), kjt, torch.from_numpy(rows.label.astype(np.float32)))
+
+
+def _default_row_mapper(example: list[str]) -> dict[str, int | str]:
+    if len(example) not in (len(DEFAULT_COLUMN_NAMES) - 1, len(DEFAULT_COLUMN_NAMES)):
+        raise ValueError(f"a line of Criteo's format must have 40 fields, or 39 without a label, not {len(example)}")
+    # from the end, because a line of a test file has no label
+    columns = zip(reversed(DEFAULT_COLUMN_NAMES), reversed(COLUMN_TYPE_CASTERS), reversed(example), strict=False)
+    return {name: cast(field) for name, cast, field in columns}
+
+
+class CriteoIterDataPipe(IterDataPipe):
+    """The lines of Criteo files one by one, as dictionaries of columns; TorchRec's ``CriteoIterDataPipe``.
+
+    A worker of a DataLoader reads every ``num_workers``-th file. For batches use :class:`CriteoDataset` or
+    :class:`InMemoryBinaryCriteoIterDataPipe`.
+
+    Args:
+        paths: the files.
+        row_mapper: makes a sample of the fields of a line; None keeps the list of fields.
+        open_kw: passed on to :class:`~tutorec.datasets.utils.LoadFiles`.
+
+    Raises:
+        ValueError: a line that has neither 40 fields nor, without a label, 39.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> from tutorec.datasets.criteo import CriteoIterDataPipe
+        >>> from tutorec.datasets.random import shop
+        >>> path = shop(rows=100).write_criteo(pathlib.Path(tempfile.mkdtemp()) / "day_0")
+        >>> row = next(iter(CriteoIterDataPipe([str(path)])))
+        >>> row["label"], row["int_0"], row["cat_0"]
+        (1, 17, '00000037')
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str],
+        *,
+        row_mapper: Callable[[list[str]], Any] | None = _default_row_mapper,
+        **open_kw: Any,
+    ) -> None:
+        super().__init__()
+        self.paths, self.row_mapper, self.open_kw = paths, row_mapper, open_kw
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        paths = self.paths if worker is None else islice(self.paths, worker.id, None, worker.num_workers)
+        lines = ReadLinesFromCSV(LoadFiles(paths, mode="r", **self.open_kw), delimiter="\t")
+        return iter(lines) if self.row_mapper is None else map(self.row_mapper, lines)
+
+
+def criteo_terabyte(
+    paths: Iterable[str], *, row_mapper: Callable[[list[str]], Any] | None = _default_row_mapper, **open_kw: Any
+) -> IterDataPipe:
+    """The lines of the 1 TB click logs: a :class:`CriteoIterDataPipe` over ``paths``."""
+    return CriteoIterDataPipe(paths, row_mapper=row_mapper, **open_kw)
+
+
+def criteo_kaggle(
+    path: str, *, row_mapper: Callable[[list[str]], Any] | None = _default_row_mapper, **open_kw: Any
+) -> IterDataPipe:
+    """The lines of a file of the Kaggle challenge, train or test: a :class:`CriteoIterDataPipe` over it."""
+    return CriteoIterDataPipe((path,), row_mapper=row_mapper, **open_kw)
 
 
 def _as_paths(paths: Paths) -> list[Path]:
@@ -226,13 +312,14 @@ def _blocks(paths: Sequence[Path]) -> Iterator[LineBlock]:
         yield from line_blocks(path)
 
 
-def _rows_of_slices(paths: list[Path], slices: list[tuple[int, int]], bar: _ProgressBar) -> Iterator[CriteoColumns]:
+def _rows_of_slices(paths: list[Path], slices: list[tuple[int, int]], bar: ProgressBar) -> Iterator[CriteoColumns]:
     """The rows of each slice, from one pass over the files that parses no other rows."""
     bounds = np.array(slices, dtype=np.int64)
     pending: list[CriteoColumns] = []
     held, step, row = 0, 0, 0
+    before = dict(zip(paths, accumulate((path.stat().st_size for path in paths), initial=0), strict=False))
     for block in _blocks(paths):
-        bar.at(block)
+        bar.at(before[block.path] + block.position)
         mine = _rows_inside(bounds, row, row + len(block)) - row
         row += len(block)
         if len(mine) == 0:
@@ -259,30 +346,3 @@ def _rows_inside(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray[np
     rows = np.arange(start, stop)
     step = np.searchsorted(bounds[:, 0], rows, side="right") - 1
     return rows[(step >= 0) & (rows < bounds[step, 1])]
-
-
-class _ProgressBar:
-    """A bar over the bytes of the files; silent unless it is wanted."""
-
-    def __init__(self, paths: Sequence[Path], title: str, wanted: bool | None) -> None:
-        self._paths, self._title = paths, title
-        self._wanted = sys.stderr.isatty() and not os.environ.get("CI") if wanted is None else wanted
-        self._bar: Any = None
-
-    def __enter__(self) -> _ProgressBar:
-        if self._wanted:
-            from tqdm import tqdm  # only here: the import costs more than the library's own
-
-            self._sizes = {path: path.stat().st_size for path in self._paths}
-            self._bar = tqdm(total=sum(self._sizes.values()), desc=self._title, unit="B", unit_scale=True)
-        return self
-
-    def at(self, block: LineBlock) -> None:
-        """Move the bar to the end of a block."""
-        if self._bar is not None:
-            before = sum(self._sizes[path] for path in self._paths[: self._paths.index(block.path)])
-            self._bar.update(before + block.position - self._bar.n)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.close()

@@ -25,6 +25,9 @@ DAYS = 24
 DEFAULT_LABEL_NAME = "label"
 DEFAULT_INT_NAMES: list[str] = [f"int_{i}" for i in range(INT_FEATURE_COUNT)]
 DEFAULT_CAT_NAMES: list[str] = [f"cat_{i}" for i in range(CAT_FEATURE_COUNT)]
+DEFAULT_COLUMN_NAMES: list[str] = [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES, *DEFAULT_CAT_NAMES]
+FREQUENCY_THRESHOLD = 3
+TOTAL_TRAINING_SAMPLES = 4_195_197_692  # rows of day_0 to day_22; day_23 is for validation and test
 FIELDS = 1 + INT_FEATURE_COUNT + CAT_FEATURE_COUNT
 
 _BLOCK_BYTES = 1 << 21
@@ -51,7 +54,7 @@ class CriteoColumns:
     """B rows of a Criteo file.
 
     Attributes:
-        label: [B], 0 or 1.
+        label: [B], 0 or 1; -1 in a file without labels.
         ints: [B, 13]; where ``ints_known`` is False the file had nothing, and the value is 0.
         ints_known: [B, 13].
         cats: [B, 26], the 32-bit ids; where ``cats_known`` is False the file had nothing, and the value is 0.
@@ -88,7 +91,8 @@ class LineBlock:
         path: the file.
         first_line: number of the block's first line, from 1.
         data: [bytes].
-        separators: [lines, 40]: where the fields of each line end (a tab, and at last the newline).
+        separators: [lines, 40], or [lines, 39] without labels: where the fields of each line end (at a tab,
+            and the last one at the newline).
         position: bytes of the file consumed so far (compressed bytes of a gz file).
     """
 
@@ -102,11 +106,12 @@ class LineBlock:
         return len(self.separators)
 
 
-def line_blocks(path: Path) -> Iterator[LineBlock]:
+def line_blocks(path: Path, labelled: bool = True) -> Iterator[LineBlock]:
     """The lines of a file, some thousands at a time; every line is known to have 40 fields.
 
     Args:
         path: the file; ``.gz`` is unpacked on the way.
+        labelled: whether lines start with a label; 39 fields are expected without it.
 
     Yields:
         Blocks in order.
@@ -114,20 +119,27 @@ def line_blocks(path: Path) -> Iterator[LineBlock]:
     Raises:
         ValueError: a line has another number of fields, or the file is no readable gzip file.
     """
-    first_line = 1
+    first_line, fields = 1, FIELDS - (not labelled)
     for data, position in _whole_lines(path):
         separators = np.flatnonzero((data == _TAB) | (data == _NEWLINE))
         newlines = np.flatnonzero(data[separators] == _NEWLINE)
         found = np.diff(newlines, prepend=-1)
-        if (found != FIELDS).any():
-            line = int((found != FIELDS).argmax())
+        if (found != fields).any():
+            line = int((found != fields).argmax())
             raise ValueError(
-                f"{path}, line {first_line + line}: {int(found[line])} fields found, {FIELDS} expected "
-                f"(label, {INT_FEATURE_COUNT} integers, {CAT_FEATURE_COUNT} hexadecimal ids, separated by tabs): "
-                "repair or remove the line"
+                f"{path}, line {first_line + line}: {int(found[line])} fields found, {fields} expected "
+                f"({'label, ' * labelled}{INT_FEATURE_COUNT} integers, {CAT_FEATURE_COUNT} hexadecimal ids, separated "
+                "by tabs): repair or remove the line"
             )
-        yield LineBlock(path, first_line, data, separators.reshape(-1, FIELDS), position)
+        yield LineBlock(path, first_line, data, separators.reshape(-1, fields), position)
         first_line += len(newlines)
+
+
+def has_labels(path: Path) -> bool:
+    """Whether the first line has 40 fields; those of the Kaggle challenge's test file have 39."""
+    for data, _ in _whole_lines(path):
+        return int((data[: int((data == _NEWLINE).argmax())] == _TAB).sum()) != FIELDS - 2
+    return True
 
 
 def count_lines(path: Path) -> int:
@@ -156,9 +168,11 @@ def parse_lines(block: LineBlock, lines: NDArray[np.int64] | slice = slice(None)
     starts[:, 0] = np.concatenate([[-1], block.separators[:-1, -1]])[lines] + 1
     ends = ends.copy()
     ends[:, -1] -= block.data[np.maximum(ends[:, -1] - 1, 0)] == _RETURN
-    split = 1 + INT_FEATURE_COUNT
+    split = ends.shape[1] - CAT_FEATURE_COUNT
     decimals, decimals_known = _numbers(block, numbers, starts[:, :split], ends[:, :split], base=10, digits=18)
     cats, cats_known = _numbers(block, numbers, starts[:, split:], ends[:, split:], base=16, digits=8)
+    if split == INT_FEATURE_COUNT:
+        return CriteoColumns(np.full(len(ends), -1), decimals, decimals_known, cats, cats_known)
     label = decimals[:, 0]
     wrong = ~decimals_known[:, 0] | (label < 0) | (label > 1)
     if wrong.any():
@@ -208,7 +222,7 @@ def _bad_field(
     is_cat: bool = False,
 ) -> ValueError:
     row, column = at
-    names = DEFAULT_CAT_NAMES if is_cat else [DEFAULT_LABEL_NAME, *DEFAULT_INT_NAMES]
+    names = DEFAULT_CAT_NAMES if is_cat else DEFAULT_COLUMN_NAMES[FIELDS - block.separators.shape[1] :]
     text = bytes(block.data[starts[row, column] : ends[row, column]][:40]).decode("ascii", "backslashreplace")
     return ValueError(f"{block.path}, line {numbers[row]}: column '{names[column]}' is '{text}', expected {expected}")
 

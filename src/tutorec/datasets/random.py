@@ -29,9 +29,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, INT_FEATURE_COUNT, CriteoColumns, write_rows
+from tutorec.datasets.random_rec import RandomRecDataset
 from tutorec.datasets.utils import Batch, RowBatches, check_whole
 from tutorec.models.metrics import auc
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+__all__ = ["CRITEO_FEATURES", "DENSE_NAMES", "SPARSE_NAMES", "RandomRecDataset", "Shop", "ShopRows", "Split", "shop"]
 
 Split = Literal["train", "test"]
 

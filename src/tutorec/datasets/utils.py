@@ -1,16 +1,50 @@
-"""Batch, and how the rows of a data set are dealt out to ranks."""
+"""Batch, how the rows of a data set are dealt out to ranks, and TorchRec's pipes of samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tutorec.datasets.pipes import (
+    PATH_MANAGER_KEY,
+    Limit,
+    LoadFiles,
+    ParallelReadConcat,
+    ReadLinesFromCSV,
+    idx_split_train_val,
+    opener,
+    rand_split_train_val,
+    safe_cast,
+    train_filter,
+    val_filter,
+)
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+__all__ = [
+    "PATH_MANAGER_KEY",
+    "Batch",
+    "Limit",
+    "LoadFiles",
+    "ParallelReadConcat",
+    "ReadLinesFromCSV",
+    "RowBatches",
+    "check_whole",
+    "idx_split_train_val",
+    "opener",
+    "rand_split_train_val",
+    "rank_slices",
+    "safe_cast",
+    "split_evenly",
+    "step_slices",
+    "train_filter",
+    "val_filter",
+]
 
 
 @dataclass
@@ -86,26 +120,8 @@ def step_slices(
         >>> step_slices(rows=10, batch_size=3, world_size=2)
         [[(0, 3), (3, 6)], [(6, 8), (8, 10)]]
     """
-    for name, number, least in (("rows", rows, 0), ("batch_size", batch_size, None), ("world_size", world_size, None)):
-        check_whole(name, number, least)
-    if batch_size < 1 or world_size < 1:
-        raise ValueError(f"batch_size={batch_size} and world_size={world_size} must both be at least 1")
-    step = batch_size * world_size
-    full = rows // step
-    starts = [s * step for s in range(full)] + [full * step]
-    rest = rows - full * step
-    if drop_last or rest == 0:
-        stops = starts[1:]
-    elif rest >= world_size:
-        stops = [*starts[1:], rows]
-    else:
-        stops = [*starts[1:-1], rows] if full else []
-    if not stops:
-        raise ValueError(
-            f"{rows} rows are not enough for one step of {world_size} rank(s) with batch_size={batch_size}"
-            f"{' and drop_last' if drop_last else ''}: use fewer ranks or a smaller batch_size"
-        )
-    return [_deal(start, stop, world_size) for start, stop in zip(starts, stops, strict=False)]
+    steps = _steps(rows, batch_size, world_size, drop_last)
+    return [split_evenly(start, stop, world_size) for start, stop in steps]
 
 
 def rank_slices(
@@ -135,7 +151,10 @@ def rank_slices(
     check_whole("rank", rank, least=None)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank} is not a rank of world_size={world_size}: ranks are 0..{world_size - 1}")
-    return [step[rank] for step in step_slices(rows, batch_size, world_size, drop_last)]
+    steps = _steps(rows, batch_size, world_size, drop_last)
+    ranges = [(start + rank * batch_size, start + (rank + 1) * batch_size) for start, _ in steps]
+    ranges[-1] = split_evenly(*steps[-1], world_size)[rank]
+    return ranges
 
 
 class RowBatches(Iterator[Batch]):
@@ -272,12 +291,34 @@ def check_whole(name: str, number: Any, least: int | None = 1) -> None:
         raise ValueError(f"{name}={number!r} must be a whole number" + ("" if least is None else f", at least {least}"))
 
 
-def _deal(start: int, stop: int, world_size: int) -> list[tuple[int, int]]:
-    """Split start..stop-1 into W consecutive ranges whose sizes differ by at most 1, the larger ones first."""
-    each, more = divmod(stop - start, world_size)
-    ranges = []
-    for rank in range(world_size):
-        end = start + each + (rank < more)
-        ranges.append((start, end))
-        start = end
-    return ranges
+def split_evenly(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
+    """The range start..stop-1 as consecutive ranges whose sizes differ by at most 1, the larger ones first.
+
+    Example:
+        >>> from tutorec.datasets.utils import split_evenly
+        >>> split_evenly(0, 7, 3)
+        [(0, 3), (3, 5), (5, 7)]
+    """
+    each, more = divmod(stop - start, parts)
+    ends = [start + part * each + min(part, more) for part in range(parts + 1)]
+    return list(pairwise(ends))
+
+
+def _steps(rows: int, batch_size: int, world_size: int, drop_last: bool) -> list[tuple[int, int]]:
+    """The range of rows that all ranks together take in each step."""
+    for name, number, least in (("rows", rows, 0), ("batch_size", batch_size, None), ("world_size", world_size, None)):
+        check_whole(name, number, least)
+    if batch_size < 1 or world_size < 1:
+        raise ValueError(f"batch_size={batch_size} and world_size={world_size} must both be at least 1")
+    step = batch_size * world_size
+    full = rows // step
+    ends = [s * step for s in range(full + 1)]
+    rest = rows - full * step
+    if rest and not drop_last:
+        ends[len(ends) if rest >= world_size else -1 :] = [rows]
+    if ends[-1] == 0 or len(ends) == 1:
+        raise ValueError(
+            f"{rows} rows are not enough for one step of {world_size} rank(s) with batch_size={batch_size}"
+            f"{' and drop_last' if drop_last else ''}: use fewer ranks or a smaller batch_size"
+        )
+    return list(pairwise(ends))

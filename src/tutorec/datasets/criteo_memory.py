@@ -1,0 +1,181 @@
+"""Criteo's files of numpy as batches, in memory or mapped; the loader of the DLRM reference.
+
+Source: ``torchrec.datasets.criteo.InMemoryBinaryCriteoIterDataPipe``: the same rows for each rank and step, and the
+same order for a seed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, get_worker_info
+
+from tutorec.datasets.criteo_npy import gather_rows
+from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, DEFAULT_CAT_NAMES
+from tutorec.datasets.pipes import PATH_MANAGER_KEY, opener
+from tutorec.datasets.utils import Batch, rank_slices, split_evenly
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+_STAGES = ("train", "val", "test")
+Rows = list[NDArray[Any]]  # dense, sparse, labels
+
+
+class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
+    """Batches of files that :class:`~tutorec.datasets.criteo.BinaryCriteoUtils` wrote; every rank gets as many.
+
+    The rows of all files are one long list, dealt out as :func:`tutorec.datasets.utils.step_slices` says: a step takes
+    W * B consecutive rows, rank after rank.
+
+    Args:
+        stage: "train" takes all rows; "val" the first and "test" the second half of the first file, and all others.
+        dense_paths: files of dense features [R, 13], float32.
+        sparse_paths: files of ids [R, 26].
+        labels_paths: files of labels [R, 1].
+        batch_size: B, rows per batch on this rank.
+        rank: this rank.
+        world_size: W.
+        drop_last: leave out the rows after the last full step; else they are dealt out evenly.
+        shuffle_batches: shuffle the rows inside each batch, in another way in every pass.
+        shuffle_training_set: in the stage "train", shuffle all rows once; a rank holds its own in memory.
+        shuffle_training_set_random_seed: the seed of both shuffles, of a generator of this object's own.
+        mmap_mode: read rows from the files when they are needed, instead of all of them at once.
+        hashes: for each of the 26 columns a number of rows, by which ids are divided; the rest is the id.
+        path_manager_key: see :func:`tutorec.datasets.utils.opener`.
+
+    Yields:
+        Batches with dense [B, 13], bags of one id for each of ``DEFAULT_CAT_NAMES``, and labels [B].
+
+    Raises:
+        ValueError: no such stage or rank, files that do not fit one another, or too few rows for every rank to get one.
+
+    Example:
+        >>> from tutorec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
+        >>> from tutorec.datasets.test_utils.criteo_test_utils import CriteoTest
+        >>> with CriteoTest._create_dataset_npys(num_rows=10) as (dense, sparse, labels):
+        ...     data = InMemoryBinaryCriteoIterDataPipe("train", [dense], [sparse], [labels], 3, rank=0, world_size=2)
+        >>> [len(batch.labels) for batch in data]
+        [3, 2]
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        dense_paths: list[str],
+        sparse_paths: list[str],
+        labels_paths: list[str],
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        drop_last: bool | None = False,
+        shuffle_batches: bool = False,
+        shuffle_training_set: bool = False,
+        shuffle_training_set_random_seed: int = 0,
+        mmap_mode: bool = False,
+        hashes: list[int] | None = None,
+        path_manager_key: str = PATH_MANAGER_KEY,
+    ) -> None:
+        super().__init__()
+        if stage not in _STAGES:
+            raise ValueError(f"stage={stage!r}: use one of {', '.join(_STAGES)}")
+        self.stage, self.batch_size, self.rank, self.world_size = stage, batch_size, rank, world_size
+        self.drop_last, self.shuffle_batches, self.mmap_mode = drop_last, shuffle_batches, mmap_mode
+        self.hashes = None if hashes is None else np.array(hashes).reshape(1, CAT_FEATURE_COUNT)
+        self._generator = np.random.RandomState(shuffle_training_set_random_seed)
+        shuffled = shuffle_training_set and stage == "train"
+        mapped = mmap_mode or shuffled
+        paths = (dense_paths, sparse_paths, labels_paths)
+        arrays = [[_load(file, mapped, path_manager_key) for file in part] for part in paths]
+        _check_rows(paths, arrays)
+        if stage != "train":
+            half = (len(arrays[0][0]) + 1) // 2
+            for part in arrays:
+                part[0] = part[0][:half] if stage == "val" else part[0][half:]
+        rows = sum(map(len, arrays[0]))
+        self._slices = rank_slices(rows, batch_size, rank, world_size, drop_last=bool(drop_last))
+        if shuffled:
+            first, stop = split_evenly(0, rows, world_size)[rank]
+            places = self._generator.permutation(rows)  # where each row goes
+            mine = np.flatnonzero((first <= places) & (places < stop))
+            arrays = [[_gathered(part, mine, places[mine] - first)] for part in arrays]
+            ends = list(accumulate((stop - start for start, stop in self._slices), initial=0))
+            self._slices = list(pairwise(ends))
+        self.dense_arrs, self.sparse_arrs, self.labels_arrs = arrays
+        self._hash_each_batch = mmap_mode and not shuffled
+        if self.hashes is not None and not self._hash_each_batch:
+            for sparse in self.sparse_arrs:
+                _hash(sparse, self.hashes, out=sparse)
+        self._starts = list(accumulate((len(file) for file in self.dense_arrs), initial=0))
+        most = max(stop - start for start, stop in self._slices)
+        self._lengths = torch.ones(CAT_FEATURE_COUNT * most, dtype=torch.int32)
+        self._offsets = torch.arange(CAT_FEATURE_COUNT * most + 1, dtype=torch.int32)
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        # a DataLoader takes a batch of each worker in turn: the order is that of one process
+        slices = self._slices if worker is None else self._slices[worker.id :: worker.num_workers]
+        return (self._np_arrays_to_batch(*self._rows(start, stop)) for start, stop in slices)
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def _rows(self, start: int, stop: int) -> Rows:
+        first, last = bisect_right(self._starts, start) - 1, bisect_right(self._starts, stop - 1)
+        parts = [
+            [files[i][max(start - self._starts[i], 0) : stop - self._starts[i]] for i in range(first, last)]
+            for files in (self.dense_arrs, self.sparse_arrs, self.labels_arrs)
+        ]
+        return [part[0] if len(part) == 1 else np.concatenate(part) for part in parts]
+
+    def _np_arrays_to_batch(self, dense: NDArray[Any], sparse: NDArray[Any], labels: NDArray[Any]) -> Batch:
+        if self.hashes is not None and self._hash_each_batch:
+            sparse = _hash(sparse, self.hashes, out=np.empty_like(sparse))
+        if self.shuffle_batches:
+            order = self._generator.permutation(len(dense))
+            dense, sparse, labels = dense[order], sparse[order], labels[order]
+        size = len(dense)
+        ids = size * CAT_FEATURE_COUNT
+        kjt = KeyedJaggedTensor._from_parts(
+            DEFAULT_CAT_NAMES,
+            torch.from_numpy(sparse.T.flatten()),
+            weights=None,
+            lengths=self._lengths[:ids],
+            offsets=self._offsets[: ids + 1],
+            stride=size,
+            length_per_key=[size] * CAT_FEATURE_COUNT,
+        )
+        # copies, so that a batch that is changed in place leaves the data as it is
+        return Batch(torch.from_numpy(dense.copy()), kjt, torch.from_numpy(labels.flatten()))
+
+
+def _load(path: str, mapped: bool, path_manager_key: Any) -> NDArray[Any]:
+    opened = opener(path_manager_key)
+    if mapped or opened is open:
+        return np.load(path, mmap_mode="r" if mapped else None)
+    with opened(path, "rb") as file:
+        return np.load(file)
+
+
+def _check_rows(paths: tuple[list[str], ...], arrays: list[Rows]) -> None:
+    if not arrays[0] or len({len(part) for part in arrays}) > 1:
+        raise ValueError(f"{[len(part) for part in paths]} files of dense, sparse, labels: give as many of each")
+    for names, files in zip(zip(*paths, strict=True), zip(*arrays, strict=True), strict=True):
+        if len({len(file) for file in files}) > 1:
+            raise ValueError(f"{', '.join(names)} have {[len(file) for file in files]} rows: they must be of one day")
+
+
+def _gathered(files: Rows, rows: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[Any]:
+    gathered = np.empty((len(rows), files[0].shape[1]), files[0].dtype)
+    gather_rows(files, rows, places, gathered)
+    return gathered
+
+
+def _hash(ids: NDArray[Any], hashes: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
+    if hashes.max() <= np.iinfo(ids.dtype).max:
+        hashes = hashes.astype(ids.dtype)  # a division of 32 bits takes half the time
+    return np.remainder(ids, hashes, out=out, casting="same_kind")

@@ -1,0 +1,285 @@
+"""Criteo's files as arrays of numpy: written from the text, cut by rank, given contiguous ids, shuffled.
+
+Names and results as of ``torchrec.datasets.criteo.BinaryCriteoUtils``. A file that is written has its name when it is
+whole. Every step shows a progress bar on a terminal outside of CI.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from tutorec._whole_file import whole_file
+from tutorec.datasets.criteo_text import (
+    CAT_FEATURE_COUNT,
+    DAYS,
+    FREQUENCY_THRESHOLD,
+    INT_FEATURE_COUNT,
+    count_lines,
+    has_labels,
+    line_blocks,
+    parse_lines,
+)
+from tutorec.datasets.pipes import PATH_MANAGER_KEY, opener
+from tutorec.datasets.progress import ProgressBar
+from tutorec.datasets.utils import split_evenly
+
+_PARTS = ("dense", "sparse", "labels")
+_ROWS = 1 << 20  # of one step where a file is rewritten
+_INT32 = np.iinfo(np.int32)
+
+
+class BinaryCriteoUtils:
+    """Functions that prepare the files of :class:`~tutorec.datasets.criteo.InMemoryBinaryCriteoIterDataPipe`."""
+
+    @staticmethod
+    def tsv_to_npys(
+        in_file: str,
+        out_dense_file: str,
+        out_sparse_file: str,
+        out_labels_file: str,
+        dataset_name: str = "criteo_1tb",
+        path_manager_key: str = PATH_MANAGER_KEY,
+    ) -> None:
+        """Write a text file of R rows as dense [R, 13] float32, sparse [R, 26] int64 and labels [R, 1] int32.
+
+        A missing number is 0. Dense values are ``log(x - min + 2)``, min being the least one of the file. A file of
+        "criteo_kaggle" without labels gets labels of -1.
+        """
+        if dataset_name not in ("criteo_1tb", "criteo_kaggle"):
+            raise ValueError(f"dataset_name={dataset_name!r}: use 'criteo_1tb' or 'criteo_kaggle'")
+        path = Path(in_file)
+        labelled = dataset_name == "criteo_1tb" or has_labels(path)
+        rows, row, least = count_lines(path), 0, _INT32.max
+        if rows == 0:
+            raise ValueError(f"no rows in {path}: the file is empty")
+        with ExitStack() as files:
+            dense, sparse, labels = (
+                files.enter_context(_new_array(file, (rows, columns), dtype, path_manager_key))
+                for file, columns, dtype in (
+                    (out_dense_file, INT_FEATURE_COUNT, np.float32),
+                    (out_sparse_file, CAT_FEATURE_COUNT, np.int64),
+                    (out_labels_file, 1, np.int32),
+                )
+            )
+            whole = dense.view(np.int32)  # until the least is known
+            bar = files.enter_context(ProgressBar(path.name, path.stat().st_size))
+            for block in line_blocks(path, labelled):
+                columns = parse_lines(block)
+                low, high = columns.ints.min(), columns.ints.max()
+                if low < _INT32.min or high > _INT32.max:
+                    raise ValueError(
+                        f"{path}: an integer of lines {block.first_line} to {block.first_line + len(block) - 1} is "
+                        f"{low if low < _INT32.min else high}, and 32 bits must hold it: repair the line"
+                    )
+                least = min(least, int(low))
+                at = slice(row, row := row + len(block))
+                whole[at], sparse[at], labels[at, 0] = columns.ints, columns.cats, columns.label
+                bar.at(block.position)
+            for start in range(0, rows, _ROWS):
+                chunk = dense[start : start + _ROWS]
+                np.log(chunk.view(np.int32).astype(np.int64) - (least - 2), dtype=np.float32, out=chunk)
+
+    @staticmethod
+    def get_shape_from_npy(path: str, path_manager_key: str = PATH_MANAGER_KEY) -> tuple[int, ...]:
+        """The shape of a file's array; only the header is read."""
+        with opener(path_manager_key)(path, "rb") as file:
+            return _read_header(file)[0]
+
+    @staticmethod
+    def get_file_row_ranges_and_remainder(
+        lengths: list[int], rank: int, world_size: int, start_row: int = 0, last_row: int | None = None
+    ) -> tuple[dict[int, tuple[int, int]], int]:
+        """The rows of each file that a rank takes, first and last, and how many ranks take one row more.
+
+        The files are one long list of rows, of which ``start_row`` to ``last_row`` are dealt out: consecutive ones
+        to each rank.
+        """
+        stop = sum(lengths) if last_row is None else last_row + 1
+        first, end = split_evenly(start_row, stop, world_size)[rank]
+        ranges, file_start = {}, 0
+        for file, length in enumerate(lengths):
+            low, high = max(first, file_start), min(end, file_start + length)
+            if low < high:
+                ranges[file] = (low - file_start, high - 1 - file_start)
+            file_start += length
+        return ranges, (stop - start_row) % world_size
+
+    @staticmethod
+    def load_npy_range(
+        fname: str, start_row: int, num_rows: int, path_manager_key: str = PATH_MANAGER_KEY, mmap_mode: bool = False
+    ) -> NDArray[Any]:
+        """Rows ``start_row`` to ``start_row + num_rows - 1`` of a file's array [R, C]; no others are read."""
+        with opener(path_manager_key)(fname, "rb") as file:
+            shape, by_columns, dtype = _read_header(file)
+            if len(shape) != 2 or by_columns:
+                raise ValueError(f"{fname}: an array {list(shape)} must have two dimensions and lie row by row")
+            if not (0 <= start_row < shape[0] and 0 <= num_rows <= shape[0] - start_row):
+                raise ValueError(
+                    f"{fname}: rows {start_row} to {start_row + num_rows - 1} asked for: use rows 0 to {shape[0] - 1}"
+                )
+            if mmap_mode:
+                return np.load(fname, mmap_mode="r")[start_row : start_row + num_rows]
+            rows = np.empty((num_rows, shape[1]), dtype)
+            file.seek(file.tell() + start_row * shape[1] * dtype.itemsize)
+            if file.readinto(rows.view(np.uint8).data) != rows.nbytes:
+                raise ValueError(f"{fname}: the file ends before row {start_row + num_rows - 1}: write it again")
+            return rows
+
+    @staticmethod
+    def sparse_to_contiguous(
+        in_files: list[str],
+        output_dir: str,
+        frequency_threshold: int = FREQUENCY_THRESHOLD,
+        columns: int = CAT_FEATURE_COUNT,
+        path_manager_key: str = PATH_MANAGER_KEY,
+        output_file_suffix: str = "_contig_freq.npy",
+    ) -> None:
+        """Write files whose ids are 2, 3, ... for each column, in the order in which they first come.
+
+        Ids that come less than ``frequency_threshold`` times, over all files, become 1. All files are in memory.
+        """
+        arrays = [np.load(file) for file in in_files]
+        ends = np.cumsum([len(array) for array in arrays])[:-1]
+        with ProgressBar("contiguous ids", columns, unit="column") as bar:
+            for column in range(columns):
+                ids = _contiguous(np.concatenate([array[:, column] for array in arrays]), frequency_threshold)
+                for array, part in zip(arrays, np.split(ids, ends), strict=True):
+                    array[:, column] = part
+                bar.at(column + 1)
+        for file, array in zip(in_files, arrays, strict=True):
+            path = Path(output_dir) / (Path(file).name.split(".")[0] + output_file_suffix)
+            with _written(path, path_manager_key) as draft:
+                np.save(draft, array)
+
+    @staticmethod
+    def shuffle(
+        input_dir_labels_and_dense: str,
+        input_dir_sparse: str,
+        output_dir_shuffled: str,
+        rows_per_day: Mapping[int, int],
+        output_dir_full_set: str | None = None,
+        days: int = DAYS,
+        int_columns: int = INT_FEATURE_COUNT,
+        sparse_columns: int = CAT_FEATURE_COUNT,
+        path_manager_key: str = PATH_MANAGER_KEY,
+        random_seed: int = 0,
+    ) -> None:
+        """Shuffle the rows of all days but the last, which is copied: day_0_dense.npy, day_0_sparse.npy and so on.
+
+        The files keep their numbers of rows, ``rows_per_day``. A seed gives the order that TorchRec's function gives.
+        With ``output_dir_full_set`` the rows before the shuffle are written, too: full.npy, float32.
+        """
+        sources = {part: input_dir_sparse if part == "sparse" else input_dir_labels_and_dense for part in _PARTS}
+        widths = {"dense": int_columns, "sparse": sparse_columns, "labels": 1}
+        rows = [rows_per_day[day] for day in range(days - 1)]
+        inputs = {
+            part: [_day(folder, day, part, (rows[day], widths[part])) for day in range(days - 1)]
+            for part, folder in sources.items()
+        }
+        if output_dir_full_set is not None:
+            _write_full_set(Path(output_dir_full_set) / "full.npy", list(inputs.values()), path_manager_key)
+        order = np.random.RandomState(random_seed).permutation(sum(rows))
+        with ProgressBar("shuffled days", days - 1, unit="day") as bar:
+            for day, taken in enumerate(np.split(order, np.cumsum(rows)[:-1])):
+                places = np.argsort(taken)
+                for part in _PARTS:
+                    dtype = np.float32 if part == "dense" else np.int32
+                    target = Path(output_dir_shuffled) / f"day_{day}_{part}.npy"
+                    with _new_array(target, (rows[day], widths[part]), dtype, path_manager_key) as output:
+                        gather_rows(inputs[part], taken[places], places, output)
+                bar.at(day + 1)
+        for part in _PARTS:
+            last = f"day_{days - 1}_{part}.npy"
+            with _written(Path(output_dir_shuffled) / last, path_manager_key) as draft:
+                shutil.copyfile(Path(sources[part]) / last, draft)
+
+
+def gather_rows(
+    files: Sequence[NDArray[Any]], rows: NDArray[np.int64], places: NDArray[np.int64], output: NDArray[Any]
+) -> None:
+    """Copy rows of several arrays to other places; each file is read from front to back.
+
+    Args:
+        files: arrays [R, C].
+        rows: [N], rising; counted over all files.
+        places: [N], where each row goes.
+        output: [N, C].
+
+    Raises:
+        ValueError: an integer that the output's type does not hold.
+    """
+    start = 0
+    for array in files:
+        low, high = np.searchsorted(rows, [start, start + len(array)])
+        found = array[rows[low:high] - start]
+        narrower = output.dtype == np.int32 != found.dtype
+        if narrower and len(found) and not _INT32.min <= found.min() <= found.max() <= _INT32.max:
+            raise ValueError(
+                f"an id is {found.max()}, and the shuffled files hold 32 bits: run sparse_to_contiguous first"
+            )
+        output[places[low:high]] = found
+        start += len(array)
+
+
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(file)
+    return (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
+
+
+@contextmanager
+def _written(path: str | Path, path_manager_key: Any) -> Iterator[Path]:
+    """A draft that is put in its place, or copied through a path manager, when the block ends."""
+    opened = opener(path_manager_key)
+    if opened is open:
+        with whole_file(path) as draft:
+            yield draft
+        return
+    with TemporaryDirectory() as folder:
+        draft = Path(folder) / Path(path).name
+        yield draft
+        with draft.open("rb") as source, opened(str(path), "wb") as target:
+            shutil.copyfileobj(source, target)
+
+
+@contextmanager
+def _new_array(path: str | Path, shape: tuple[int, int], dtype: Any, path_manager_key: Any) -> Iterator[np.memmap]:
+    with _written(path, path_manager_key) as draft:
+        array = npy.open_memmap(draft, "w+", dtype, shape)
+        yield array
+        array.flush()
+
+
+def _contiguous(ids: NDArray[Any], threshold: int) -> NDArray[np.int64]:
+    """Ids [N] as 2, 3, ... in the order in which they first come; the rare ones as 1."""
+    _, first, index, counts = np.unique(ids, return_index=True, return_inverse=True, return_counts=True)
+    numbers = np.ones(len(first), np.int64)
+    frequent = np.flatnonzero(counts >= threshold)
+    numbers[frequent[np.argsort(first[frequent])]] = np.arange(2, 2 + len(frequent))
+    return numbers[index]
+
+
+def _day(folder: str, day: int, part: str, shape: tuple[int, int]) -> NDArray[Any]:
+    path = Path(folder) / f"day_{day}_{part}.npy"
+    array = np.load(path, mmap_mode="r")
+    if array.shape != shape:
+        raise ValueError(f"{path}: the array is {list(array.shape)}, and {list(shape)} was expected: see rows_per_day")
+    return array
+
+
+def _write_full_set(path: Path, parts: list[list[NDArray[Any]]], path_manager_key: Any) -> None:
+    dense, sparse, labels = parts
+    shape = (sum(map(len, dense)), sum(part[0].shape[1] for part in parts))
+    with _new_array(path, shape, np.float32, path_manager_key) as full:
+        row = 0
+        for day in zip(dense, sparse, labels, strict=True):
+            full[row : row + len(day[0])] = np.concatenate(day, axis=1)
+            row += len(day[0])

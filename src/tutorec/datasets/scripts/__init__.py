@@ -1,0 +1,1 @@
+"""Programs that prepare Criteo's files: `python -m tutorec.datasets.scripts.NAME`."""

@@ -1,0 +1,1 @@
+"""Data in Criteo's format for tests."""

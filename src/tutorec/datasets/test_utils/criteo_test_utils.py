@@ -1,0 +1,86 @@
+"""``CriteoTest``: small random files in Criteo's format for tests that are written against TorchRec's class."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, DEFAULT_CAT_NAMES, DEFAULT_INT_NAMES, INT_FEATURE_COUNT
+
+
+class CriteoTest(unittest.TestCase):
+    """Makes files in a temporary folder and checks samples that were read from them; TorchRec's ``CriteoTest``."""
+
+    INT_FEATURE_COUNT: ClassVar[int] = INT_FEATURE_COUNT
+    CAT_FEATURE_COUNT: ClassVar[int] = CAT_FEATURE_COUNT
+    LABEL_VAL_RANGE: ClassVar[tuple[int, int]] = (0, 1)
+    INT_VAL_RANGE: ClassVar[tuple[int, int]] = (0, 100)
+    CAT_VAL_RANGE: ClassVar[tuple[int, int]] = (0, 1000)
+
+    @classmethod
+    @contextmanager
+    def _create_dataset_tsv(cls, num_rows: int = 10, train: bool = True, filename: str = "criteo") -> Iterator[str]:
+        """The path of a text file; without ``train`` its lines have no label."""
+
+        def line() -> str:
+            label = [str(random.randint(*cls.LABEL_VAL_RANGE))] * train
+            ints = [str(random.randint(*cls.INT_VAL_RANGE)) for _ in range(cls.INT_FEATURE_COUNT)]
+            cats = [f"{random.randint(*cls.CAT_VAL_RANGE):08x}" for _ in range(cls.CAT_FEATURE_COUNT)]
+            return "\t".join([*label, *ints, *cats]) + "\n"
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / filename
+            path.write_text("".join(line() for _ in range(num_rows)))
+            yield str(path)
+
+    def _validate_sample(self, sample: dict[str, Any], train: bool = True) -> None:
+        """Fail unless the sample has all columns, with values that the files here hold."""
+        names = ["label"] * train + DEFAULT_INT_NAMES + DEFAULT_CAT_NAMES
+        assert sorted(sample) == sorted(names), f"the columns are {list(sample)}"
+        ranges = [self.LABEL_VAL_RANGE] * train + [self.INT_VAL_RANGE] * self.INT_FEATURE_COUNT
+        for name, (low, high) in zip(names, ranges, strict=False):
+            assert low <= sample[name] <= high, f"{name} is {sample[name]}"
+        for name in DEFAULT_CAT_NAMES:
+            assert 0 <= int(sample[name], 16) < 1 << 32, f"{name} is {sample[name]}"
+
+    @classmethod
+    @contextmanager
+    def _create_dataset_npys(
+        cls,
+        num_rows: int = 10,
+        filename: str | None = "criteo",
+        filenames: list[str] | None = None,
+        generate_dense: bool = True,
+        generate_sparse: bool = True,
+        generate_labels: bool = True,
+        dense: NDArray[Any] | None = None,
+        sparse: NDArray[Any] | None = None,
+        labels: NDArray[Any] | None = None,
+    ) -> Iterator[tuple[str, ...]]:
+        """Paths of the arrays of each name in turn: dense, sparse, labels; every name has the same rows."""
+
+        def drawn(bounds: tuple[int, int], columns: int) -> NDArray[np.int32]:
+            return np.random.randint(bounds[0], bounds[1] + 1, (num_rows, columns), np.int32)
+
+        arrays: dict[str, NDArray[Any]] = {}
+        if generate_dense:
+            random_dense = np.random.random((num_rows, INT_FEATURE_COUNT)).astype(np.float32)
+            arrays["dense"] = random_dense if dense is None else dense
+        if generate_sparse:
+            arrays["sparse"] = drawn(cls.CAT_VAL_RANGE, CAT_FEATURE_COUNT) if sparse is None else sparse
+        if generate_labels:
+            arrays["labels"] = drawn(cls.LABEL_VAL_RANGE, 1) if labels is None else labels
+        with tempfile.TemporaryDirectory() as folder:
+            names = [filename] if filenames is None else filenames
+            paths = {Path(folder) / f"{name}_{part}.npy": array for name in names for part, array in arrays.items()}
+            for path, array in paths.items():
+                np.save(path, array)
+            yield tuple(map(str, paths))
