@@ -1,4 +1,4 @@
-"""The command line: ``python -m tutorec doctor``, ``plan``, ``calibrate`` and ``bench``."""
+"""The command line: ``python -m tutorec doctor``, ``plan``, ``calibrate``, ``migrate`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words behind ``tutorec``; None takes them from the command line.
 
     Returns:
-        The exit status: 0; 1 when the doctor finds something broken, no plan fits, or a benchmark misses its bar; 2
-        when a word or a file cannot be understood.
+        The exit status: 0; 1 when the doctor finds something broken, no plan fits, code does not migrate as it is, or
+        a benchmark misses its bar; 2 when a word or a file cannot be understood.
 
     Example:
         >>> import contextlib, io
@@ -70,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _plan(arguments)
     if arguments.command == "calibrate":
         return _calibrate()
+    if arguments.command == "migrate":
+        return _migrate(arguments)
     from tutorec._doctor import doctor
 
     return 1 if doctor(json=arguments.json).broken else 0
@@ -105,6 +107,17 @@ def _parser() -> argparse.ArgumentParser:
         help="measure this machine for the planner, in some seconds, and keep the result for this user",
         description="Measure this machine for the planner. Close other programs first.",
     )
+    migrate = commands.add_parser(
+        "migrate",
+        help="what of a project's code that uses TorchRec runs here, and the renaming",
+        description="Read Python files and notebooks (not configurations, scripts or prose): which names and arguments "
+        "of TorchRec are here, which are not and what to use instead. Ends with 1 where something has to be changed by "
+        "hand.",
+    )
+    migrate.add_argument("path", metavar="PATH", help="a Python file, a notebook, or a folder")
+    migrate.add_argument("--write", action="store_true", help="rename the package in imports, names and import paths")
+    migrate.add_argument("--json", action="store_true", help="print the report as JSON, for programs")
+    migrate.add_argument("--to", choices=["tutorec", "torchrec"], default="tutorec", help="the other way: torchrec")
     commands.add_parser("bench", help="measure: tutorec bench NAME; 'tutorec bench --help' lists the names")
     return parser
 
@@ -136,6 +149,19 @@ def _calibrate() -> int:
         print(f"{device}: {speeds_text(Topology.calibrated(calibration, 2, device))}")
     print(f"kept in {calibration.keep()}; the default planner of DistributedModelParallel uses it on this machine")
     return 0
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+    """``tutorec migrate``."""
+    from tutorec._migrate import migrate
+
+    try:
+        report = migrate(Path(arguments.path), to=arguments.to, write=arguments.write)
+    except (OSError, ValueError) as error:
+        print(f"tutorec migrate: {error}", file=sys.stderr)
+        return _MISUSED
+    print(report.as_json() if arguments.json else report)
+    return 0 if report.complete else _FAILED
 
 
 def _write_plan(arguments: argparse.Namespace) -> None:

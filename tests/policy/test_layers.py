@@ -87,6 +87,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 "distributed.test_utils",
                 "test_utils",
                 "quant.report",
+                "_migrate",
                 "cli",
                 "__main__",
             ),

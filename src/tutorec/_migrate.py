@@ -1,0 +1,241 @@
+"""``tutorec migrate``: what of a project's code that uses TorchRec runs here, what does not, and the renaming."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from tutorec._migrate_code import Call, PieceOfCode, Use, renamed, without_magics
+from tutorec._migrate_files import SourceText, read_source, source_paths
+from tutorec._torchrec_names import instead_of
+
+__all__ = ["Finding", "Migration", "migrate"]
+
+_PACKAGES = ("torchrec", "tutorec")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A place that somebody has to look at."""
+
+    file: str
+    cell: int  # of a notebook, from 1; 0 in a Python file
+    line: int
+    name: str
+    problem: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if not self.cell else f"{self.file}: cell {self.cell}, line {self.line}"
+        return f"{place}: {self.name}: {self.problem}"
+
+
+@dataclass
+class Migration:
+    """What was found in a project, and which of its files were renamed.
+
+    ``findings`` are names and calls that the other package does not have as they are; ``skipped`` are files that were
+    not read, each with the reason.
+    """
+
+    package: str
+    to: str
+    checked: bool = True
+    files: int = 0
+    using: int = 0
+    names: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
+    calls: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    written: list[str] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was read and nothing has to be changed by hand."""
+        return not self.findings and not self.skipped
+
+    def as_json(self) -> str:
+        """The report for programs."""
+        lists = {"names": sorted(self.names), "missing": sorted(self.missing), "complete": self.complete}
+        return json.dumps({**asdict(self), **lists}, indent=2)
+
+    def __str__(self) -> str:
+        lines = [str(finding) for finding in self.findings]
+        lines += [f"{file}: not read: {why}" for file, why in self.skipped.items()]
+        using = f"{self.using} of {_count(self.files, 'file')} use {self.package}"
+        if self.checked:
+            here = len(self.names) - len(self.missing)
+            calls = f"{_count(self.calls, 'call')} compared, {_count(len(self.findings), 'place')} to change by hand"
+            lines.append(f"{using}: {_count(len(self.names), 'name')}, {here} of them in {self.to}; {calls}")
+        else:
+            lines.append(f"{using}; names were not compared, for {self.to} cannot be imported here")
+        if self.written:
+            return "\n".join([*lines, f"renamed in {_count(len(self.written), 'file')}"])
+        return "\n".join([*lines, "nothing was changed; --write renames"] if self.using else lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def migrate(path: Path, *, to: str = "tutorec", write: bool = False) -> Migration:
+    """Read the code of a project, and rename the package in it.
+
+    Args:
+        path: A Python file, a notebook, or a folder.
+        to: ``"tutorec"`` or ``"torchrec"``, the package that the code is to use.
+        write: Rename; each file is replaced whole or not at all.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder.
+        ValueError: The file is neither Python nor a notebook.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file or folder {str(path)!r}")
+    if path.is_file() and path.suffix not in (".py", ".ipynb"):
+        raise ValueError(f"{str(path)!r} is neither a Python file (.py) nor a notebook (.ipynb)")
+    package = next(name for name in _PACKAGES if name != to)
+    report = Migration(package, to, checked=_imports(to))
+    for file in source_paths(path):
+        report.files += 1
+        if file.is_symlink() and file.resolve().is_relative_to(path.resolve()):
+            continue  # what it names is read where it lies
+        try:
+            source = read_source(file, package)
+            if source is not None and file.is_symlink():
+                raise ValueError(f"a link to {file.resolve()}, outside of {path}; run tutorec migrate on that file")
+        except (OSError, ValueError) as error:
+            report.skipped[str(file)] = str(error)
+        else:
+            if source is not None:
+                _migrate_file(report, source, write)
+    return report
+
+
+def _migrate_file(report: Migration, source: SourceText, write: bool) -> None:
+    """Add one file to the report, and rename in it."""
+    bound: dict[str, str] = {}
+    texts, words = dict(source.pieces), 0
+    for number, text in source.pieces.items():
+        try:
+            piece = PieceOfCode(_python(text, source), report.package, bound)
+        except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
+            name = f"{source.path}: cell {number}" if number else str(source.path)
+            line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+            report.skipped[name] = f"not Python {platform.python_version()}: {error.args[0]}{line}"
+            continue
+        other = {use for use in piece.uses if use.in_text and not _is_import_path(use.path)}
+        if report.checked:
+            found = set(_findings(report, piece, [use for use in piece.uses if use not in other]))
+            report.findings += [Finding(str(source.path), number, *place) for place in sorted(found)]
+        words += sum(use not in other for _, _, use in piece.words)
+        texts[number] = renamed(text, piece, report.to, other)
+    report.using += words > 0
+    if write and words:
+        source.write(texts)
+        report.written.append(str(source.path))
+
+
+def _python(text: str, source: SourceText) -> str:
+    """The text of a file, or of a cell without the lines that only IPython understands."""
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return text if source.notebook is None else without_magics(text)
+    return text
+
+
+def _findings(report: Migration, piece: PieceOfCode, uses: list[Use]) -> Iterator[tuple[int, str, str]]:
+    """Names that the other package lacks, and calls that it would refuse: line, name, and what to do."""
+    for use in uses:
+        if use.base and _missing(use.base, report):
+            continue  # the import says it
+        report.names.add(use.path)
+        if problem := _missing(use.path, report):
+            report.missing.add(use.path)
+            yield use.line, use.path, problem
+    for call in piece.calls:
+        if not _missing(call.path, report):
+            report.calls += 1
+            if problem := _misfit(_resolved(_in(call.path, report)), call):
+                yield call.line, f"{call.path}()", problem
+
+
+def _in(path: str, report: Migration) -> str:
+    return report.to + path[len(report.package) :]
+
+
+def _missing(path: str, report: Migration) -> str | None:
+    """What to do about a name that the other package does not have; None for one that it has."""
+    try:
+        _resolved(_in(path, report))
+    except LookupError as error:
+        instead = instead_of(path.partition(".")[2]) if report.to == "tutorec" else None
+        return f"{error.args[0]}: {instead}" if instead else str(error.args[0])
+    return None
+
+
+@cache
+def _resolved(path: str) -> object:
+    """What a path of dots is; None where its module needs a package that is not installed; LookupError: nothing."""
+    root, *names = path.split(".")
+    value: object = importlib.import_module(root)
+    for position, name in enumerate(names, 1):
+        # A function may have the name of the module that defines it: what follows more dots is in the module.
+        if isinstance(value, ModuleType) and (position < len(names) or not hasattr(value, name)):
+            try:
+                value = importlib.import_module(f"{value.__name__}.{name}")
+                continue
+            except ImportError as error:
+                if not (error.name or "").startswith(root):
+                    return None
+        if not hasattr(value, name):
+            raise LookupError(f"there is no {name} in {'.'.join([root, *names[: position - 1]])}")
+        value = getattr(value, name)
+    return value
+
+
+def _imports(package: str) -> bool:
+    try:
+        importlib.import_module(package)
+    except Exception:  # TorchRec's import raises many kinds of errors
+        return False
+    return True
+
+
+def _is_import_path(text: str) -> bool:
+    """Whether names with dots between them begin as a path of TorchRec or tutorec does; ``torchrec.txt`` does not."""
+    below = text.split(".")[1:]
+    try:
+        _resolved(".".join(["tutorec", *below[:1]]))
+    except LookupError:
+        return instead_of(".".join(below)) is not None
+    return True
+
+
+def _misfit(function: object, call: Call) -> str | None:
+    """Why a function refuses a call; None where it takes it, as far as names and numbers of arguments say."""
+    try:
+        takes = inspect.signature(function).parameters if callable(function) else {}
+    except (TypeError, ValueError):
+        return None
+    kinds = [parameter.kind for parameter in takes.values()]
+    if not takes or inspect.Parameter.VAR_KEYWORD in kinds:
+        return None
+    given = [name for name, parameter in takes.items() if parameter.kind is not inspect.Parameter.VAR_POSITIONAL]
+    unknown = [name for name in call.keywords if name not in given]
+    if unknown:
+        return f"there is no argument {', '.join(unknown)}; it takes {', '.join(given)}"
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        fixed = sum(kind is not inspect.Parameter.KEYWORD_ONLY for kind in kinds)
+        if call.positional > fixed:
+            return f"it takes {_count(fixed, 'argument')} without a name, and gets {call.positional}"
+    return None

@@ -1,0 +1,220 @@
+"""Where a piece of Python uses a package: names, calls, and the places where the package's own name is written."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+__all__ = ["Call", "PieceOfCode", "Use", "renamed", "without_magics"]
+
+# A string that is the package's bare name stands for it where one of these functions gets it.
+_TAKES_A_NAME = {"__import__", "find_spec", "getLogger", "import_module", "importorskip", "patch", "version"}
+_PYTHON_CELLS = {"capture", "prun", "time", "timeit"}
+_MAGIC = re.compile(r"^(\s*)(?:[\w., ]+=\s*)?[%!?].*|^(\s*)[\w.]+\?{1,2}\s*$")
+
+
+@dataclass(frozen=True)
+class Use:
+    """A name that is used: imported, reached by dots, or in a string that looks like an import path."""
+
+    line: int
+    path: str  # with dots, from the package's name on
+    base: str = ""  # what an import has bound, for a name that is reached by dots
+    in_text: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of something that an import has bound."""
+
+    line: int
+    path: str
+    positional: int
+    keywords: tuple[str, ...]
+
+
+@dataclass
+class PieceOfCode(ast.NodeVisitor):
+    """One file, or one cell of a notebook; cells share what imports have bound.
+
+    Args:
+        text: Python.
+        package: The name to look for.
+        bound: Names that imports have bound -> what they stand for; those of this piece are added.
+
+    Raises:
+        SyntaxError: The text does not parse.
+    """
+
+    text: str
+    package: str
+    bound: dict[str, str]
+    uses: list[Use] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    # Line and byte where the package's name begins; the use in a string, for a string that may be something else.
+    words: list[tuple[int, int, Use | None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._lines = [line.encode() for line in _lines(self.text)]
+        self._word = re.compile(rb"(?<![\w.])%b(?!\w)" % self.package.encode())
+        self._bases: list[str | None] = []
+        tree = ast.parse(self.text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                self._bind_modules(node)
+            elif isinstance(node, ast.ImportFrom) and not node.level and self._is_inside(node.module or ""):
+                self._bind_names(node, node.module or "")
+        self.visit(tree)
+
+    def _bind_modules(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if self._is_inside(alias.name):
+                self._note(alias)
+                self.uses.append(Use(alias.lineno, alias.name))
+                self.bound[alias.asname or self.package] = alias.name if alias.asname else self.package
+
+    def _bind_names(self, node: ast.ImportFrom, module: str) -> None:
+        self._note(node)
+        for alias in node.names:
+            path = module if alias.name == "*" else f"{module}.{alias.name}"
+            self.uses.append(Use(alias.lineno, path))
+            self.bound[alias.asname or alias.name] = path
+
+    def _is_inside(self, path: str) -> bool:
+        return path.split(".")[0] == self.package
+
+    def _note(self, node: ast.expr | ast.stmt | ast.alias, use: Use | None = None) -> None:
+        """The first place from the node on where the package's name stands by itself."""
+        start = node.col_offset
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+            if found := self._word.search(self._lines[line - 1], start):
+                self.words.append((line, found.start(), use))
+                return
+            start = 0
+
+    def _note_text(self, node: ast.expr, text: str) -> None:
+        use = Use(node.lineno, text, in_text=True)
+        self.uses.append(use)
+        self._note(node, use)
+
+    def _path(self, node: ast.expr) -> tuple[str, str] | None:
+        """What a chain of dots stands for, and what its first name does; None where no import has bound that."""
+        names: list[str] = []
+        while isinstance(node, ast.Attribute):
+            names.insert(0, node.attr)
+            node = node.value
+        base = self.bound.get(node.id) if isinstance(node, ast.Name) else None
+        return (".".join([base, *names]), base) if base else None
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """A chain of dots is one use."""
+        first: ast.expr = node
+        if found := self._path(node):
+            self.uses.append(Use(node.lineno, *found))
+            while isinstance(first, ast.Attribute):
+                first = first.value
+        self.visit(first if found else node.value)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        """The package's own name, where ``import package`` has bound it."""
+        if node.id == self.package == self.bound.get(node.id):
+            self._note(node)
+
+    def visit_Global(self, node: ast.Global | ast.Nonlocal) -> None:
+        """``global package``."""
+        if self.package in node.names and self.package == self.bound.get(self.package):
+            self._note(node)
+
+    visit_Nonlocal = visit_Global
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        """``super().__init__(...)`` calls the base, where there is one and it comes from the package."""
+        found = self._path(_unsubscripted(node.bases[0])) if len(node.bases) == 1 else None
+        self._bases.append(found and found[0])
+        self.generic_visit(node)
+        self._bases.pop()
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """A call of something of the package, or of a function that takes the name of a module."""
+        function = _unsubscripted(node.func)
+        found = self._path(function)
+        path = found and found[0]
+        if self._bases and ast.unparse(function) == "super().__init__":
+            path = self._bases[-1]
+        if path:
+            fixed = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
+            keywords = tuple(keyword.arg for keyword in node.keywords if keyword.arg)
+            self.calls.append(Call(node.lineno, path, len(fixed), keywords))
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        match node.args:
+            case [ast.Constant(value=str(text)), *_] if text == self.package and name in _TAKES_A_NAME:
+                self._note_text(node.args[0], text)
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """A string that is names with dots between them and nothing else."""
+        if isinstance(node.value, str) and re.fullmatch(rf"{self.package}(\.[A-Za-z_]\w*)+", node.value):
+            self._note_text(node, node.value)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """What stands between the braces of an f-string; its nodes have no reliable places before Python 3.12."""
+        before = len(self.words)
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                self.visit(part)
+        if len(self.words) > before:
+            del self.words[before:]
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                for braces in re.finditer(rb"(?<!\{)\{[^{}]*\}", self._lines[line - 1]):
+                    found = self._word.finditer(self._lines[line - 1], *braces.span())
+                    self.words.extend((line, word.start(), None) for word in found)
+
+
+def _unsubscripted(node: ast.expr) -> ast.expr:
+    """``Pipeline`` of ``Pipeline[In, Out]``."""
+    return node.value if isinstance(node, ast.Subscript) else node
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Lines with their ends, as Python counts them: a form feed ends none."""
+    return io.StringIO(text, newline="")
+
+
+def renamed(text: str, piece: PieceOfCode, other: str, kept: Iterable[Use]) -> str:
+    r"""The text under another package's name, but for strings that are no import paths.
+
+    Args:
+        text: As it is stored.
+        piece: What was read from it.
+        other: The other package.
+        kept: Strings that stay as they are.
+
+    Example:
+        >>> text = "import a.b as ab  # a is good\nprint(ab.a, 'a.b', 'a.txt')"
+        >>> piece = PieceOfCode(text, "a", {})
+        >>> renamed(text, piece, "z", [use for use in piece.uses if use.path == "a.txt"]).splitlines()
+        ['import z.b as ab  # a is good', "print(ab.a, 'z.b', 'a.txt')"]
+    """
+    lines, length, stays = [line.encode() for line in _lines(text)], len(piece.package), set(kept)
+    for line, start, use in sorted(piece.words, key=lambda word: word[:2], reverse=True):
+        if use not in stays:
+            lines[line - 1] = lines[line - 1][:start] + other.encode() + lines[line - 1][start + length :]
+    return b"".join(lines).decode()
+
+
+def without_magics(cell: str) -> str:
+    r"""A cell as Python: IPython's own lines are ``pass``, and a cell of another language is empty.
+
+    Example:
+        >>> without_magics("!pip list\nif x:\n    %time f()")
+        'pass\nif x:\n    pass'
+        >>> without_magics("%%bash\nls")
+        ''
+    """
+    lines = list(_lines(cell))
+    if lines and lines[0].startswith("%%") and lines[0][2:].split()[:1] not in [[name] for name in _PYTHON_CELLS]:
+        return ""
+    return "".join(_MAGIC.sub(lambda found: (found[1] or found[2] or "") + "pass", line) for line in lines)

@@ -1,0 +1,228 @@
+"""``tutorec migrate``: what it finds in a project, and what it renames."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tutorec import _migrate, cli
+from tutorec._migrate import migrate
+
+TRAIN = '''\
+#!/usr/bin/env python3
+"""Trains with torchrec; torchrec.metrics is for later."""
+import os, torchrec.distributed as trec_dist  # torchrec stays in a comment
+import torchrec
+from torchrec.metrics.ne import NEMetric
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec import (
+    EmbeddingBagConfig as Table,
+    KeyedJaggedTensor,
+)
+from torchrec_dlrm.data import loader
+from .torchrec import local
+
+NOTE = "torchrec is a library", "torchrec.txt", "see torchrec.modules for more"
+PATHS = ["torchrec.modules.mlp.MLP", 'torchrec.sparse', "torchrec.modules.mc_modules.LRU_EvictionPolicy"]
+
+
+def tables(torchrec_rows=3, **torchrec_options):
+    global torchrec
+    print(f"{torchrec.__version__} {{torchrec}} torchrec")
+    plan = trec_dist.planner.types.SharderData()
+    NEMetric.of(torchrec_rows)
+    trec_dist.train_pipeline.TrainPipelineSparseDist[int, int](model=1, optimizer=2, device=3, torchrec=4)
+    return torchrec.PoolingType.SUM, Table(name="a", rows=torchrec_rows), KeyedJaggedTensor.empty()
+
+
+class Wrapped(torchrec.EmbeddingBagCollection):
+    def __init__(self):
+        super().__init__(tables=[], is_waited=True)
+
+
+@patch("torchrec.modules.mlp.MLP")
+@patch.object(torchrec.sparse.jagged_tensor, "KeyedTensor")
+def test(module):
+    importlib.import_module("torchrec"), os.path.join("torchrec")
+    try:
+        import torchrec.no_such_module
+    except ImportError:
+        torchrec = None
+'''
+
+
+def write(path: Path, text: str, **words: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode(words.get("encoding", "utf-8")))
+    return path
+
+
+def test_names_and_calls_that_do_not_move_are_named_with_their_line(tmp_path: Path):
+    report = migrate(write(tmp_path / "train.py", TRAIN))
+    found = [(f.line, f.name, f.problem) for f in report.findings]
+    places = [(line, name) for line, name, _ in found]
+    assert places == [
+        (5, "torchrec.metrics.ne.NEMetric"),
+        (15, "torchrec.modules.mc_modules.LRU_EvictionPolicy"),
+        (21, "torchrec.distributed.planner.types.SharderData"),
+        (23, "torchrec.distributed.train_pipeline.TrainPipelineSparseDist()"),
+        (24, "torchrec.EmbeddingBagConfig()"),
+        (29, "torchrec.EmbeddingBagCollection()"),
+        (37, "torchrec.no_such_module"),
+    ]
+    problems = [problem for _, _, problem in found]
+    assert problems[0].startswith("there is no metrics in tutorec: use torchmetrics")
+    assert "mixing_hash" in problems[1]
+    assert problems[3].startswith("there is no argument torchrec; it takes model, optimizer, device, ")
+    assert problems[4].startswith("there is no argument rows; it takes num_embeddings, embedding_dim")
+    assert problems[5].startswith("there is no argument is_waited; it takes tables, is_weighted")
+    assert problems[6] == "there is no no_such_module in tutorec"
+    assert (report.files, report.using, len(report.missing), report.written) == (1, 1, 4, [])
+    assert f"{tmp_path}/train.py:5: torchrec.metrics.ne.NEMetric: there is no metrics" in str(report)
+    assert str(report).endswith("7 places to change by hand\nnothing was changed; --write renames")
+
+
+def test_a_call_with_too_many_arguments_is_named(tmp_path: Path):
+    code = (
+        "from torchrec import EmbeddingBagCollection as E\nE(1, 2, 3)\nE(1, 2, 3, 4, 5, 6, 7, 8)\nE(*many)\nE(**all)\n"
+    )
+    (finding,) = migrate(write(tmp_path / "a.py", code)).findings
+    assert finding.line == 3
+    assert finding.problem.endswith("without a name, and gets 8")
+
+
+def test_write_renames_code_and_nothing_else(tmp_path: Path):
+    file = write(tmp_path / "train.py", TRAIN)
+    file.chmod(0o754)
+    migrate(tmp_path, write=True)
+    changed = [
+        (before, after)
+        for before, after in zip(TRAIN.splitlines(), file.read_text().splitlines(), strict=True)
+        if before != after
+    ]
+    assert [after for _, after in changed] == dedent(
+        """\
+        import os, tutorec.distributed as trec_dist  # torchrec stays in a comment
+        import tutorec
+        from tutorec.metrics.ne import NEMetric
+        from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+        from tutorec import (
+        PATHS = ["tutorec.modules.mlp.MLP", 'tutorec.sparse', "tutorec.modules.mc_modules.LRU_EvictionPolicy"]
+            global tutorec
+            print(f"{tutorec.__version__} {{torchrec}} torchrec")
+            return tutorec.PoolingType.SUM, Table(name="a", rows=torchrec_rows), KeyedJaggedTensor.empty()
+        class Wrapped(tutorec.EmbeddingBagCollection):
+        @patch("tutorec.modules.mlp.MLP")
+        @patch.object(tutorec.sparse.jagged_tensor, "KeyedTensor")
+            importlib.import_module("tutorec"), os.path.join("torchrec")
+                import tutorec.no_such_module
+                tutorec = None
+        """
+    ).splitlines()
+    assert file.stat().st_mode & 0o777 == 0o754
+    assert os.listdir(tmp_path) == ["train.py"]
+    again = migrate(tmp_path, write=True)
+    assert (again.using, again.written, again.complete) == (0, [], True)
+
+
+def test_the_other_way_gives_the_same_bytes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = write(tmp_path / "train.py", TRAIN)
+    migrate(tmp_path, write=True)
+    monkeypatch.setattr(_migrate, "_imports", lambda package: False)
+    report = migrate(tmp_path, to="torchrec", write=True)
+    assert file.read_text() == TRAIN
+    assert report.complete
+    assert "names were not compared, for torchrec cannot be imported here" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("head", "encoding"),
+    [("", "utf-8"), ("", "utf-8-sig"), ("# -*- coding: latin-1 -*-\r\n", "latin-1")],
+)
+def test_encodings_and_line_ends_stay(tmp_path: Path, head: str, encoding: str):
+    text = f"{head}x = '\u00e9\u00fc'; import torchrec\r\n\x0cy = '\u00e9', torchrec.PoolingType\r\n"
+    file = write(tmp_path / "a.py", text, encoding=encoding)
+    assert migrate(file, write=True).complete
+    after = text.replace("import torchrec", "import tutorec").replace("torchrec.P", "tutorec.P")
+    assert file.read_bytes() == after.encode(encoding)
+
+
+def notebook(*cells: str | list[str], **words: object) -> str:
+    whole = {
+        "cells": [
+            {"cell_type": "markdown", "metadata": {}, "source": "import torchrec \u00e9"},
+            *({"cell_type": "code", "metadata": {}, "outputs": [], "source": source} for source in cells),
+        ],
+        "metadata": {"kernelspec": {"language": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    return json.dumps(whole, **words)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", [{"indent": 1, "ensure_ascii": False}, {"indent": 2}, {}])
+def test_notebooks_are_renamed_cell_by_cell(tmp_path: Path, form: dict[str, object]):
+    first = ["!pip install torchrec\n", "import torchrec\n", "%matplotlib inline"]
+    second = "from torchrec.metrics import auc\nif True:\n    !ls torchrec\n    print(torchrec.PoolingType)"
+    text = notebook(first, second, "%%bash\nimport torchrec", "%%time\nx = torchrec.DataType\nx?", **form) + "\n"
+    file = write(tmp_path / "a.ipynb", text)
+    report = migrate(file, write=True)
+    (finding,) = report.findings
+    assert (finding.cell, finding.line) == (3, 1)
+    assert f"{file}: cell 3, line 1: torchrec.metrics.auc" in str(report)
+    after = text
+    for before in ('"import torchrec\\n"', "torchrec.metrics", "torchrec.PoolingType", "torchrec.DataType"):
+        assert after.count(before) == 1
+        after = after.replace(before, before.replace("torchrec", "tutorec"))
+    assert file.read_text(encoding="utf-8") == after
+
+
+def test_what_is_not_read_is_named_and_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    project = tmp_path / "project"
+    write(project / "old.py", "import torchrec\nprint 'two'\n")
+    write(project / "bytes.py", "import torchrec  # \u00e9\n", encoding="latin-1")
+    write(project / "broken.ipynb", '{"cells": [torchrec')
+    write(project / "cell.ipynb", notebook("import torchrec (", "import torchrec"))
+    outside = write(tmp_path / "outside.py", "import torchrec\n")
+    (project / "link.py").symlink_to(outside)
+    (project / "inside.py").symlink_to(project / "old.py")
+    (project / "loop").symlink_to(project)
+    assert cli.main(["migrate", str(project), "--write"]) == 1
+    told = capsys.readouterr().out
+    assert f"{project}/old.py: not read: not Python 3." in told
+    assert "line 2" in told
+    assert f"{project}/bytes.py: not read: not UTF-8; save it so, or name its encoding in the first line" in told
+    assert f"{project}/broken.ipynb: not read: not a notebook of format 4" in told
+    assert f"{project}/cell.ipynb: cell 2: not read: not Python" in told
+    assert f"{project}/link.py: not read: a link to {outside}, outside of {project}" in told
+    assert "inside.py" not in told
+    assert "loop" not in told
+    assert outside.read_text() == "import torchrec\n"
+    assert "import tutorec" in (project / "cell.ipynb").read_text()
+    assert (project / "link.py").is_symlink()
+
+
+def test_folders_that_are_not_the_project_are_passed_over(tmp_path: Path):
+    for folder in (".git", ".venv", "env", "lib/site-packages/x", "a/__pycache__"):
+        write(tmp_path / folder / "a.py", "import torchrec.nothing\n")
+    write(tmp_path / "env" / "pyvenv.cfg", "")
+    write(tmp_path / "torchrec_dlrm" / "data" / "a.py", "from torchrec import DataType\n")
+    report = migrate(tmp_path)
+    assert (report.files, report.using, report.complete) == (1, 1, True)
+
+
+def test_the_command_reports_as_json_and_by_its_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["migrate", str(write(tmp_path / "good.py", "import torchrec.modules.mlp\n"))]) == 0
+    assert "1 of 1 file use torchrec: 1 name, 1 of them in tutorec" in capsys.readouterr().out
+    bad = write(tmp_path / "bad.py", "from torchrec.metrics import auc\n")
+    assert cli.main(["migrate", str(tmp_path), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["findings"][0]["file"] == str(bad)
+    assert (report["using"], report["missing"], report["complete"]) == (2, ["torchrec.metrics.auc"], False)
+    for path in (tmp_path / "nothing", write(tmp_path / "a.txt", "import torchrec")):
+        assert cli.main(["migrate", str(path)]) == 2
+        assert str(path) in capsys.readouterr().err
