@@ -8,7 +8,8 @@ goes one step further: it may be used in place of its value, and waits by itself
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
+import sys
+from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, cast
 
@@ -65,11 +66,28 @@ class NoWait(Awaitable[W]):
         return self._awaited
 
 
-class LazyAwaitable(Awaitable[W]):
+class _NodeWhenTraced(ABCMeta):
+    """A lazy value that traced code makes of proxies is a call in the graph (torch.fx's ``ProxyableClassMeta``)."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        fx = sys.modules.get("torch.fx._symbolic_trace")
+        if fx is not None and fx.is_fx_tracing():
+            from torch.fx.node import map_aggregate
+            from torch.fx.proxy import Proxy
+
+            found: list[Any] = []
+            map_aggregate((args, kwargs), lambda part: found.append(part) if isinstance(part, Proxy) else None)
+            if found:
+                return found[0].tracer.create_proxy("call_function", cls, args, kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class LazyAwaitable(Awaitable[W], metaclass=_NodeWhenTraced):
     """An awaitable that stands for its value and waits when the value is first used.
 
     Reading an attribute, an operator, indexing, iterating, ``len`` and every torch function wait. Printing does not:
-    a lazy value can be looked at without ending the overlap that it exists for.
+    a lazy value can be looked at without ending the overlap that it exists for. One that traced code makes of proxies
+    is a call in the graph.
 
     Example:
         >>> import torch

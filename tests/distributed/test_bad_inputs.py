@@ -22,6 +22,7 @@ from tutorec.errors import RankError
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
 from tutorec.types import DataType
@@ -305,8 +306,11 @@ def test_what_is_no_environment_and_no_registry_is_named():
         EmbeddingBagCollectionSharder(qcomm_codecs_registry=5)
 
 
-def test_a_plan_that_would_leave_an_optimizer_out_is_refused():
+def test_a_dense_table_leaves_its_optimizer_in_backward_to_the_caller_who_is_told():
     ebc = one_table()
     apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": 0.5})
-    with pytest.raises(ValueError, match=r"gave table 'products' an optimizer.*'dense'.*: compute_kernel='fused'"):
-        EmbeddingBagCollectionSharder().shard(ebc, plan(compute_kernel="dense"), ALONE)
+    with pytest.warns(UserWarning, match=r"'products' has the compute kernel 'dense'.*your own optimizer"):
+        sharded = EmbeddingBagCollectionSharder().shard(ebc, plan(compute_kernel="dense"), ALONE)
+    assert [name for name, _ in in_backward_optimizer_filter(sharded.named_parameters())] == [
+        "embedding_bags.products.weight"
+    ]

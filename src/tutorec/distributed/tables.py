@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -246,15 +247,16 @@ def _placed(
     pieces = placed_pieces(
         config.name, (rows, columns), sharding, rules.world_size, rules.local_size or rules.world_size
     )
-    optimizer = optimizer_spec_of_parameter(config.name, weight)
-    if kernel is EmbeddingComputeKernel.DENSE and optimizer is not None:
-        raise ValueError(
-            f"apply_optimizer_in_backward gave table {config.name!r} an optimizer, and the plan gives it the compute "
-            "kernel 'dense', which would leave it out, so that the table would not move in backward: "
-            "compute_kernel='fused', or a module without that optimizer"
-        )
+    optimizer = None
     if kernel is not EmbeddingComputeKernel.DENSE:
-        optimizer = optimizer or optimizer_spec(rules.fused_params)
+        optimizer = optimizer_spec_of_parameter(config.name, weight) or optimizer_spec(rules.fused_params)
+    elif getattr(weight, "_optimizer_classes", ()):
+        warnings.warn(
+            f"table {config.name!r} has the compute kernel 'dense', which takes no optimizer in backward: your own "
+            "optimizer has to update it, in_backward_optimizer_filter(model.named_parameters()) yields it; or give it "
+            "compute_kernel='fused'",
+            stacklevel=2,
+        )
     return PlacedTable(
         name=config.name,
         rows=rows,

@@ -278,7 +278,7 @@ def clicks_of(batch: Batch) -> Batch:
     return Batch(batch.dense_features[clicked], picked, batch.labels[clicked])
 
 
-def with_empty_bags(features: KeyedJaggedTensor, names: Sequence[str]) -> KeyedJaggedTensor:
+def with_empty_bags(features: KeyedJaggedTensor, names: list[str]) -> KeyedJaggedTensor:
     """The same samples with all of these features: those that are missing have empty bags.
 
     Example:
@@ -289,16 +289,15 @@ def with_empty_bags(features: KeyedJaggedTensor, names: Sequence[str]) -> KeyedJ
         >>> with_empty_bags(users, ["user", "item"]).lengths().tolist()
         [1, 1, 0, 0]
     """
-    missing = [name for name in names if name not in features.keys()]
-    if not missing:
+    keys, missing = features.keys(), torch.jit.annotate(list[str], [])
+    for name in names:  # in words that TorchScript compiles
+        if name not in keys:
+            missing.append(name)
+    if len(missing) == 0:
         return features
-    lengths = features.lengths()
-    return KeyedJaggedTensor(
-        [*features.keys(), *missing],
-        features.values(),
-        features.weights_or_none(),
-        lengths=torch.cat([lengths, lengths.new_zeros(len(missing) * features.stride())]),
-    )
+    empty = features.lengths().new_zeros([len(missing) * features.stride()])
+    lengths = torch.cat([features.lengths(), empty])
+    return KeyedJaggedTensor.from_lengths_sync(keys + missing, features.values(), lengths, features.weights_or_none())
 
 
 def one_id_each(features: KeyedJaggedTensor, key: str) -> Tensor:

@@ -23,6 +23,7 @@ from tutorec.sparse.jagged_layout import (
 from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
 from tutorec.sparse.kjt_move import copy_numbers
 from tutorec.sparse.printing import jagged_text, object_text
+from tutorec.sparse.traced import kind_of
 from tutorec.sparse.validate import check_form, check_lists, checkable, refuse_lists
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
@@ -92,7 +93,7 @@ class JaggedTensor:
         values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
     ) -> "JaggedTensor":
         """A jagged tensor from parts that are known to fit, unchecked."""
-        jagged = object.__new__(JaggedTensor)
+        jagged = object.__new__(JaggedTensor if type(values) is Tensor else kind_of(JaggedTensor, values))
         jagged._values = values
         jagged._weights = weights
         jagged._lengths = lengths
@@ -290,6 +291,8 @@ def _check(jagged: JaggedTensor) -> None:
     """Check the parts that a caller gave; keeps the offsets found on the way."""
     if not checkable(jagged._values):
         refuse_lists("JaggedTensor", values=jagged._values)
+        if not isinstance(jagged._values, Tensor):
+            jagged.__class__ = kind_of(JaggedTensor, jagged._values)
         return
     values, weights, lengths, offsets = jagged._values, jagged._weights, jagged._lengths, jagged._offsets
     try:

@@ -9,6 +9,7 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec.sparse.kjt_layout import positions, running_sum
 from tutorec.sparse.printing import keyed_text, object_text
 from tutorec.sparse.regroup import check_tensor_list, regroup
+from tutorec.sparse.traced import kind_of
 from tutorec.sparse.validate import check_keys, check_positions, checkable, key_list, missing_key, refuse_lists
 
 
@@ -73,7 +74,7 @@ class KeyedTensor:
         index_per_key: dict[str, int] | None = None,
     ) -> "KeyedTensor":
         """A keyed tensor from parts that are known to fit, unchecked; the lists are kept, not copied."""
-        keyed = object.__new__(KeyedTensor)
+        keyed = object.__new__(KeyedTensor if type(values) is Tensor else kind_of(KeyedTensor, values))
         keyed._keys = keys
         keyed._length_per_key = length_per_key
         keyed._values = values
@@ -256,6 +257,8 @@ def _check(keyed: KeyedTensor) -> None:
     """Check that keys and lengths describe the values."""
     if not checkable(keyed._values):
         refuse_lists("KeyedTensor", values=keyed._values)
+        if not isinstance(keyed._values, Tensor):
+            keyed.__class__ = kind_of(KeyedTensor, keyed._values)
         return
     keys, lengths, dim, shape = keyed._keys, keyed._length_per_key, keyed._key_dim, keyed._values.shape
     if not keys and not lengths:

@@ -36,6 +36,7 @@ from tutorec.sparse.kjt_layout import (
 from tutorec.sparse.kjt_read import counts_of_lists, settle
 from tutorec.sparse.kjt_share import cut, find_together, offsets_found
 from tutorec.sparse.kjt_variable import stride_of, strides_as_lists, strides_of, strides_of_ranks, take_rows
+from tutorec.sparse.traced import kind_of
 from tutorec.sparse.validate import check_positions, check_segments, missing_key
 
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not have, and
@@ -164,10 +165,8 @@ class KeyedJaggedTensor:
         stride_per_key_per_rank: Tensor | None = None,
     ) -> "KeyedJaggedTensor":
         """A batch from parts that are known to fit, unchecked."""
-        batch = object.__new__(KeyedJaggedTensor)
-        batch._keys = keys
-        batch._values = values
-        batch._weights = weights
+        batch = object.__new__(KeyedJaggedTensor if type(values) is Tensor else kind_of(KeyedJaggedTensor, values))
+        batch._keys, batch._values, batch._weights = keys, values, weights
         batch._lengths = lengths
         batch._offsets = offsets
         batch._stride = stride

@@ -13,6 +13,7 @@ from tutorec.sparse.deferred import report
 from tutorec.sparse.jagged_layout import FEW_LISTS
 from tutorec.sparse.kjt_checks import check_numbers, row_sums, sums_per_key
 from tutorec.sparse.kjt_variable import strides_of_ranks
+from tutorec.sparse.traced import kind_of
 from tutorec.sparse.validate import key_list
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def settle(batch: KeyedJaggedTensor) -> None:
         ValueError: ``keys`` is one string, or there are neither lengths nor offsets.
     """
     keys, lengths, strides = batch._keys, batch._lengths, batch._stride_per_key
+    if type(batch._values) is not Tensor and not isinstance(batch._values, Tensor):
+        batch.__class__ = kind_of(type(batch), batch._values)
     if type(keys) is list:
         batch._keys = keys[:]
     elif not isinstance(keys, torch.fx.Proxy):

@@ -8,6 +8,7 @@ import torch
 
 from tutorec.sparse.kjt_checks import check_numbers
 from tutorec.sparse.printing import keyed_jagged_text, object_text
+from tutorec.sparse.traced import eager_kind
 
 if TYPE_CHECKING:
     from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -32,4 +33,4 @@ def as_call(batch: Any, tracer: Any) -> Any:
     """In a traced graph, a batch that leaves the graph is a call of its constructor."""
     names = ("keys", "values", "weights", "lengths", "offsets", "stride", "stride_per_key_per_rank", "inverse_indices")
     parts = {name: getattr(batch, f"_{name}") for name in names}
-    return tracer.create_node("call_function", type(batch), (), tracer.create_arg(parts))
+    return tracer.create_node("call_function", eager_kind(batch), (), tracer.create_arg(parts))

@@ -176,10 +176,12 @@ def test_replicated_tables_are_fused_where_the_table_names_an_optimizer():
 
 
 @pytest.mark.parametrize("asked", ["dense", "batched_dense"])
-def test_kernel_that_is_asked_for_is_the_only_one(asked: str):
-    options = listed(bags(item=(8, 4)), Topology(2, "cpu"), {"item": ParameterConstraints(compute_kernels=[asked])})
+@pytest.mark.parametrize("types", [None, sorted(ALL_BUT_GRID)])
+def test_kernel_dense_alone_means_replicated_and_with_types_these(asked: str, types: list[str] | None):
+    constraint = ParameterConstraints(sharding_types=types, compute_kernels=[asked])
+    options = listed(bags(item=(8, 4)), Topology(2, "cpu"), {"item": constraint})
     assert {option.compute_kernel for option in options} == {"dense"}
-    assert {option.sharding_type for option in options} == ALL_BUT_GRID
+    assert {option.sharding_type for option in options} == set(types or ["data_parallel"])
 
 
 def test_kernel_that_is_registered_later_is_listed():

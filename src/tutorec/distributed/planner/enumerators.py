@@ -72,6 +72,7 @@ class EmbeddingEnumerator(Enumerator):
       of several sizes are taken;
     - of fused and dense, which compute the same, one is taken: fused, and for replicated tables dense, unless an
       optimizer is named for them;
+    - a constraint that names the kernel dense and no type means replicated, as in TorchRec;
     - columns are cut into slices of at least ``min_partition`` (128 by default) columns, equal ones, each a multiple
       of 4: the narrowest that divide the table. A table that has no such slices stays whole.
 
@@ -248,6 +249,8 @@ class EmbeddingEnumerator(Enumerator):
             for kernel in _known(wanted_kernels, kernels):
                 self._refuse(table, kind.value, kernel, f"{type(table.sharder).__name__} does not build this kernel")
             for kernel, why in _kernels(table, kind, kernels, wanted_kernels, self._costed):
+                if why is None and kernel == EmbeddingComputeKernel.DENSE.value and kernel in wanted_values:
+                    why = _dense_refused(kind, wanted_types)
                 if why is None:
                     yield kind, kernel
                 else:
@@ -326,9 +329,17 @@ def _kernels(
         elif kernel not in left:
             yield kernel, f"its constraints allow only {', '.join(names)}"
         elif kernel == spare and dense in left and fused in left:
-            yield kernel, f"{instead}; ParameterConstraints(compute_kernels=[{kernel!r}]) asks for it"
+            ask = f"sharding_types=[{kind.value!r}], compute_kernels=[{kernel!r}]"
+            yield kernel, f"{instead}; ParameterConstraints({ask}) asks for it"
         else:
             yield kernel, None
+
+
+def _dense_refused(kind: ShardingType, wanted_types: Sequence[ShardingType]) -> str | None:
+    """The kernel dense alone asks for a replicated table, as in TorchRec; with a type it may be any."""
+    if wanted_types or kind is ShardingType.DATA_PARALLEL:
+        return None
+    return "the kernel 'dense' without a sharding type means data_parallel; sharding_types names another one"
 
 
 class _Cuts:
