@@ -452,6 +452,14 @@ def test_stages_stand_in_a_profile():
     assert {"## load 0 ##", "## forward 1 ##", "## backward 1 ##", "## optimizer_step 0 ##"} <= names
 
 
+@pytest.mark.parametrize("pipeline", CLASSES, ids=lambda each: each.__name__)
+def test_programs_written_for_torchrec_read_model_optimizer_and_device(pipeline):
+    model = nn.Linear(2, 1, device=here())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    made = pipeline(model, optimizer, here())
+    assert (made._model, made._optimizer, made._device) == (model, optimizer, here())
+
+
 def test_names_of_the_package_are_those_of_its_modules():
     from tutorec.distributed.train_pipeline import train_pipelines
 

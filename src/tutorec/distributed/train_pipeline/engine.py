@@ -165,6 +165,19 @@ class TrainPipeline(Generic[In, Out]):
 
     # --- the model
 
+    # Programs written for TorchRec read these three, the DLRM reference among them.
+    @property
+    def _model(self) -> nn.Module:
+        return self._stages.model
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return self._stages.optimizer
+
+    @property
+    def _device(self) -> torch.device:
+        return self._stages.device
+
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
         """Let the model's sharded modules take what is started early; ``progress`` does it by itself.
 
