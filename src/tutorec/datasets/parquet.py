@@ -1,0 +1,288 @@
+"""Parquet files as batches: ids from list columns, dealt out by rank, with a position to go on from.
+
+Needs pyarrow: ``pip install 'tutorec[parquet]'``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, get_worker_info
+
+from tutorec.datasets.utils import Batch, check_whole, rank_slices, split_evenly
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+Ranges = list[tuple[int, int]]  # rows start..stop-1, in the order of a pass
+
+
+class ParquetDataset(IterableDataset[Batch]):
+    """Batches of Parquet files: ids from columns of lists, dense features and labels from columns of numbers.
+
+    A pass takes every row once. Its rows are those of all row groups, one group after the other; each rank takes a
+    range of them, so that it reads few groups that another one reads. Every rank gets the same number of batches:
+    ranges differ by at most one row, and so do the ranks' last batches. No loop runs over samples, and a row group is
+    decoded once: a batch copies the ids of each feature from where Arrow has put them.
+
+    A worker of a DataLoader (``batch_size=None``) takes every ``num_workers``-th batch of its rank, from a range of its
+    own. Workers hold copies of this object: call :meth:`set_epoch` before each pass, and give :meth:`state_dict` the
+    number of batches.
+
+    Args:
+        paths: one file or several.
+        batch_size: B, rows per batch on this rank.
+        sparse: columns that are features: lists of integers, or integers for bags of one id; a null is an empty bag.
+        dense: columns of numbers that are dense features, in this order.
+        label: the column of labels; without it they are 0.
+        rank: this rank.
+        world_size: W.
+        seed: shuffle the row groups, in another way in each pass; by default they keep their order.
+
+    Yields:
+        Batches with dense [B, D] float32, ids of every feature (int32 where all columns are, else int64), and labels
+        [B] float32.
+
+    Raises:
+        ImportError: pyarrow is not installed.
+        FileNotFoundError: a file is not there.
+        ValueError: a column that is missing or of another type, a null where a number is needed, a rank or size that
+            cannot be, or too few rows for every rank to get one.
+
+    Example:
+        >>> import tempfile, pyarrow, pyarrow.parquet
+        >>> from tutorec.datasets.parquet import ParquetDataset
+        >>> rows = pyarrow.table({"item": [[7, 1], [], [3]], "price": [1.0, 2.0, 3.0], "click": [1, 0, 1]})
+        >>> path = tempfile.mkdtemp() + "/day_0.parquet"
+        >>> pyarrow.parquet.write_table(rows, path)
+        >>> data = ParquetDataset(path, batch_size=2, sparse=["item"], dense=["price"], label="click")
+        >>> [(batch.sparse_features.values().tolist(), batch.labels.tolist()) for batch in data]
+        [([7, 1], [1.0, 0.0]), ([3], [1.0])]
+    """
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        batch_size: int,
+        sparse: Sequence[str],
+        dense: Sequence[str] = (),
+        label: str | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(sparse, str) or not sparse:
+            raise ValueError(f"sparse={sparse!r}: give a list of at least one column, ['{sparse or 'item'}']")
+        if seed is not None:
+            check_whole("seed", seed, least=0)
+        self.sparse, self.dense, self.label = list(sparse), list(dense), label
+        self.batch_size, self.rank, self.world_size, self.seed = batch_size, rank, world_size, seed
+        self._numbers = [*self.dense, *([] if label is None else [label])]
+        parquet = _pyarrow_parquet()
+        self._groups: list[tuple[Path, int, int]] = []  # file, row group, rows
+        for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+            with parquet.ParquetFile(path) as file:
+                _check_columns(path, file.schema_arrow, self.sparse, self._numbers)
+                counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+            self._groups += [(path, i, rows) for i, rows in enumerate(counts)]
+        self._rows = sum(rows for *_, rows in self._groups)
+        rank_slices(self._rows, batch_size, rank, world_size)  # refuses what cannot be dealt out
+        self.set_epoch(0)
+
+    def __len__(self) -> int:
+        """Batches of the coming pass on each rank: fewer than usual after a state was loaded."""
+        return len(rank_slices(_total(self._left), self.batch_size, self.rank, self.world_size))
+
+    def set_epoch(self, epoch: int) -> None:
+        """The coming pass is the whole one of this number, which decides the order of the row groups."""
+        check_whole("epoch", epoch, least=0)
+        self._epoch, self._left, self._given = epoch, [(0, self._rows)], 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._given = 0
+        worker = get_worker_info()
+        index, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return self._pass(self._batches_of_workers(self.rank, workers)[index])
+
+    def state_dict(self, batches: int | None = None, num_workers: int = 0) -> dict[str, Any]:
+        """Where the pass stands, the same on every rank: numbers and lists, which JSON holds.
+
+        Args:
+            batches: how many batches of the pass each rank is done with; by default those that this object gave out.
+                A pipeline reads ahead of the step that it trains, and a DataLoader's workers give batches out instead.
+            num_workers: of the DataLoader that gave them out.
+        """
+        given, workers = self._given if batches is None else batches, max(num_workers, 1)
+        check_whole("batches", given, least=0)
+        left: Ranges = []
+        for rank in range(self.world_size):
+            plan = self._batches_of_workers(rank, workers)
+            # the worker that is next comes first: with as many workers the batches go on as if nothing had stopped
+            for worker in (number % workers for number in range(given, given + workers)):
+                left += [rows for batch in plan[worker][len(range(worker, given, workers)) :] for rows in batch]
+        epoch = self._epoch
+        if _total(left) < self.world_size:
+            epoch, left = epoch + 1, [(0, self._rows)]
+        return {"epoch": epoch, "left": [list(rows) for rows in _joined(left)], **self._identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a state was made: with W, B and ``num_workers`` of that run its batches, else all rows left.
+
+        Raises:
+            ValueError: the state is of other files or of another seed.
+        """
+        other = {name: state.get(name) for name in self._identity()}
+        if other != self._identity():
+            raise ValueError(
+                f"the state is of {other}, and this data has {self._identity()}: use the same files and seed"
+            )
+        self.set_epoch(state["epoch"])
+        left = [(start, stop) for start, stop in state["left"]]
+        if _total(left) < self.world_size:
+            self.set_epoch(self._epoch + 1)  # not a row for every rank
+        else:
+            self._left = left
+
+    def _identity(self) -> dict[str, Any]:
+        return {"rows": self._rows, "row_groups": len(self._groups), "seed": self.seed}
+
+    def _batches_of_workers(self, rank: int, workers: int) -> list[list[Ranges]]:
+        """For each worker of a rank, the rows of each of its batches."""
+        total = _total(self._left)
+        at = split_evenly(0, total, self.world_size)[rank][0]
+        sizes = [stop - start for start, stop in rank_slices(total, self.batch_size, rank, self.world_size)]
+        plan = []
+        for worker in range(workers):
+            ends = list(accumulate(sizes[worker::workers], initial=at))
+            plan.append([_part(self._left, start, stop) for start, stop in pairwise(ends)])
+            at = ends[-1]
+        return plan
+
+    def _pass(self, batches: list[Ranges]) -> Iterator[Batch]:
+        order = np.arange(len(self._groups))
+        if self.seed is not None:
+            order = np.random.default_rng([self.seed, self._epoch]).permutation(order)
+        bounds = list(accumulate((self._groups[group][2] for group in order), initial=0))
+        held, rows = -1, None
+        for ranges in batches:
+            parts: list[_Rows] = []
+            for start, stop in ranges:
+                while start < stop:
+                    at = bisect_right(bounds, start) - 1
+                    if rows is None or held != at:
+                        held, rows = at, self._decoded(*self._groups[order[at]])
+                    end = min(stop, bounds[at + 1])
+                    parts.append(rows.slice(start - bounds[at], end - bounds[at]))
+                    start = end
+            self._given += 1
+            yield self._to_batch(parts)
+        self.set_epoch(self._epoch + 1)
+
+    def _decoded(self, path: Path, group: int, count: int) -> _Rows:
+        with _pyarrow_parquet().ParquetFile(path, memory_map=True) as file:
+            table = file.read_row_group(group, columns=[*self.sparse, *self._numbers])
+        if table.num_rows != count:
+            raise ValueError(
+                f"{path}: row group {group} has {table.num_rows} rows and had {count} when the data set was made: the "
+                "file was replaced; make the data set again"
+            )
+        where = f"{path}, row group {group}"
+        lists = [_lists(table.column(name).combine_chunks(), f"{where}, column '{name}'") for name in self.sparse]
+        numbers = [_without_nulls(table.column(name), f"{where}, column '{name}'") for name in self._numbers]
+        return _Rows(lists, [column.astype(np.float32, copy=False) for column in numbers])
+
+    def _to_batch(self, parts: list[_Rows]) -> Batch:
+        lists = [part.lists[feature] for feature in range(len(self.sparse)) for part in parts]
+        values = np.concatenate([values[offsets[0] : offsets[-1]] for offsets, values in lists])
+        lengths = np.concatenate([np.diff(offsets) for offsets, _ in lists]).astype(np.int32, copy=False)
+        kjt = KeyedJaggedTensor(self.sparse, torch.from_numpy(values), lengths=torch.from_numpy(lengths))
+        columns = [np.concatenate(column) for column in zip(*(part.numbers for part in parts), strict=True)]
+        size = len(lengths) // len(self.sparse)
+        dense, label = columns[: len(self.dense)], columns[len(self.dense) :]
+        return Batch(
+            torch.from_numpy(np.stack(dense, axis=1)) if dense else torch.zeros(size, 0),
+            kjt,
+            torch.from_numpy(label[0]) if label else torch.zeros(size),
+        )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Decoded rows: (offsets, values) of each feature, and the columns of numbers."""
+
+    lists: list[tuple[NDArray[Any], NDArray[Any]]]
+    numbers: list[NDArray[Any]]
+
+    def slice(self, start: int, stop: int) -> _Rows:
+        lists = [(offsets[start : stop + 1], values) for offsets, values in self.lists]
+        return _Rows(lists, [column[start:stop] for column in self.numbers])
+
+
+def _pyarrow_parquet() -> Any:
+    try:
+        return importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ImportError("reading Parquet needs pyarrow: pip install 'tutorec[parquet]'") from error
+
+
+def _check_columns(path: Path, schema: Any, sparse: list[str], numbers: list[str]) -> None:
+    types = importlib.import_module("pyarrow").types
+    for i, name in enumerate([*sparse, *numbers]):
+        if name not in schema.names:
+            raise ValueError(f"{path}: no column '{name}'; there are {schema.names}")
+        kind = schema.field(name).type
+        if i < len(sparse):
+            ids = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
+            fits, expected = types.is_integer(ids), "integers or lists of them (hash other ids first)"
+        else:
+            fits = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+            expected = "numbers"
+        if not fits:
+            raise ValueError(f"{path}: column '{name}' holds {kind}, and it must hold {expected}")
+
+
+def _lists(array: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Offsets [B + 1] and values [N] of a column; a null is an empty list."""
+    if hasattr(array, "offsets"):
+        offsets, values = array.offsets.to_numpy(), _without_nulls(array.values, where)
+    else:
+        offsets = np.concatenate([[0], np.cumsum(array.is_valid().to_numpy(zero_copy_only=False))])
+        values = _without_nulls(array.drop_null(), where)
+    return offsets, values if values.dtype in (np.int32, np.int64) else values.astype(np.int64)
+
+
+def _without_nulls(array: Any, where: str) -> NDArray[Any]:
+    if array.null_count:
+        raise ValueError(f"{where}: {array.null_count} of {len(array)} values are null: give every one a number")
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _total(ranges: Iterable[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def _part(ranges: Ranges, start: int, stop: int) -> Ranges:
+    """The rows start..stop-1 of the ranges, counted from the first one's beginning."""
+    part = []
+    for low, high in ranges:
+        first, last = max(low, low + start), min(high, low + stop)
+        part += [(first, last)] if first < last else []
+        start, stop = start - (high - low), stop - (high - low)
+    return part
+
+
+def _joined(ranges: Ranges) -> Ranges:
+    joined: Ranges = []
+    for start, stop in ranges:
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, stop))
+    return joined

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from tutorec.datasets.parquet import ParquetDataset
+from tutorec.datasets.utils import Batch, step_slices
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'tutorec[parquet]'")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def _bag(row: int) -> list[int]:
+    return list(range(10 * row, 10 * row + row % 3))
+
+
+def _write(folder: Path, rows: tuple[int, ...] = (23, 0, 14), group: int = 5) -> list[Path]:
+    """Files whose columns tell the number of their row over all files."""
+    paths, start = [], 0
+    for day, count in enumerate(rows):
+        numbers = range(start, start + count)
+        start += count
+        columns = {
+            "clicked": pa.array([None if row == 4 else _bag(row) for row in numbers], pa.list_(pa.int64())),
+            "user": pa.array([None if row % 7 == 6 else row for row in numbers], pa.int32()),
+            "price": pa.array([row / 2 for row in numbers], pa.float64()),
+            "hour": pa.array([row % 24 for row in numbers], pa.int16()),
+            "click": pa.array([row % 2 == 1 for row in numbers], pa.bool_()),
+            "row": pa.array(list(numbers), pa.int64()),
+        }
+        paths.append(folder / f"day_{day}.parquet")
+        pq.write_table(pa.table(columns), paths[-1], row_group_size=group)
+    return paths
+
+
+def _data(paths: list[Path], batch_size: int = 4, **options: Any) -> ParquetDataset:
+    return ParquetDataset(paths, batch_size, ["clicked", "user"], ["price", "hour", "row"], "click", **options)
+
+
+def _rows(batch: Batch) -> list[int]:
+    """The rows of a batch, which all its parts agree on."""
+    rows = [int(row) for row in batch.dense_features[:, 2].tolist()]
+    assert batch.dense_features.tolist() == [[row / 2, row % 24, row] for row in rows]
+    assert batch.labels.tolist() == [row % 2 for row in rows]
+    assert (batch.dense_features.dtype, batch.labels.dtype) == (torch.float32, torch.float32)
+    kjt = batch.sparse_features
+    assert kjt.keys() == ["clicked", "user"] and kjt.stride() == len(rows)
+    clicked, user = kjt["clicked"], kjt["user"]
+    assert clicked.lengths().tolist() == [0 if row == 4 else row % 3 for row in rows]
+    assert clicked.values().tolist() == [i for row in rows if row != 4 for i in _bag(row)]
+    assert user.lengths().tolist() == [int(row % 7 != 6) for row in rows]
+    assert user.values().tolist() == [row for row in rows if row % 7 != 6]
+    assert kjt.values().dtype == torch.int64 and kjt.lengths().dtype == torch.int32
+    return rows
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_ranks_take_every_row_once_in_as_many_batches(tmp_path: Path, world: int) -> None:
+    paths = _write(tmp_path)
+    ranks = [_data(paths, rank=rank, world_size=world) for rank in range(world)]
+    read = [[_rows(batch) for batch in data] for data in ranks]
+    assert [row for batches in read for rows in batches for row in rows] == list(range(37))
+    steps = step_slices(37, 4, world)
+    assert [[len(rows) for rows in batches] for batches in zip(*read, strict=True)] == [
+        [stop - start for start, stop in step] for step in steps
+    ]
+    assert [len(data) for data in ranks] == [len(steps)] * world
+
+
+def test_a_seed_shuffles_row_groups_in_another_way_in_each_pass(tmp_path: Path) -> None:
+    data, same = (_data(_write(tmp_path), seed=3) for _ in range(2))
+    first, second = ([row for batch in data for row in _rows(batch)] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(37)) and first != second != list(range(37))
+    starts = [0, 5, 10, 15, 20, 23, 28, 33, 37]
+    groups = {start: list(range(start, stop)) for start, stop in pairwise(starts)}
+    assert [row for start in first if start in groups for row in groups[start]] == first
+    same.set_epoch(1)
+    assert [row for batch in same for row in _rows(batch)] == second
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("taken", [0, 1, 4, 5])
+def test_a_state_goes_on_with_the_batches_of_the_run_that_it_was_made_in(
+    tmp_path: Path, workers: int, taken: int
+) -> None:
+    paths = _write(tmp_path)
+    for rank in range(2):
+        whole = _data(paths, rank=rank, world_size=2, seed=1)
+        expected = [_rows(batch) for batch in DataLoader(whole, batch_size=None, num_workers=workers)]
+        assert len(expected) == 5
+        state = _data(paths, rank=1 - rank, world_size=2, seed=1).state_dict(taken, workers)
+        resumed = _data(paths, rank=rank, world_size=2, seed=1)
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        if taken == 5:  # the next pass
+            whole.set_epoch(1)
+            expected += [_rows(batch) for batch in DataLoader(whole, batch_size=None, num_workers=workers)]
+        loader = DataLoader(resumed, batch_size=None, num_workers=workers)
+        assert len(loader) == len(expected) - taken
+        assert [_rows(batch) for batch in loader] == expected[taken:]
+
+
+def _in_order(data: ParquetDataset, rank: int, workers: int) -> list[list[int]]:
+    """The rows of a rank's batches as a DataLoader gives them out: of each worker in turn."""
+    plan = data._batches_of_workers(rank, workers)
+    turns = [batch for turn in range(len(plan[0])) for worker in plan for batch in worker[turn : turn + 1]]
+    return [[row for start, stop in batch for row in range(start, stop)] for batch in turns]
+
+
+@given(
+    rows=st.integers(4, 60),
+    stops=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 3), st.integers(0, 9)), min_size=1),
+)
+def test_a_run_that_is_stopped_and_goes_on_in_other_worlds_takes_every_row_once(
+    rows: int, stops: list[tuple[int, int, int, int]]
+) -> None:
+    data = ParquetDataset.__new__(ParquetDataset)  # positions need no file
+    data._groups, data._rows, data.seed, data.world_size, data.batch_size = [], rows, None, 1, 1
+    data.set_epoch(0)
+    taken: list[int] = []
+    for world, batch_size, workers, steps in stops:
+        before = data.state_dict(0)
+        data.world_size, data.batch_size = world, batch_size
+        data.load_state_dict(before)
+        if data._epoch:  # there was not a row for each rank of this world
+            break
+        expected = [_in_order(data, rank, workers) for rank in range(world)]
+        assert len({len(batches) for batches in expected}) == 1
+        taken += [row for batches in expected for batch in batches[:steps] for row in batch]
+        data.load_state_dict(data.state_dict(steps, workers))
+        if data._epoch:
+            assert rows - len(taken) < world
+            break
+        assert [_in_order(data, rank, workers) for rank in range(world)] == [batches[steps:] for batches in expected]
+        left = [row for start, stop in data._left for row in range(start, stop)]
+        assert sorted(taken + left) == list(range(rows))
+
+
+def test_an_object_knows_where_it_stands_and_starts_again_from_there(tmp_path: Path) -> None:
+    paths = _write(tmp_path)
+    data, resumed = _data(paths), _data(paths)
+    batches = iter(data)
+    first = [_rows(batch) for batch in islice(batches, 3)]
+    state = data.state_dict()
+    assert state == data.state_dict(3) == {"epoch": 0, "left": [[12, 37]], "rows": 37, "row_groups": 9, "seed": None}
+    resumed.load_state_dict(state)
+    for _ in range(2):  # one more look does not lose the position
+        assert _rows(next(iter(resumed))) == list(range(12, 16))
+    assert len(resumed) == 7 and sum(map(len, first)) == 12
+    assert [_rows(batch) for batch in resumed] == [_rows(batch) for batch in batches]
+    assert data.state_dict() == resumed.state_dict() == {**state, "epoch": 1, "left": [[0, 37]]}
+    assert len(resumed) == 10
+
+
+def test_a_state_with_less_than_a_row_for_each_rank_is_that_of_the_next_pass(tmp_path: Path) -> None:
+    paths = _write(tmp_path)
+    one = _data(paths, batch_size=36)
+    state = one.state_dict(1)
+    assert state["left"] == [[36, 37]]
+    two = _data(paths, world_size=2)
+    two.load_state_dict(state)
+    assert two.state_dict()["epoch"] == 1 and len(two) == 5
+
+
+def test_a_state_of_other_data_is_refused(tmp_path: Path) -> None:
+    paths = _write(tmp_path)
+    state = _data(paths, seed=1).state_dict()
+    for other in (_data(paths, seed=2), _data(paths[:1], seed=1), _data(_write(tmp_path, group=6), seed=1)):
+        with pytest.raises(ValueError, match=r"'rows': 37, 'row_groups': 9, 'seed': 1.*use the same files and seed"):
+            other.load_state_dict(state)
+
+
+def test_each_row_group_is_decoded_once_and_by_few_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    decode = ParquetDataset._decoded
+
+    def remember(self: ParquetDataset, path: Path, group: int, count: int) -> Any:
+        decoded.append(group)
+        return decode(self, path, group, count)
+
+    monkeypatch.setattr(ParquetDataset, "_decoded", remember)
+    paths = _write(tmp_path, rows=(40,), group=10)
+    for rank, groups in ((0, [0, 1]), (1, [2, 3])):
+        decoded.clear()
+        assert len(list(_data(paths, batch_size=3, rank=rank, world_size=2))) == 7
+        assert decoded == groups
+
+
+def test_ids_alone_keep_32_bits_and_large_lists_are_read(tmp_path: Path) -> None:
+    ids = pa.array([[1], [2, 3], []], pa.large_list(pa.int32()))
+    pq.write_table(pa.table({"a": ids, "b": pa.array([[], [4], [5]], pa.list_(pa.int32()))}), tmp_path / "a.parquet")
+    (batch,) = ParquetDataset(str(tmp_path / "a.parquet"), 4, ["b", "a"])
+    assert batch.sparse_features.values().tolist() == [4, 5, 1, 2, 3]
+    assert batch.sparse_features.values().dtype == torch.int32
+    assert batch.dense_features.shape == (3, 0) and batch.labels.tolist() == [0, 0, 0]
+
+
+def test_a_batch_can_be_changed_and_the_data_set_pickled(tmp_path: Path) -> None:
+    data = pickle.loads(pickle.dumps(_data(_write(tmp_path))))
+    for batch in data:
+        for part in (batch.dense_features, batch.sparse_features.values(), batch.labels):
+            part.add_(1)
+    assert sum(len(_rows(batch)) for batch in data) == 37
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sparse": ["nothing"]}, r"day_0.parquet: no column 'nothing'; there are \['clicked'"),
+        ({"sparse": ["price"]}, "column 'price' holds double, and it must hold integers or lists of them"),
+        ({"sparse": ["clicked"], "dense": ["clicked"]}, "holds list<element: int64>, and it must hold numbers"),
+        ({"sparse": []}, "give a list of at least one column"),
+        ({"sparse": "clicked"}, r"\['clicked'\]"),
+        ({"rank": 2, "world_size": 2}, "rank=2 is not a rank of world_size=2"),
+        ({"world_size": 38}, "37 rows are not enough for one step of 38"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_columns_and_numbers_that_cannot_be_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ParquetDataset(_write(tmp_path), 4, **{"sparse": ["clicked"], **change})
+
+
+@pytest.mark.parametrize("name", ["ids", "number"])
+def test_a_null_where_a_number_is_needed_is_named(tmp_path: Path, name: str) -> None:
+    table = pa.table({"ids": [[1], [2, None], [3]], "number": [1.0, None, 2.0], "good": [[1], [2], [3]]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1)
+    data = ParquetDataset(
+        tmp_path / "a.parquet", 1, ["good" if name == "number" else "ids"], [name] * (name == "number")
+    )
+    with pytest.raises(ValueError, match=rf"a.parquet, row group 1, column '{name}': 1 of [12] values are null"):
+        list(data)
+
+
+def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
+    data = _data(_write(tmp_path))
+    _write(tmp_path, group=6)
+    with pytest.raises(ValueError, match="row group 0 has 6 rows and had 5"):
+        list(data)
+
+
+def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ImportError, match=r"pip install 'tutorec\[parquet\]'"):
+        ParquetDataset(tmp_path / "a.parquet", 1, ["a"])
