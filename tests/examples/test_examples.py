@@ -43,7 +43,7 @@ def test_dlrm_says_on_rank_0_how_near_it_comes_to_the_best_auc(ranks: Callable[.
     assert second == ""
     best = shop(rows=2000, test_rows=500, users=40, items=60).best_auc
     lines = first.splitlines()
-    assert lines[1].startswith("2 rank(s), 50 samples each: t_user ")
+    assert lines[1].startswith("2 rank(s), 50 samples each: ")
     assert re.fullmatch(r"before: AUC 0\.\d{4}, .* over 500 samples; best possible AUC " + f"{best:.4f}", lines[2])
     assert lines[3].startswith("40 steps, 4,000 samples, ")
     assert re.fullmatch(r"after: AUC 0\.\d{4}, .*", lines[4])

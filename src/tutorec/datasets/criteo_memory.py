@@ -111,18 +111,20 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             for sparse in self.sparse_arrs:
                 _hash(sparse, self.hashes, out=sparse)
         self._starts = list(accumulate((len(file) for file in self.dense_arrs), initial=0))
-        most = max(stop - start for start, stop in self._slices)
-        self._lengths = torch.ones(CAT_FEATURE_COUNT * most, dtype=torch.int32)
-        self._offsets = torch.arange(CAT_FEATURE_COUNT * most + 1, dtype=torch.int32)
+        self._lengths, self._offsets = torch.ones(0, dtype=torch.int32), torch.arange(1, dtype=torch.int32)
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         # a DataLoader takes a batch of each worker in turn: the order is that of one process
         slices = self._slices if worker is None else self._slices[worker.id :: worker.num_workers]
-        return (self._np_arrays_to_batch(*self._rows(start, stop)) for start, stop in slices)
+        return (self.to_batch(start, stop) for start, stop in slices)
 
     def __len__(self) -> int:
         return len(self._slices)
+
+    def to_batch(self, start: int, stop: int) -> Batch:
+        """Rows start..stop-1 of all files as one batch; where the training set is shuffled, of this rank's rows."""
+        return self._np_arrays_to_batch(*self._rows(start, stop))
 
     def _rows(self, start: int, stop: int) -> Rows:
         first, last = bisect_right(self._starts, start) - 1, bisect_right(self._starts, stop - 1)
@@ -140,6 +142,9 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
             dense, sparse, labels = dense[order], sparse[order], labels[order]
         size = len(dense)
         ids = size * CAT_FEATURE_COUNT
+        if ids > len(self._lengths):  # shared by all batches, which take what they need of them
+            self._lengths = torch.ones(ids, dtype=torch.int32)
+            self._offsets = torch.arange(ids + 1, dtype=torch.int32)
         kjt = KeyedJaggedTensor._from_parts(
             DEFAULT_CAT_NAMES,
             torch.from_numpy(sparse.T.flatten()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -57,11 +57,11 @@ def parser(program: str, description: str, **sizes: int) -> argparse.ArgumentPar
     )
     for name, default in sizes.items():
         flag = f"--{name.replace('_', '-')}"
-        made.add_argument(flag, type=_positive, default=default, help=f"{_SIZES[name]} (%(default)s)")
-    made.add_argument("--batch-size", type=_positive, default=512, help="samples of a step, of all ranks (%(default)s)")
+        made.add_argument(flag, type=positive, default=default, help=f"{_SIZES[name]} (%(default)s)")
+    made.add_argument("--batch-size", type=positive, default=512, help="samples of a step, of all ranks (%(default)s)")
     made.add_argument("--epochs", type=_from_zero, default=2, help="how often the rows are gone through (%(default)s)")
     made.add_argument("--steps", type=_from_zero, help="stop after this step, counted from the first run's beginning")
-    made.add_argument("--columns", type=_positive, default=16, help="D of the tables (%(default)s)")
+    made.add_argument("--columns", type=positive, default=16, help="D of the tables (%(default)s)")
     made.add_argument("--table-rate", type=_rate, default=0.1, help="learning rate of the tables (%(default)s)")
     made.add_argument("--rate", type=_rate, default=0.003, help="learning rate of the dense parts (%(default)s)")
     made.add_argument("--seed", type=_from_zero, default=0, help="of the data and of the first weights (%(default)s)")
@@ -69,17 +69,17 @@ def parser(program: str, description: str, **sizes: int) -> argparse.ArgumentPar
         "--checkpoints", type=_folder, metavar="FOLDER", help="save there, or below a URL; go on from what is there"
     )
     made.add_argument(
-        "--save-every", type=_positive, default=200, metavar="N", help="save after every N steps (%(default)s)"
+        "--save-every", type=positive, default=200, metavar="N", help="save after every N steps (%(default)s)"
     )
     made.add_argument(
-        "--timeout", type=_positive, default=600, metavar="S", help="seconds that a rank waits for others (%(default)s)"
+        "--timeout", type=positive, default=600, metavar="S", help="seconds that a rank waits for others (%(default)s)"
     )
     made.add_argument("--no-progress", action="store_true", help="show no progress bar")
     made.add_argument("--report", type=Path, metavar="FILE", help="write what was measured there, as JSON")
     return made
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     """A whole number from 1 on, or argparse's complaint."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
@@ -91,6 +91,17 @@ def _from_zero(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
     return int(text)
+
+
+def share(text: str) -> float:
+    """A number above 0 and up to 1, or argparse's complaint."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
+    return found
 
 
 def _rate(text: str) -> float:
@@ -226,7 +237,7 @@ def write_report(
         "options": {name: value if value is None else str(value) for name, value in vars(options).items()},
         "versions": {"tutorec": version("tutorec"), "torch": torch.__version__},
         "ranks": group.size(),
-        "plan": plan_in_words(model.plan),
+        "plan": dict(_placements(model.plan)),
         "steps": done.steps,
         "samples": done.samples,
         "samples_per_second": round(_speed(done), 1),
@@ -238,12 +249,20 @@ def write_report(
 
 
 def plan_in_words(plan: ShardingPlan) -> str:
-    """Each table's sharding type and ranks."""
-    return ", ".join(
-        f"{name} {entry.sharding_type} on {entry.ranks}"
-        for of_module in plan.plan.values()
-        for name, entry in cast(EmbeddingModuleShardingPlan, of_module).items()
+    """The tables of each sharding type and ranks; of more than three tables only their number."""
+    groups: dict[str, list[str]] = {}
+    for name, placement in _placements(plan):
+        groups.setdefault(placement, []).append(name)
+    return "; ".join(
+        f"{kind}: {', '.join(names) if len(names) <= 3 else f'{len(names)} tables'}" for kind, names in groups.items()
     )
+
+
+def _placements(plan: ShardingPlan) -> Iterator[tuple[str, str]]:
+    """Each table with its sharding type and ranks."""
+    for of_module in plan.plan.values():
+        for name, entry in cast(EmbeddingModuleShardingPlan, of_module).items():
+            yield name, f"{entry.sharding_type} on {entry.ranks}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,228 @@
+"""DLRM on Criteo's click logs, Kaggle's or the 1 TB ones, on one rank or many; MLPerf's configuration by a flag.
+
+The logs are read as arrays of numpy, mapped into memory, which one command makes of the text::
+
+    python -m tutorec.datasets.scripts.npy_preproc_criteo --input_dir TSV --output_dir NPY
+    python -m tutorec.examples.criteo NPY
+    torchrun --nproc-per-node 2 -m tutorec.examples.criteo NPY --mlperf 0.001 --checkpoints /tmp/criteo
+
+Of several files (``day_0`` to ``day_23``) the last one is held out; of one file (Kaggle's ``train``) the last seventh,
+which is its last day. Stopped and started again with the same folder it goes on where it stood, with any number of
+ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from tutorec._spmd_device import device as own_device
+from tutorec.datasets.criteo import (
+    CAT_FEATURE_COUNT,
+    DEFAULT_CAT_NAMES,
+    INT_FEATURE_COUNT,
+    InMemoryBinaryCriteoIterDataPipe,
+)
+from tutorec.datasets.utils import Batch, RowBatches
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.model_parallel import DistributedModelParallel
+from tutorec.examples.running import (
+    go_on,
+    parser,
+    plan_in_words,
+    positive,
+    samples_of_rank,
+    say,
+    say_speed,
+    share,
+    start,
+    train_on,
+    write_report,
+)
+from tutorec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection, DLRMTrain
+from tutorec.models.training import Metrics, combined_optimizer, evaluate
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.sparse.hashing import mixing_hash
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+NAME = "tutorec.examples.criteo"
+_M = 40_000_000  # MLPerf's largest table: more ids than that share its rows
+_MLPERF_ROWS = (_M, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, _M, 3067956, 405282, 10)
+_MLPERF_ROWS += (2209, 11938, 155, 4, 976, 14, _M, _M, _M, 590152, 12973, 108, 36)
+_MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large the model is.
+
+    Attributes:
+        rows: of the table of each feature.
+        bags: ids of each feature in a sample.
+        columns: D.
+        dense: layers of the dense MLP, without the last one, D.
+        over: layers of the last MLP.
+        rank: of the matrices of the cross network.
+    """
+
+    rows: tuple[int, ...]
+    bags: tuple[int, ...]
+    columns: int
+    dense: tuple[int, ...]
+    over: tuple[int, ...]
+    rank: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train and judge.
+
+    Args:
+        argv: the options; by default those of the command line.
+
+    Returns:
+        The exit status, 0.
+    """
+    made = parser(NAME, "Train a DLRM on Criteo's click logs.")
+    made.add_argument("folder", type=Path, help="where *_dense.npy, *_sparse.npy and *_labels.npy are")
+    made.add_argument(
+        "--interaction", choices=("original", "dcn", "projection"), help="of the features (original; for --mlperf dcn)"
+    )
+    made.add_argument("--hash-rows", type=positive, default=20_000, help="rows of each table (%(default)s)")
+    made.add_argument(
+        "--mlperf", type=share, metavar="SCALE", help="MLPerf's model, its tables with this share of their rows"
+    )
+    made.set_defaults(epochs=1, table_rate=0.02, rate=0.01)
+    options = made.parse_args(argv)
+    shape = shape_of(options)
+    group = start(options)
+    device, rank, world_size, samples = own_device(), group.rank(), group.size(), samples_of_rank(options, group)
+    train, test = read(options.folder, shape, samples)
+    model = DistributedModelParallel(
+        build(shape, options),
+        device=device,
+        sharders=[EmbeddingBagCollectionSharder({"optimizer": "adagrad", "learning_rate": options.table_rate})],
+    )
+    optimizer = combined_optimizer(model, lambda params: torch.optim.Adagrad(params, lr=options.rate))
+    say(f"{world_size} rank(s), {samples} samples each: {plan_in_words(model.plan)}", group)
+    begun = go_on(model, optimizer, options, group)
+
+    def to_device(batch: Batch) -> Batch:
+        return batch.to(device)
+
+    def judge(when: str) -> Metrics:
+        found = evaluate(model, test(samples, rank, world_size).map(to_device))
+        say(f"{when}: {found}", group)
+        return found
+
+    judge("before")
+    batches = train(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(to_device)
+    done = train_on(model, optimizer, batches, begun.step, options, group)
+    say_speed(done, group)
+    write_report(options, model, done, asdict(judge("after")), group)
+    return 0
+
+
+def shape_of(options: argparse.Namespace) -> Shape:
+    """The model that the options describe: a small one, or MLPerf's."""
+    if options.mlperf is None:
+        rows, ones = (options.hash_rows,) * CAT_FEATURE_COUNT, (1,) * CAT_FEATURE_COUNT
+        return Shape(rows, ones, options.columns, dense=(64,), over=(64, 32, 1), rank=32)
+    rows = tuple(max(1, round(each * options.mlperf)) for each in _MLPERF_ROWS)
+    return Shape(rows, _MLPERF_BAGS, 128, dense=(512, 256), over=(1024, 1024, 512, 256, 1), rank=512)
+
+
+def build(shape: Shape, options: argparse.Namespace) -> DLRMTrain:
+    """The model; its tables are on the meta device, so that each rank allocates the rows that it is to hold."""
+    torch.manual_seed(options.seed)
+    width = shape.columns
+    tables = [
+        EmbeddingBagConfig(rows, width, name=f"t_{name}", feature_names=[name])
+        for name, rows in zip(DEFAULT_CAT_NAMES, shape.rows, strict=True)
+    ]
+    collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
+    layers = INT_FEATURE_COUNT, [*shape.dense, width], list(shape.over)
+    interaction = options.interaction or ("original" if options.mlperf is None else "dcn")
+    if interaction == "dcn":
+        return DLRMTrain(DLRM_DCN(collection, *layers, dcn_num_layers=3, dcn_low_rank_dim=shape.rank))
+    if interaction == "projection":
+        return DLRMTrain(DLRM_Projection(collection, *layers, [4 * width], [8 * width]))
+    return DLRMTrain(DLRM(collection, *layers))
+
+
+class Rows:
+    """Consecutive rows of the files, as batches for any rank.
+
+    Args:
+        data: the files.
+        first: the first row.
+        stop: the row after the last one.
+        shape: of the model, for the ids of a bag.
+    """
+
+    def __init__(self, data: InMemoryBinaryCriteoIterDataPipe, first: int, stop: int, shape: Shape) -> None:
+        self._data, self._first, self._stop, self._shape = data, first, stop, shape
+
+    def __call__(
+        self, batch_size: int, rank: int = 0, world_size: int = 1, epochs: int = 1, start: int = 0
+    ) -> RowBatches:
+        """This rank's batches; see :class:`tutorec.datasets.utils.RowBatches`."""
+
+        def read(first: int, stop: int) -> Batch:
+            return in_bags(self._data.to_batch(self._first + first, self._first + stop), self._shape)
+
+        return RowBatches(read, self._stop - self._first, batch_size, rank, world_size, epochs, start=start)
+
+
+def read(folder: Path, shape: Shape, batch_size: int) -> tuple[Rows, Rows]:
+    """The rows to train with, and those that are held out.
+
+    Raises:
+        FileNotFoundError: the folder has no such files.
+    """
+    days = sorted(
+        (path.name.removesuffix("_labels.npy") for path in folder.glob("*_labels.npy")),
+        key=lambda day: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", day)],
+    )
+    if not days:
+        raise FileNotFoundError(
+            f"{folder} has no *_labels.npy: python -m tutorec.datasets.scripts.npy_preproc_criteo --input_dir TSV "
+            f"--output_dir {folder}"
+        )
+    paths = ([str(folder / f"{day}_{part}.npy") for day in days] for part in ("dense", "sparse", "labels"))
+    data = InMemoryBinaryCriteoIterDataPipe(
+        "train", *paths, batch_size=batch_size, rank=0, world_size=1, mmap_mode=True, hashes=list(shape.rows)
+    )
+    of_days = [len(labels) for labels in data.labels_arrs]
+    held_out = of_days[-1] if len(days) > 1 else max(1, of_days[0] // 7)
+    cut, end = sum(of_days) - held_out, sum(of_days)
+    return Rows(data, 0, cut, shape), Rows(data, cut, end, shape)
+
+
+def in_bags(batch: Batch, shape: Shape) -> Batch:
+    """MLPerf's data have bags, Criteo's have one id in each: further ids of a bag are hashes of its one id.
+
+    Args:
+        batch: B samples with one id for each feature.
+        shape: with the ids of each bag.
+    """
+    if set(shape.bags) == {1}:
+        return batch
+    ids = batch.sparse_features.values().long().view(CAT_FEATURE_COUNT, -1)  # [F, B]
+    values = []
+    for feature, (own, rows, count) in enumerate(zip(ids, shape.rows, shape.bags, strict=True)):
+        further = own.unsqueeze(1) * count + torch.arange(1, count)  # [B, count - 1]
+        values.append(torch.cat([own.unsqueeze(1), mixing_hash(further, rows, seed=feature)], dim=1).view(-1))
+    lengths = torch.tensor(shape.bags).repeat_interleave(ids.shape[1])
+    bags = KeyedJaggedTensor(DEFAULT_CAT_NAMES, torch.cat(values), lengths=lengths)
+    return Batch(batch.dense_features, bags, batch.labels)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
