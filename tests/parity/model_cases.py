@@ -70,3 +70,31 @@ def click_models_with_other_interactions(root: str) -> Any:
             losses += [numbers(loss), numbers(logits)]
         found.append([losses, sorted(model.state_dict())])
     return found
+
+
+@case
+def fused_collection(root: str) -> Any:
+    """Tables after three steps, under every optimizer that TorchRec's runs with on a CPU."""
+    import torch
+
+    fused, row_wise = of(root, "modules.fused_embedding_modules"), of(root, "optim.rowwise_adagrad").RowWiseAdagrad
+    found = {}
+    for name, kind, arguments in (
+        ("sgd", torch.optim.SGD, {"lr": 0.1}),
+        ("sgd by default", torch.optim.SGD, {}),
+        ("adagrad", torch.optim.Adagrad, {"learning_rate": 0.1}),
+        ("row-wise adagrad", row_wise, {"lr": 0.1}),
+    ):
+        tables = same_width(root).embedding_bag_configs()
+        made = with_known_weights(fused.FusedEmbeddingBagCollection(tables, kind, arguments))
+        for _ in range(3):
+            values = made(jagged(root)).values()
+            values.backward(torch.arange(1.0, values.shape[1] + 1).expand_as(values) / 10)
+        found[name] = {table: numbers(rows) for table, rows in made.state_dict().items()}
+    return found
+
+
+@case
+def deepfm(root: str) -> Any:
+    model = with_known_weights(of(root, "models.deepfm").SimpleDeepFMNN(3, same_width(root), 5, 4))
+    return [numbers(model(filled(3, 3) / 4, jagged(root))), sorted(model.state_dict())]

@@ -2,5 +2,6 @@
 
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.sharded_module import KJTList
+from tutorec.modules.feature_processor import BaseGroupedFeatureProcessor
 
-__all__ = ["EmbeddingComputeKernel", "KJTList", "ShardingType"]
+__all__ = ["BaseGroupedFeatureProcessor", "EmbeddingComputeKernel", "KJTList", "ShardingType"]

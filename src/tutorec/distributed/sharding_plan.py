@@ -19,6 +19,8 @@ from tutorec.distributed import comm
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import local_world_size
+from tutorec.distributed.fused_embedding import FusedEmbeddingCollectionSharder
+from tutorec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
 from tutorec.distributed.plan import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
@@ -429,6 +431,8 @@ def get_default_sharders() -> list[ModuleSharder[Any]]:
     return [
         EmbeddingBagCollectionSharder(),
         EmbeddingCollectionSharder(),
+        FusedEmbeddingBagCollectionSharder(),
+        FusedEmbeddingCollectionSharder(),
         QuantEmbeddingBagCollectionSharder(),
         QuantEmbeddingCollectionSharder(),
     ]
@@ -439,7 +443,7 @@ def get_module_to_default_sharders() -> dict[type[nn.Module], ModuleSharder[Any]
 
     Example:
         >>> [kind.__module__.split(".")[1] for kind in get_module_to_default_sharders()]
-        ['modules', 'modules', 'quant', 'quant']
+        ['modules', 'modules', 'modules', 'modules', 'quant', 'quant']
 
     Source:
         TorchRec's ``torchrec.distributed.sharding_plan.get_module_to_default_sharders``.

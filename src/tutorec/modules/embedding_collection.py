@@ -1,5 +1,6 @@
 """EmbeddingCollection: tables side by side whose rows are returned one per id, for models that read sequences."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -25,7 +26,35 @@ from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 from tutorec.types import data_type_to_dtype
 
 
-class EmbeddingCollection(nn.Module):
+class EmbeddingCollectionInterface(nn.Module, ABC):
+    """What collections in one process have in common that return one row per id: with floats, quantized, or fused.
+
+    Source:
+        TorchRec's ``torchrec.modules.embedding_modules.EmbeddingCollectionInterface``.
+    """
+
+    @abstractmethod
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Ids of F features to their rows, ``[N_f, D]`` by name."""
+
+    @abstractmethod
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """What each table is, in order."""
+
+    @abstractmethod
+    def need_indices(self) -> bool:
+        """Whether the results carry the ids that they belong to, as weights."""
+
+    @abstractmethod
+    def embedding_dim(self) -> int:
+        """Width D of every table."""
+
+    @abstractmethod
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """The names of the results, table by table."""
+
+
+class EmbeddingCollection(EmbeddingCollectionInterface):
     """Embedding tables side by side: ids in, one row per id out, nothing pooled.
 
     In: a batch of F features and B samples, ``KeyedJaggedTensor`` (or a TensorDict). Out: for each feature a

@@ -11,6 +11,18 @@ import torch
 from torch import Tensor
 
 from tutorec.types import DataType, dtype_to_data_type
+from tutorec.types import data_type_to_dtype as data_type_to_dtype
+
+# How many bits a number has in each format that a table is quantized to, or made of.
+DATA_TYPE_NUM_BITS: dict[DataType, int] = {
+    DataType.FP32: 32,
+    DataType.FP16: 16,
+    DataType.BF16: 16,
+    DataType.INT8: 8,
+    DataType.UINT8: 8,
+    DataType.INT4: 4,
+    DataType.INT2: 2,
+}
 
 
 @unique

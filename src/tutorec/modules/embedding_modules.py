@@ -1,5 +1,6 @@
 """EmbeddingBagCollection: tables side by side, looked up and pooled for one batch."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import cast
 
@@ -9,6 +10,7 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
 from tutorec.modules.embedding_collection import EmbeddingCollection as EmbeddingCollection
+from tutorec.modules.embedding_collection import EmbeddingCollectionInterface as EmbeddingCollectionInterface
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType, pooling_type_to_str
 from tutorec.modules.embedding_tables import checked_tables, draw_weights
 from tutorec.modules.embedding_tables import get_embedding_names_by_table as get_embedding_names_by_table
@@ -23,7 +25,27 @@ from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 from tutorec.types import data_type_to_dtype
 
 
-class EmbeddingBagCollection(nn.Module):
+class EmbeddingBagCollectionInterface(nn.Module, ABC):
+    """What collections in one process have in common that pool: with floats, quantized, or fused.
+
+    Source:
+        TorchRec's ``torchrec.modules.embedding_modules.EmbeddingBagCollectionInterface``.
+    """
+
+    @abstractmethod
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Ids of F features and B samples to pooled rows ``[B, D]``."""
+
+    @abstractmethod
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """What each table is, in order."""
+
+    @abstractmethod
+    def is_weighted(self) -> bool:
+        """Whether each id carries a weight."""
+
+
+class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
     """Embedding tables side by side: ids in, one pooled row per feature and sample out.
 
     In: a batch of F features and B samples, ``KeyedJaggedTensor``. Out: ``KeyedTensor`` with values ``[B, D]``, where

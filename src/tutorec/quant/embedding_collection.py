@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment, row_layout
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_collection import EmbeddingCollection as FloatEmbeddingCollection
+from tutorec.modules.embedding_collection import EmbeddingCollectionInterface
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
@@ -25,7 +26,7 @@ from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 torch.fx.wrap("features_in_order")
 
 
-class EmbeddingCollection(PackedTables):
+class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
     """Quantized embedding tables side by side: ids in, one row per id out, nothing pooled, no gradients.
 
     In: a batch of F features and B samples. Out: for each feature (and table, where several share it) a

@@ -9,7 +9,7 @@ from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, pooling_type_to_str
 from tutorec.modules.embedding_modules import EmbeddingBagCollection as FloatEmbeddingBagCollection
-from tutorec.modules.embedding_modules import check_pooling
+from tutorec.modules.embedding_modules import EmbeddingBagCollectionInterface, check_pooling
 from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
 from tutorec.modules.pooled_lookup import join_samples
 from tutorec.quant.embedding_collection import EmbeddingCollection as EmbeddingCollection
@@ -37,7 +37,7 @@ from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 torch.fx.wrap("features_in_order")
 
 
-class EmbeddingBagCollection(PackedTables):
+class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
     """Quantized embedding tables side by side: ids in, one pooled row per feature and sample out, no gradients.
 
     In: a batch of F features and B samples. Out: ``KeyedTensor`` with values ``[B, D]`` and the names and columns of

@@ -1,0 +1,201 @@
+"""Collections whose optimizer is part of them: backward updates the rows of the batch, and makes no gradient [R, D].
+
+A fused collection is an `EmbeddingBagCollection` or an `EmbeddingCollection` whose tables are given an optimizer by
+`apply_optimizer_in_backward` when they are made. Sharding reads it there, as it does with every table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from tutorec.optim.optimizers import PartialRowWiseAdam
+from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
+
+_ADAGRADS = (torch.optim.Adagrad, RowWiseAdagrad)
+_FUSED = (torch.optim.SGD, *_ADAGRADS, torch.optim.Adam, torch.optim.AdamW, PartialRowWiseAdam)
+
+
+class _Fused(nn.Module):
+    """What both collections have in common."""
+
+    def _fuse(self, optimizer_type: type[torch.optim.Optimizer], kwargs: dict[str, Any], location: Any) -> None:
+        """Give every table its optimizer."""
+        name = type(self).__name__
+        if optimizer_type not in _FUSED:
+            raise ValueError(
+                f"{name}: cannot fuse optimizer_type={optimizer_type!r}; use one of "
+                f"{', '.join(kind.__name__ for kind in _FUSED)}"
+            )
+        if "MANAGED" in getattr(location, "name", ""):
+            raise NotImplementedError(
+                f"{name}: location={location.name}, and tables of one process live on their device; shard the "
+                "collection with the compute kernel 'fused_uvm_caching' for rows in slower memory"
+            )
+        self._optimizer_type, self._optimizer_kwargs = optimizer_type, kwargs
+        apply_optimizer_in_backward(optimizer_type, self.parameters(), _under_torchs_names(optimizer_type, kwargs))
+
+    def optimizer_type(self) -> type[torch.optim.Optimizer]:
+        """The class of the optimizer."""
+        return self._optimizer_type
+
+    def optimizer_kwargs(self) -> dict[str, Any]:
+        """The arguments of the optimizer, as they were given."""
+        return self._optimizer_kwargs
+
+    def fused_optimizer(self) -> CombinedOptimizer:
+        """The optimizers of all tables as one: rates are changed, and state is read and loaded, through it."""
+        return CombinedOptimizer(
+            [
+                KeyedOptimizerWrapper({name: table}, lambda _, table=table: table._in_backward_optimizers[0])  # pyright: ignore[reportAttributeAccessIssue]
+                for name, table in self.named_parameters()
+            ]
+        )
+
+
+def _under_torchs_names(kind: type[torch.optim.Optimizer], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments for torch's class; a rate and an eps that are not given are those of fused kernels."""
+    given = {"lr": kwargs.get("learning_rate", 0.01), **({"eps": 1e-8} if kind in _ADAGRADS else {}), **kwargs}
+    given.pop("learning_rate", None)
+    if "beta1" in given or "beta2" in given:
+        given["betas"] = (given.pop("beta1", 0.9), given.pop("beta2", 0.999))
+    return given
+
+
+class FusedEmbeddingBagCollection(_Fused, EmbeddingBagCollection):
+    """An `EmbeddingBagCollection` that backward trains.
+
+    Args:
+        tables: What each table is.
+        optimizer_type: ``torch.optim.SGD``, ``Adagrad``, ``Adam``, ``AdamW``, `RowWiseAdagrad` or `PartialRowWiseAdam`.
+        optimizer_kwargs: Its arguments; fbgemm's names (``learning_rate``, ``beta1``, ``beta2``) will do.
+        is_weighted: Whether each id carries a weight that multiplies its row.
+        device: Where the tables live.
+        location: fbgemm's ``EmbeddingLocation``; managed memory is for sharded tables.
+
+    Raises:
+        NotImplementedError: Tables are to lie in managed memory.
+        ValueError: The optimizer has no fused form, or a table cannot be had.
+
+    Example:
+        >>> import torch
+        >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+        >>> tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t", feature_names=["item"])]
+        >>> ebc = FusedEmbeddingBagCollection(tables, torch.optim.SGD, {"lr": 0.5})
+        >>> before = ebc.embedding_bags["t"].weight[3].detach().clone()
+        >>> ebc(KeyedJaggedTensor(["item"], torch.tensor([3]), lengths=torch.tensor([1]))).values().sum().backward()
+        >>> (ebc.embedding_bags["t"].weight[3] - before).tolist()
+        [-0.5, -0.5, -0.5, -0.5]
+
+    Source:
+        TorchRec's ``torchrec.modules.fused_embedding_modules.FusedEmbeddingBagCollection``.
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingBagConfig],
+        optimizer_type: type[torch.optim.Optimizer],
+        optimizer_kwargs: dict[str, Any],
+        is_weighted: bool = False,
+        device: torch.device | None = None,
+        location: Any = None,
+    ) -> None:
+        EmbeddingBagCollection.__init__(self, tables, is_weighted, device)
+        self._fuse(optimizer_type, optimizer_kwargs, location)
+
+
+class FusedEmbeddingCollection(_Fused, EmbeddingCollection):
+    """An `EmbeddingCollection` that backward trains; on the CPU too, where TorchRec's does not run.
+
+    Args:
+        tables: What each table is.
+        optimizer_type: As of `FusedEmbeddingBagCollection`.
+        optimizer_kwargs: As there.
+        device: Where the tables live.
+        need_indices: Whether the results carry the ids that they belong to, as weights.
+        location: As there.
+
+    Raises:
+        NotImplementedError: Tables are to lie in managed memory.
+        ValueError: The optimizer has no fused form, or a table cannot be had.
+
+    Source:
+        TorchRec's ``torchrec.modules.fused_embedding_modules.FusedEmbeddingCollection``.
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingConfig],
+        optimizer_type: type[torch.optim.Optimizer],
+        optimizer_kwargs: dict[str, Any],
+        device: torch.device | None = None,
+        need_indices: bool = False,
+        location: Any = None,
+    ) -> None:
+        EmbeddingCollection.__init__(self, tables, device, need_indices)
+        self._fuse(optimizer_type, optimizer_kwargs, location)
+
+
+def fuse_embedding_optimizer(
+    model: nn.Module,
+    optimizer_type: type[torch.optim.Optimizer],
+    optimizer_kwargs: dict[str, Any],
+    device: torch.device | None = None,
+    location: Any = None,
+) -> nn.Module:
+    """Replace every collection inside a model by its fused form, which keeps the weights; TorchRec draws them again.
+
+    Args:
+        model: The model; collections inside it are replaced in place.
+        optimizer_type: As of `FusedEmbeddingBagCollection`.
+        optimizer_kwargs: As there.
+        device: Where the tables are to live; by default where they are.
+        location: As there.
+
+    Returns:
+        The model; if it is a collection itself, its fused form.
+
+    Example:
+        >>> import torch
+        >>> tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t", feature_names=["item"])]
+        >>> model = torch.nn.Sequential(EmbeddingBagCollection(tables))
+        >>> type(fuse_embedding_optimizer(model, torch.optim.SGD, {"lr": 0.1})[0]).__name__
+        'FusedEmbeddingBagCollection'
+
+    Source:
+        TorchRec's ``torchrec.modules.fused_embedding_modules.fuse_embedding_optimizer``.
+    """
+    if type(model) is EmbeddingBagCollection:
+        fused = FusedEmbeddingBagCollection(
+            model.embedding_bag_configs(),
+            optimizer_type,
+            optimizer_kwargs,
+            model.is_weighted(),
+            device or model.device,
+            location,
+        )
+    elif type(model) is EmbeddingCollection:
+        fused = FusedEmbeddingCollection(
+            model.embedding_configs(),
+            optimizer_type,
+            optimizer_kwargs,
+            device or model.device,
+            model.need_indices(),
+            location,
+        )
+    else:
+        for name, child in model.named_children():
+            setattr(model, name, fuse_embedding_optimizer(child, optimizer_type, optimizer_kwargs, device, location))
+        return model
+    with torch.no_grad():
+        for weight, source in zip(fused.parameters(), model.parameters(), strict=True):
+            if not source.is_meta:
+                weight.copy_(source)
+    return fused
