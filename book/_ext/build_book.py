@@ -47,7 +47,7 @@ def execution_key() -> str:
 
 def book_key() -> str:
     """What the built pages depend on."""
-    roots = ("book", "notebooks", "_config.yml", "tests/book/sources.yml", "tests/parity/torchrec_paths.txt")
+    roots = ("book", "notebooks", "_config.yml", "tests/book/sources.yml", "tests/parity/used_names.txt")
     return digest(sources(*[r for r in roots if (ROOT / r).exists()]), execution_key())
 
 

@@ -3,7 +3,8 @@
 ``{versions-table}``  what executed this book: versions, backend, machine, date
 ``{gpu-table}``       what `make gpu` last ran on a GPU, from data/gpu.json; without that file, that nothing was run
 ``{torch-table}``     what `make versions` last ran on which torch, from data/versions.json, where there is such a file
-``{names-table}``     TorchRec's names and whether this edition has them, from the path manifest
+``{names-table}``     how many of the names that projects import from TorchRec are here, package by package
+``{absent-table}``    the names of TorchRec that are not here, and what to use instead
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import time
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,8 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-MANIFEST = Path(__file__).resolve().parents[2] / "tests/parity/torchrec_paths.txt"
+USED_NAMES = Path(__file__).resolve().parents[2] / "tests/parity/used_names.txt"
+ABSENT_NAMES = Path(__file__).resolve().parents[2] / "src/tutorec/_torchrec_names.toml"
 GPU_RUN = Path(__file__).resolve().parents[1] / "data/gpu.json"
 TORCH_RUNS = Path(__file__).resolve().parents[1] / "data/versions.json"
 PACKAGES = (
@@ -59,10 +63,38 @@ def backend_and_reason() -> tuple[str, str]:
     return choice.name, choice.reason
 
 
-def manifest_names(text: str) -> list[tuple[str, str]]:
-    """Pairs of a TorchRec name and when tutorec has it: now, later, never."""
-    rows = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return [(name, when) for when, name in rows]
+def used_rows(text: str) -> list[tuple[str, ...]]:
+    """Package, names that projects import from it, how many are here, and the same weighted by projects.
+
+    A name is here unless a sentence says what to use instead: tests/test_torchrec_names.py holds names to that.
+    """
+    from tutorec._torchrec_names import instead_of
+
+    counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for projects, _families, name in (line.split() for line in text.splitlines() if not line.startswith("#")):
+        path = name.removeprefix("torchrec.")
+        parts = path.split(".")
+        inner = parts[1:2] if parts[0] == "distributed" and parts[1:2] in (["planner"], ["train_pipeline"]) else []
+        package = ".".join([parts[0], *inner]) if len(parts) > 1 else "(the root)"
+        here = int(instead_of(path) is None)
+        for row in (package, "all"):
+            added = (1, here, int(projects), int(projects) * here)
+            counts[row] = [before + more for before, more in zip(counts[row], added, strict=True)]
+    total = counts.pop("all")
+    share = f"{total[3]} ({total[3] / total[2]:.0%})"
+    rows = [(f"`{package}`", *map(str, counts[package])) for package in sorted(counts)]
+    return [*rows, ("all", *map(str, total[:3]), share)]
+
+
+def absent_rows(blocks: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Names that share a sentence, and the sentence."""
+    call = r"[A-Za-z_][\w.]*\((?:[^()]|\([^()]*\))*\)(?:\.\w+\([^()]*\))*"
+    name = r"\.?\w+(?:[._]\w+)+(?:=\w+)?|python -m [\w. -]*--help|(?!TorchRec)[A-Z]\w*[a-z][A-Z]\w*|[A-Z]{2,}[a-z]\w*"
+    code = re.compile(f"{call}|{name}")
+    return [
+        (", ".join(f"`{name}`" for name in block["names"]), code.sub(lambda found: f"`{found[0]}`", block["instead"]))
+        for block in blocks
+    ]
 
 
 def gpu_rows(run: dict[str, Any] | None) -> list[tuple[str, str]]:
@@ -126,7 +158,7 @@ class GeneratedTable(SphinxDirective):
         lines = ["| " + " | ".join(cells) + " |" for cells in [self.header, ("---",) * len(self.header), *self.rows()]]
         holder = nodes.container()
         self.state.nested_parse(StringList(lines, source=self.env.docname), self.content_offset, holder)
-        for source in (MANIFEST, GPU_RUN, TORCH_RUNS):
+        for source in (USED_NAMES, ABSENT_NAMES, GPU_RUN, TORCH_RUNS):
             self.env.note_dependency(str(source))
         self.env.note_reread()
         return holder.children
@@ -159,15 +191,17 @@ class TorchTable(GeneratedTable):
 
 
 class NamesTable(GeneratedTable):
-    header = ("module, after `torchrec.` or `tutorec.`", "names in this edition", "not yet", "not planned")
+    header = ("package, after `torchrec.`", "names that projects import", "here", "uses", "here")
 
     def rows(self) -> list[tuple[str, ...]]:
-        names = {when: defaultdict(list) for when in ("now", "later", "never")}
-        for name, when in manifest_names(MANIFEST.read_text(encoding="utf-8")):
-            module, _, attribute = name.removeprefix("torchrec.").rpartition(".")
-            names[when][module or "(the root)"].append(f"`{attribute}`")
-        modules = sorted({module for of in names.values() for module in of})
-        return [(f"`{module}`", *(", ".join(of[module]) for of in names.values())) for module in modules]
+        return used_rows(USED_NAMES.read_text(encoding="utf-8"))
+
+
+class AbsentTable(GeneratedTable):
+    header = ("not here, after `torchrec.`", "what to use instead")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        return absent_rows(tomllib.loads(ABSENT_NAMES.read_text(encoding="utf-8"))["absent"])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -175,4 +209,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("gpu-table", GpuTable)
     app.add_directive("torch-table", TorchTable)
     app.add_directive("names-table", NamesTable)
+    app.add_directive("absent-table", AbsentTable)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
