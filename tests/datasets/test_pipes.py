@@ -77,6 +77,8 @@ def test_load_files_knows_a_length_that_it_was_given() -> None:
 def test_limit_ends_before_the_samples_do() -> None:
     assert list(Limit(range(10), 3)) == [0, 1, 2]
     assert list(Limit(range(2), 3)) == [0, 1]
+    assert list(LoadFiles([]).limit(3)) == []
+    assert list(ParallelReadConcat(range(9)).map(str).limit(2)) == ["0", "1"]
 
 
 def test_safe_cast_answers_the_default_for_a_bad_value_only() -> None:

@@ -18,8 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tutorec.datasets.criteo_npy import gather_rows
 from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, DEFAULT_CAT_NAMES
-from tutorec.datasets.pipes import PATH_MANAGER_KEY, opener
-from tutorec.datasets.utils import Batch, rank_slices, split_evenly
+from tutorec.datasets.utils import PATH_MANAGER_KEY, Batch, opener, rank_slices, split_evenly
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 _STAGES = ("train", "val", "test")

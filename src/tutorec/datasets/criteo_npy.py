@@ -28,9 +28,8 @@ from tutorec.datasets.criteo_text import (
     line_blocks,
     parse_lines,
 )
-from tutorec.datasets.pipes import PATH_MANAGER_KEY, opener
 from tutorec.datasets.progress import ProgressBar
-from tutorec.datasets.utils import split_evenly
+from tutorec.datasets.utils import PATH_MANAGER_KEY, opener, split_evenly
 
 _PARTS = ("dense", "sparse", "labels")
 _ROWS = 1 << 20  # of one step where a file is rewritten
