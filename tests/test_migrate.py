@@ -186,6 +186,7 @@ def test_what_is_not_read_is_named_and_ends_with_1(tmp_path: Path, capsys: pytes
     write(project / "old.py", "import torchrec\nprint 'two'\n")
     write(project / "bytes.py", "import torchrec  # \u00e9\n", encoding="latin-1")
     write(project / "broken.ipynb", '{"cells": [torchrec')
+    write(project / "list.ipynb", '["torchrec"]')
     write(project / "cell.ipynb", notebook("import torchrec (", "import torchrec"))
     outside = write(tmp_path / "outside.py", "import torchrec\n")
     (project / "link.py").symlink_to(outside)
@@ -197,6 +198,7 @@ def test_what_is_not_read_is_named_and_ends_with_1(tmp_path: Path, capsys: pytes
     assert "line 2" in told
     assert f"{project}/bytes.py: not read: not UTF-8; save it so, or name its encoding in the first line" in told
     assert f"{project}/broken.ipynb: not read: not a notebook of format 4" in told
+    assert f"{project}/list.ipynb: not read: not a notebook of format 4" in told
     assert f"{project}/cell.ipynb: cell 2: not read: not Python" in told
     assert f"{project}/link.py: not read: a link to {outside}, outside of {project}" in told
     assert "inside.py" not in told
@@ -204,6 +206,27 @@ def test_what_is_not_read_is_named_and_ends_with_1(tmp_path: Path, capsys: pytes
     assert outside.read_text() == "import torchrec\n"
     assert "import tutorec" in (project / "cell.ipynb").read_text()
     assert (project / "link.py").is_symlink()
+
+
+def test_a_link_that_is_named_is_read_and_stays(tmp_path: Path):
+    write(tmp_path / "there" / "a.py", 'import torchrec\nx = "\\d"\n')
+    (tmp_path / "here").symlink_to(tmp_path / "there")
+    (tmp_path / "link.py").symlink_to(tmp_path / "there" / "a.py")
+    assert migrate(tmp_path / "here").using == 1
+    assert migrate(tmp_path / "link.py", write=True).written == [str(tmp_path / "there" / "a.py")]
+    assert (tmp_path / "link.py").is_symlink()
+    assert (tmp_path / "link.py").read_text().startswith("import tutorec")
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    file = write(tmp_path / "a.py", "import torchrec\n")
+    monkeypatch.setattr("tutorec._migrate_files.whole_file", full)
+    report = migrate(tmp_path, write=True)
+    assert report.skipped == {str(file): "not written: [Errno 28] No space left on device"}
+    assert (report.complete, report.written) == (False, [])
 
 
 def test_folders_that_are_not_the_project_are_passed_over(tmp_path: Path):

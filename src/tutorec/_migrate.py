@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import json
@@ -13,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from tutorec._migrate_code import Call, PieceOfCode, Use, renamed, without_magics
+from tutorec._migrate_code import Call, PieceOfCode, Use, parsed, renamed, without_magics
 from tutorec._migrate_files import SourceText, read_source, source_paths
 from tutorec._torchrec_names import instead_of
 
@@ -42,7 +41,7 @@ class Migration:
     """What was found in a project, and which of its files were renamed.
 
     ``findings`` are names and calls that the other package does not have as they are; ``skipped`` are files that were
-    not read, each with the reason.
+    not read or not written, each with the reason.
     """
 
     package: str
@@ -59,7 +58,7 @@ class Migration:
 
     @property
     def complete(self) -> bool:
-        """Whether everything was read and nothing has to be changed by hand."""
+        """Whether no file was skipped and nothing has to be changed by hand."""
         return not self.findings and not self.skipped
 
     def as_json(self) -> str:
@@ -69,7 +68,7 @@ class Migration:
 
     def __str__(self) -> str:
         lines = [str(finding) for finding in self.findings]
-        lines += [f"{file}: not read: {why}" for file, why in self.skipped.items()]
+        lines += [f"{file}: {why}" for file, why in self.skipped.items()]
         using = f"{self.using} of {_count(self.files, 'file')} use {self.package}"
         if self.checked:
             here = len(self.names) - len(self.missing)
@@ -98,6 +97,7 @@ def migrate(path: Path, *, to: str = "tutorec", write: bool = False) -> Migratio
         FileNotFoundError: There is no such file or folder.
         ValueError: The file is neither Python nor a notebook.
     """
+    path = path.resolve() if path.is_symlink() else path
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {str(path)!r}")
     if path.is_file() and path.suffix not in (".py", ".ipynb"):
@@ -113,7 +113,7 @@ def migrate(path: Path, *, to: str = "tutorec", write: bool = False) -> Migratio
             if source is not None and file.is_symlink():
                 raise ValueError(f"a link to {file.resolve()}, outside of {path}; run tutorec migrate on that file")
         except (OSError, ValueError) as error:
-            report.skipped[str(file)] = str(error)
+            report.skipped[str(file)] = f"not read: {error}"
         else:
             if source is not None:
                 _migrate_file(report, source, write)
@@ -130,7 +130,7 @@ def _migrate_file(report: Migration, source: SourceText, write: bool) -> None:
         except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
             name = f"{source.path}: cell {number}" if number else str(source.path)
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            report.skipped[name] = f"not Python {platform.python_version()}: {error.args[0]}{line}"
+            report.skipped[name] = f"not read: not Python {platform.python_version()}: {error.args[0]}{line}"
             continue
         other = {use for use in piece.uses if use.in_text and not _is_import_path(use.path)}
         if report.checked:
@@ -140,14 +140,17 @@ def _migrate_file(report: Migration, source: SourceText, write: bool) -> None:
         texts[number] = renamed(text, piece, report.to, other)
     report.using += words > 0
     if write and words:
-        source.write(texts)
-        report.written.append(str(source.path))
+        try:
+            source.write(texts)
+            report.written.append(str(source.path))
+        except OSError as error:
+            report.skipped[str(source.path)] = f"not written: {error}"
 
 
 def _python(text: str, source: SourceText) -> str:
     """The text of a file, or of a cell without the lines that only IPython understands."""
     try:
-        ast.parse(text)
+        parsed(text)
     except SyntaxError:
         return text if source.notebook is None else without_magics(text)
     return text

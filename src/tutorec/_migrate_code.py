@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import io
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["Call", "PieceOfCode", "Use", "renamed", "without_magics"]
+__all__ = ["Call", "PieceOfCode", "Use", "parsed", "renamed", "without_magics"]
 
 # A string that is the package's bare name stands for it where one of these functions gets it.
 _TAKES_A_NAME = {"__import__", "find_spec", "getLogger", "import_module", "importorskip", "patch", "version"}
@@ -61,7 +62,7 @@ class PieceOfCode(ast.NodeVisitor):
         self._lines = [line.encode() for line in _lines(self.text)]
         self._word = re.compile(rb"(?<![\w.])%b(?!\w)" % self.package.encode())
         self._bases: list[str | None] = []
-        tree = ast.parse(self.text)
+        tree = parsed(self.text)
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 self._bind_modules(node)
@@ -171,6 +172,13 @@ class PieceOfCode(ast.NodeVisitor):
                 for braces in re.finditer(rb"(?<!\{)\{[^{}]*\}", self._lines[line - 1]):
                     found = self._word.finditer(self._lines[line - 1], *braces.span())
                     self.words.extend((line, word.start(), None) for word in found)
+
+
+def parsed(text: str) -> ast.Module:
+    """The syntax tree; what Python would warn of is not this command's business."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
 
 
 def _unsubscripted(node: ast.expr) -> ast.expr:

@@ -92,11 +92,12 @@ def read_source(path: Path, package: str) -> SourceText | None:
         return SourceText(path, {0: text}, encoding, None)
     try:
         notebook = json.loads(text)
-        cells = notebook["cells"]
-    except (json.JSONDecodeError, TypeError, KeyError) as error:
+        about = notebook.get("metadata", {})
+        language = about.get("kernelspec", {}).get("language") or about.get("language_info", {}).get("name", "python")
+        cells = dict(_code(notebook["cells"])) if language == "python" else {}
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"not a notebook of format 4; open it in Jupyter and save it ({error!r})") from None
-    language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "python")
-    return SourceText(path, dict(_code(cells)) if language == "python" else {}, encoding, notebook)
+    return SourceText(path, cells, encoding, notebook)
 
 
 def _code(cells: Sequence[dict[str, Any]]) -> Iterator[tuple[int, str]]:
