@@ -37,14 +37,32 @@ class Awaitable(ABC, Generic[W]):
 
     # A class attribute, so that a subclass that forgets `super().__init__()` still works.
     _awaited: Any = _UNSET
+    _callbacks: list[Callable[[Any], Any]] | None = None
 
     def wait(self) -> W:
-        """The value; blocks until it is there."""
+        """The value; blocks until it is there, and goes through the callbacks."""
         value = self._awaited
         if value is _UNSET:
-            value = self._wait_impl()
-            self._awaited = value
+            value = self._awaited = self._wait_impl()
+        if self._callbacks:
+            callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks:
+                value = self._awaited = callback(value)
         return value
+
+    @property
+    def callbacks(self) -> list[Callable[[Any], Any]]:
+        """What ``wait()`` passes the value through, in order: each function once, so that a second ``wait()`` is equal.
+
+        Example:
+            >>> ready = NoWait(3)
+            >>> ready.callbacks.append(lambda value: value + 1)
+            >>> ready.wait(), ready.wait()
+            (4, 4)
+        """
+        if self._callbacks is None:
+            self._callbacks = []
+        return self._callbacks
 
     @abstractmethod
     def _wait_impl(self) -> W:
@@ -59,8 +77,8 @@ class NoWait(Awaitable[W]):
         3
     """
 
-    def __init__(self, value: W) -> None:
-        self._awaited = value
+    def __init__(self, obj: W) -> None:
+        self._awaited = obj
 
     def _wait_impl(self) -> W:
         return self._awaited
@@ -71,7 +89,8 @@ class _NodeWhenTraced(ABCMeta):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         fx = sys.modules.get("torch.fx._symbolic_trace")
-        if fx is not None and fx.is_fx_tracing():
+        # The second name is that of older versions of torch.
+        if fx is not None and getattr(fx, "is_fx_symbolic_tracing", fx.is_fx_tracing)():
             from torch.fx.node import map_aggregate
             from torch.fx.proxy import Proxy
 
@@ -140,9 +159,9 @@ class LazyNoWait(LazyAwaitable[W]):
         1
     """
 
-    def __init__(self, value: W) -> None:
+    def __init__(self, obj: W) -> None:
         super().__init__()
-        self._awaited = value
+        self._awaited = obj
 
     def _wait_impl(self) -> W:
         return self._awaited

@@ -73,7 +73,7 @@ def word(kind: str, table: int, world_size: int, local_size: int, kernel: str = 
     first, last = host * local_size, (host + 1) * local_size - 1
     kind = kind_of(kind, table)
     return {
-        "table_wise": lambda: table_wise(home(table, world_size), kernel),
+        "table_wise": lambda: table_wise(home(table, world_size), compute_kernel=kernel),
         "column_wise": lambda: column_wise(ranks=[(table + 1) % world_size, table % world_size], compute_kernel=kernel),
         "table_column_wise": lambda: table_column_wise(ranks=[last, first], compute_kernel=kernel),
         "row_wise": lambda: row_wise(compute_kernel=kernel),

@@ -193,7 +193,11 @@ def test_key_order_may_change_from_batch_to_batch_and_the_result_keeps_the_table
 
 def test_input_dist_delivers_a_batch_for_each_sharding_as_a_list_that_records_streams(monkeypatch):
     whole = collection()
-    words = {"t0": table_wise(0, "fused"), "t1": row_wise(compute_kernel="fused"), "t2": table_wise(0, "fused")}
+    words = {
+        "t0": table_wise(0, compute_kernel="fused"),
+        "t1": row_wise(compute_kernel="fused"),
+        "t2": table_wise(0, compute_kernel="fused"),
+    }
     plan = construct_module_sharding_plan(whole, words, local_size=1, world_size=1)
     ebc = EmbeddingBagCollectionSharder().shard(whole, plan, ShardingEnv.from_local(1, 0), device())
     arrived = ebc.input_dist(ebc.create_context(), batch(0, 3).to(device())).wait().wait()

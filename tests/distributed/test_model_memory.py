@@ -51,7 +51,7 @@ class Model(nn.Module):
 def build_train_save(rank: int, world_size: int, rows: int, path: str, kernel: str) -> tuple[int, int]:
     """Bytes of this rank's rows and state, and the size of the largest table."""
     model = Model(rows, world_size)
-    words: dict[str, Any] = {f"t{i}": table_wise(i, kernel) for i in range(world_size)} | {
+    words: dict[str, Any] = {f"t{i}": table_wise(i, compute_kernel=kernel) for i in range(world_size)} | {
         "cut": row_wise(compute_kernel=kernel)
     }
     plan = construct_module_sharding_plan(model.tables, words, world_size=world_size)

@@ -58,7 +58,7 @@ class Model(nn.Module):
 def parallel(model: Model, world_size: int, kernel: str = "fused", **fused_params: Any) -> DistributedModelParallel:
     """t0 whole on one rank, t1 copied, t2 cut by rows."""
     words = {
-        "t0": table_wise(home(0, world_size), kernel),
+        "t0": table_wise(home(0, world_size), compute_kernel=kernel),
         "t1": data_parallel(kernel),
         "t2": row_wise(compute_kernel=kernel),
     }

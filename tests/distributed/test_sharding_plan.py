@@ -11,6 +11,7 @@ from tutorec.distributed.plan import EmbeddingComputeKernel, EmbeddingModuleShar
 from tutorec.distributed.sharding_plan import (
     ParameterShardingGenerator,
     apply_to_all,
+    calculate_shard_sizes_and_offsets,
     column_wise,
     construct_module_sharding_plan,
     data_parallel,
@@ -61,7 +62,7 @@ def test_plan_prints_its_two_tables():
 def test_kernel_of_a_hand_written_plan_is_fused_and_both_spellings_are_accepted():
     ebc = tutorial_collection()
     plan = construct_module_sharding_plan(
-        ebc, {"product_table": table_wise(1, "batched_dense"), "user_table": table_wise(0)}, world_size=2
+        ebc, {"product_table": table_wise(1, compute_kernel="batched_dense"), "user_table": table_wise(0)}, world_size=2
     )
     assert {name: sharding.compute_kernel for name, sharding in plan.items()} == {
         "product_table": "dense",
@@ -70,7 +71,7 @@ def test_kernel_of_a_hand_written_plan_is_fused_and_both_spellings_are_accepted(
     assert plan["product_table"].ranks == [1]
     assert EmbeddingComputeKernel("batched_fused") is EmbeddingComputeKernel.FUSED
     with pytest.raises(ValueError, match="'quick' is unknown: use one of dense, fused, "):
-        table_wise(0, "quick")
+        table_wise(0, compute_kernel="quick")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_data_parallel_plan_is_the_documents():
     plan = documents_plan(data_parallel("batched_dense"))
     assert {repr(sharding) for sharding in plan.values()} == {printed("data_parallel", "[0, 1]", kernel="dense")}
     assert documents_plan(data_parallel())["small_table_0"].compute_kernel == "fused"
-    assert str(plan).splitlines()[-1].split(" | ")[1:] == ["None         ", "None       ", "None     "]
+    assert str(plan).endswith("| data_parallel | dense          | [0, 1]\n\n\n")  # no table of shards, as in TorchRec
 
 
 def test_table_row_wise_plan_lies_on_one_host():
@@ -337,3 +338,73 @@ def test_a_device_may_be_one_of_torch():
     ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "t", feature_names=["f"])])
     plan = construct_module_sharding_plan(ebc, {"t": table_wise(1)}, world_size=2, device_type=torch.device("cuda", 0))
     assert [str(shard.placement) for shard in plan["t"].shards()] == ["rank:1/cuda:1"]
+
+
+# --- TorchRec's further arguments
+
+
+def test_devices_are_written_into_the_plan():
+    ebc = tutorial_collection("meta")
+    words = {
+        "product_table": table_wise(1, "cpu"),
+        "user_table": column_wise(ranks=[0, 1], device_types=["cuda", "cpu"]),
+    }
+    plan = construct_module_sharding_plan(ebc, words, world_size=2, device_type="cuda")
+    placed = {name: [str(shard.placement) for shard in entry.shards()] for name, entry in plan.items()}
+    assert placed == {"product_table": ["rank:1/cpu"], "user_table": ["rank:0/cuda:0", "rank:1/cpu"]}
+
+
+def test_rows_are_cut_where_the_sizes_and_the_buckets_say():
+    ebc = tutorial_collection("meta")
+    words = {"product_table": row_wise(([4000, 9000], ["cuda", "cpu"])), "user_table": row_wise(num_buckets=4)}
+    plan = construct_module_sharding_plan(ebc, words, world_size=3 - 1, device_type="cuda")
+    assert [shard.shard_sizes[0] for shard in plan["product_table"].shards()] == [4000, 96]
+    assert [str(shard.placement) for shard in plan["product_table"].shards()] == ["rank:0/cuda:0", "rank:1/cpu"]
+    assert [shard.shard_sizes[0] for shard in plan["user_table"].shards()] == [2048, 2048]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (row_wise(([4, 4], "cpu")), r"its 4096 rows are more than the sizes \[4, 4\] hold"),
+        (row_wise(num_buckets=3), "num_buckets=3 has to divide the 4096 rows"),
+        (column_wise(ranks=[0, 1], device_types=["cpu"]), "it names 1 devices for 2 pieces"),
+    ],
+    ids=str,
+)
+def test_sizes_and_devices_that_do_not_fit_are_refused(word, message):
+    ebc = tutorial_collection("meta")
+    with pytest.raises(ValueError, match=f"for table 'product_table': {message}"):
+        construct_module_sharding_plan(ebc, apply_to_all(ebc, word), world_size=2, device_type="cpu")
+
+
+def test_a_generator_of_the_callers_is_called_with_torchrecs_arguments():
+    ebc = tutorial_collection("meta")
+
+    def first_rank(param, local_size, world_size, device_type, sharder):
+        return table_wise(0)(param, local_size, world_size, device_type, sharder)
+
+    words = {"product_table": first_rank, "user_table": table_wise(0)}
+    plan = construct_module_sharding_plan(ebc, words, world_size=2, local_size=1, device_type="cpu")
+    assert plan["product_table"] == plan["user_table"]
+
+
+@pytest.mark.parametrize("kind", ["data_parallel", "table_wise", "row_wise", "table_row_wise", "column_wise"])
+def test_sizes_and_offsets_are_those_of_the_plan(kind):
+    weight = torch.empty(10, 256, device="meta")
+    sizes, offsets = calculate_shard_sizes_and_offsets(weight, 4, 2, kind)
+    assert (
+        len(sizes) == {"data_parallel": 4, "table_wise": 1, "row_wise": 4, "table_row_wise": 2, "column_wise": 2}[kind]
+    )
+    covered = sum(rows * columns for rows, columns in sizes)
+    assert covered == weight.numel() * (4 if kind == "data_parallel" else 1)
+    assert offsets[0] == [0, 0]
+
+
+def test_memory_and_buckets_cut_rows_unevenly():
+    weight = torch.empty(12, 4, device="meta")
+    assert calculate_shard_sizes_and_offsets(weight, 2, 2, "row_wise", device_memory_sizes=[1, 3])[0] == [
+        [3, 4],
+        [9, 4],
+    ]
+    assert calculate_shard_sizes_and_offsets(weight, 2, 2, "row_wise", num_buckets=3)[0] == [[8, 4], [4, 4]]

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import warnings
 
+import pytest
 import torch
 from distributed.cases import batch, collection
 from torch import nn
 
+from tutorec.awaitable import LazyNoWait
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.model_parallel import DistributedModelParallel
+from tutorec.distributed.plan import BoundsCheckMode, ParameterSharding
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
+from tutorec.distributed.planner.topology import Topology
+from tutorec.errors import PlannerError
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
+from tutorec.types import DataType
 
 RATE = 0.1
 
@@ -61,3 +68,37 @@ def test_a_table_that_is_asked_to_be_dense_is_replicated_and_trained_by_the_call
         assert [*by_caller] == ["0.embedding_bags.t1.weight"]
         for name, weight in weights.items():
             torch.testing.assert_close(weight, model.get_parameter(name.removeprefix("0.")).detach(), msg=name)
+
+
+def test_neutral_settings_of_torchrec_are_accepted():
+    neutral = {"output_dtype": DataType.FP32, "bounds_check_mode": BoundsCheckMode.IGNORE, "enforce_hbm": None}
+    spec = optimizer_spec({"learning_rate": 0.5, "stochastic_rounding": False, "prefetch_pipeline": False, **neutral})
+    assert spec == optimizer_spec({"learning_rate": 0.5})
+    with pytest.raises(ValueError, match=r"output_dtype=FP16 is not what rows leave sharded tables in, DataType\.FP32"):
+        optimizer_spec({"output_dtype": DataType.FP16})
+
+
+def test_an_entry_of_a_plan_takes_all_fields_of_torchrec_and_prints_those_that_are_set():
+    entry = ParameterSharding("table_wise", "fused", [0], None, None, True, False, BoundsCheckMode.WARNING, None, None)
+    assert (entry.enforce_hbm, entry.stochastic_rounding) == (True, False)
+    assert repr(entry).endswith(
+        "enforce_hbm=True, stochastic_rounding=False, bounds_check_mode=<BoundsCheckMode.WARNING: 1>)"
+    )
+    assert "cache_params" not in repr(entry)
+
+
+@pytest.mark.parametrize("kernel", ["key_value", "dram_virtual_table", "fused_triton"])
+def test_a_kernel_that_only_torchrec_has_is_refused_by_its_name(kernel: str):
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(2, "cpu"), constraints={"t1": ParameterConstraints(compute_kernels=[kernel])}
+    )
+    with pytest.raises(PlannerError, match=f"{kernel}.*EmbeddingBagCollectionSharder does not build this kernel"):
+        planner.plan(collection(), [EmbeddingBagCollectionSharder()])
+
+
+def test_callbacks_of_an_awaitable_are_applied_once():
+    ready = LazyNoWait(torch.ones(2))
+    ready.callbacks.append(lambda value: value + 1)
+    ready.callbacks.append(lambda value: value * 3)
+    assert torch.equal(ready.wait(), torch.full((2,), 6.0))
+    assert torch.equal(ready + 0, torch.full((2,), 6.0))

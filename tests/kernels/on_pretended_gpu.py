@@ -86,7 +86,10 @@ def train_sharded(kernel: str, device: torch.device) -> list[Tensor]:
         ]
     )
     plan = construct_module_sharding_plan(
-        ebc, {f"t_{name}": table_wise(0, kernel) for name in names}, world_size=1, device_type=device.type
+        ebc,
+        {f"t_{name}": table_wise(0, compute_kernel=kernel) for name in names},
+        world_size=1,
+        device_type=device.type,
     )
     if kernel == "fused_uvm_caching":
         for entry in plan.values():

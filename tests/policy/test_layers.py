@@ -39,8 +39,8 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 f"distributed.{name}"
                 for name in (
                     "plan plan_diff plan_json text_table env tables placed_pieces initial_rows sharded_module "
-                    "shard_geometry shard_traffic traffic layout grouping cache_params fused_params comm qcomm "
-                    "agreement"
+                    "shard_geometry shard_traffic traffic layout grouping grouped_configs cache_params fused_params "
+                    "comm qcomm agreement"
                 ).split()
             ),
         ),
@@ -67,7 +67,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "sharding_plan shard data_parallel gradient_norm planner.planners planner.measuring "
+                    "sharding_plan shard utils data_parallel gradient_norm planner.planners planner.measuring "
                     "replicas model_parallel checkpoint"
                 ).split()
             ),
@@ -97,7 +97,12 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
 )
 # They gather names of every layer and hold nothing else; nobody inside the library imports them.
 FACADES = ("distributed.types", "distributed.embedding_types", "distributed.dist_data", "distributed.planner.types")
-FACADES += ("distributed.comm_ops", "sparse.jagged_tensor", "distributed.fbgemm_qcomm_codec")
+FACADES += (
+    "distributed.embedding_lookup",
+    "distributed.comm_ops",
+    "sparse.jagged_tensor",
+    "distributed.fbgemm_qcomm_codec",
+)
 FACADES += ("distributed.train_pipeline.train_pipelines", "distributed.train_pipeline.utils")
 
 SHARDING_TYPES = tuple(f"distributed.sharding.{name}_sharding" for name in "dp tw cw twcw rw twrw grid".split())

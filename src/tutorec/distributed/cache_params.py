@@ -24,6 +24,7 @@ __all__ = [
     "CacheAlgorithm",
     "CacheParams",
     "CacheStatistics",
+    "KeyValueParams",
     "TableCache",
     "cache_spec",
     "sharder_cache",
@@ -117,6 +118,38 @@ class CacheParams:
         return cls(algorithm, stored.load_factor, folder=stored.folder)
 
 
+@dataclass(unsafe_hash=True)
+class KeyValueParams:
+    """Settings of TorchRec's tables in RocksDB and on parameter servers, for code that passes them on.
+
+    The kernels that read them (``key_value``, ``ssd_virtual_table``, ...) are not built here, and a plan with one of
+    them is refused by name; other kernels do not read them. A table larger than memory takes `CacheParams`.
+
+    Source:
+        TorchRec's ``torchrec.distributed.types.KeyValueParams``, which says what each field means.
+    """
+
+    ssd_storage_directory: str | None = None
+    ssd_rocksdb_write_buffer_size: int | None = None
+    ssd_rocksdb_shards: int | None = None
+    gather_ssd_cache_stats: bool | None = None
+    stats_reporter_config: Any = None
+    use_passed_in_path: bool = True
+    l2_cache_size: int | None = None
+    max_l1_cache_size: int | None = None
+    enable_async_update: bool | None = None
+    bulk_init_chunk_size: int | None = None
+    lazy_bulk_init_enabled: bool | None = None
+    enable_raw_embedding_streaming: bool | None = None
+    res_store_shards: int | None = None
+    kvzch_tbe_config: Any = None
+    load_ckpt_without_opt: bool = False
+    ps_hosts: tuple[tuple[str, int], ...] | None = None
+    ps_client_thread_num: int | None = None
+    ps_max_key_per_request: int | None = None
+    ps_max_local_index_length: int | None = None
+
+
 class TableCache(NamedTuple):
     """What a lookup must know of one table.
 
@@ -133,6 +166,16 @@ class TableCache(NamedTuple):
     folder: str | None
     reserved_memory: float = 0.0
     prefetch_pipeline: bool = False
+
+
+def is_fp32(data_type: Any) -> bool:
+    """Whether it is float32 in any of its spellings, or not said: `DataType`, fbgemm's ``SparseType``, torch's dtype.
+
+    Example:
+        >>> is_fp32(None), is_fp32(DataType.FP32), is_fp32("fp16")
+        (True, True, False)
+    """
+    return data_type is None or str(getattr(data_type, "value", data_type)).upper() in ("FP32", "TORCH.FLOAT32")
 
 
 def sharder_cache(fused_params: Mapping[str, Any] | None) -> CacheParams:
@@ -171,7 +214,7 @@ def table_cache(
             f"table {table!r}: load_factor={factor} of its cache is the part of its rows that is in memory; choose a "
             "number above 0 and at most 1"
         )
-    if asked.precision not in (None, DataType.FP32):
+    if not is_fp32(asked.precision):
         raise ValueError(
             f"table {table!r}: precision={asked.precision} of its cache is not that of its rows, DataType.FP32; leave "
             "precision out"

@@ -1,7 +1,24 @@
 """Names of TorchRec's ``torchrec.distributed.embedding_types``, from the modules that define them."""
 
-from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
-from tutorec.distributed.sharded_module import KJTList
+from tutorec.distributed.grouped_configs import GroupedEmbeddingConfig, ShardedEmbeddingTable
+from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
+from tutorec.distributed.sharded_module import KJTList, ModuleSharder, ShardedModule
+from tutorec.modules.embedding_configs import PoolingType
 from tutorec.modules.feature_processor import BaseGroupedFeatureProcessor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.types import DataType
 
-__all__ = ["BaseGroupedFeatureProcessor", "EmbeddingComputeKernel", "KJTList", "ShardingType"]
+__all__ = [
+    "BaseGroupedFeatureProcessor",
+    "DataType",
+    "EmbeddingComputeKernel",
+    "GroupedEmbeddingConfig",
+    "KJTList",
+    "KeyedJaggedTensor",
+    "ModuleSharder",
+    "ParameterSharding",
+    "PoolingType",
+    "ShardedEmbeddingTable",
+    "ShardedModule",
+    "ShardingType",
+]

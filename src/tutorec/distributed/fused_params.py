@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec
-from tutorec.distributed.cache_params import CACHE_KEYS
+from tutorec.distributed.cache_params import CACHE_KEYS, is_fp32
+from tutorec.optim.emb_optim_type import EmbOptimType
 from tutorec.optim.optimizers import PartialRowWiseAdam
 from tutorec.optim.rates import check_rate
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -30,7 +31,7 @@ _KINDS: dict[str, OptimizerKind] = {
 _NUMBERS = ("learning_rate", "eps", "beta1", "beta2", "weight_decay", "max_gradient")
 _KEYS = ("optimizer", "learning_rate", "lr", *_NUMBERS[1:], "gradient_clipping")
 # Keys of TorchRec without effect here: a pipeline calls prefetch by itself, and numbers are rounded to the nearest.
-_WITHOUT_EFFECT = ("prefetch_pipeline", "stochastic_rounding")
+_WITHOUT_EFFECT = ("prefetch_pipeline", "stochastic_rounding", "bounds_check_mode", "enforce_hbm")
 _ADAM_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 _ADAM_NEUTRAL = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False}
 _ADAGRAD_NEUTRAL = {"lr_decay": 0, "initial_accumulator_value": 0, "maximize": False, "differentiable": False}
@@ -59,8 +60,9 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
         fused_params: ``optimizer`` (`EmbOptimType`, fbgemm's member, or its value as text), ``learning_rate`` or
             ``lr``, ``eps``, of the Adams ``beta1``, ``beta2`` and ``weight_decay``, and ``gradient_clipping=True`` with
             ``max_gradient``, 1.0 by default, which cuts each number of the gradient of the pooled rows. Keys of
-            `cache_params.CACHE_KEYS` are left to that module. ``prefetch_pipeline`` and ``stochastic_rounding`` have no
-            effect: a pipeline that prefetches does so by itself, and rows are rounded to the nearest number.
+            `cache_params.CACHE_KEYS` are left to that module. ``prefetch_pipeline``, ``stochastic_rounding``,
+            ``bounds_check_mode`` and ``enforce_hbm`` have no effect: a pipeline that prefetches does so by itself, rows
+            are rounded to the nearest number, and a bad id is an error. ``output_dtype`` may say FP32.
 
     Raises:
         TypeError: A number that is none.
@@ -71,6 +73,11 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
         'rowwise_adagrad'
     """
     given = {key: value for key, value in (fused_params or {}).items() if key not in (*CACHE_KEYS, *_WITHOUT_EFFECT)}
+    if not is_fp32(output := given.pop("output_dtype", None)):
+        raise ValueError(
+            f"fused_params: output_dtype={output} is not what rows leave sharded tables in, DataType.FP32; leave it "
+            "out: get_qcomm_codecs_registry narrows what travels between ranks"
+        )
     unknown = sorted(str(key) for key in given if key not in _KEYS)
     if unknown:
         raise ValueError(f"fused_params has unknown keys {unknown}: known are {', '.join((*_KEYS, *CACHE_KEYS))}")
@@ -135,6 +142,22 @@ def optimizer_spec_of_parameter(name: str, parameter: torch.Tensor) -> Optimizer
         return optimizer_spec(given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"table {name!r}: {optimizer.__name__} in backward: {error}") from None
+
+
+def emb_optim_type(optimizer_class: type[torch.optim.Optimizer]) -> EmbOptimType:
+    """The fused form of a class of optimizers, without its arguments.
+
+    Raises:
+        ValueError: It has none.
+
+    Example:
+        >>> emb_optim_type(RowWiseAdagrad).name
+        'EXACT_ROWWISE_ADAGRAD'
+    """
+    if optimizer_class not in _IN_BACKWARD:
+        known = ", ".join(each.__name__ for each in _IN_BACKWARD)
+        raise ValueError(f"Cannot cast {optimizer_class} to an EmbOptimType; use one of {known}")
+    return EmbOptimType(_IN_BACKWARD[optimizer_class][0]["optimizer"])
 
 
 def _kind(optimizer: Any) -> OptimizerKind:

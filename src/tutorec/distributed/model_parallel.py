@@ -35,6 +35,7 @@ from tutorec.distributed.shard import (
     replaced,
 )
 from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.distributed.sharded_module import ShardedModule as ShardedModule
 from tutorec.distributed.sharding_plan import check_plan_fits, get_default_sharders
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
@@ -344,6 +345,32 @@ class DMPCollection(DistributedModelParallel):
                 "ranks: give it compute_kernel='fused', or clip dense parts alone"
             )
         return super().reduce_norm()
+
+
+def get_unwrapped_module(module: nn.Module) -> nn.Module:
+    """The model inside of `DistributedModelParallel` and torch's wrappers around it.
+
+    Example:
+        >>> get_unwrapped_module(nn.Linear(2, 1))
+        Linear(in_features=2, out_features=1, bias=True)
+
+    Source:
+        TorchRec's ``torchrec.distributed.model_parallel.get_unwrapped_module``.
+    """
+    while isinstance(module, DistributedModelParallel | DistributedDataParallel):
+        module = module._dmp_wrapped_module if isinstance(module, DistributedModelParallel) else module.module
+    return module
+
+
+def get_module(module: nn.Module) -> nn.Module:
+    """The model inside of `DistributedModelParallel`, with torch's wrapper for data parallelism around it.
+
+    Source:
+        TorchRec's ``torchrec.distributed.model_parallel.get_module``.
+    """
+    while isinstance(module, DistributedModelParallel):
+        module = module._dmp_wrapped_module
+    return module
 
 
 def _insert_wrapped_path(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -21,10 +21,11 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec, ShardingSpec
 
 from tutorec._whole_file import whole_file
-from tutorec.distributed.cache_params import CacheParams
+from tutorec.distributed.cache_params import CacheParams, KeyValueParams
 from tutorec.distributed.plan_diff import PlanDiff, plan_diff
 from tutorec.distributed.plan_json import StoredShard, StoredTable, fingerprint, from_text, to_text
 from tutorec.distributed.text_table import TextTable
+from tutorec.types import DataType
 
 _HTML_ROWS = 100
 
@@ -52,7 +53,8 @@ class EmbeddingComputeKernel(enum.Enum):
     ``FUSED`` updates the rows during backward and never builds a gradient; ``DENSE`` leaves a gradient to look at.
     ``FUSED_UVM`` and ``FUSED_UVM_CACHING`` are fused, for tables larger than memory: the rows are in a file, and with
     ``FUSED_UVM_CACHING`` a part of them is in memory, see `CacheParams`. The names of 2022, ``batched_fused`` and
-    ``batched_dense``, are accepted.
+    ``batched_dense``, are accepted. The other members are TorchRec's; nothing here builds them, and planner and sharder
+    refuse them by name.
 
     Example:
         >>> EmbeddingComputeKernel("batched_fused").value
@@ -63,9 +65,15 @@ class EmbeddingComputeKernel(enum.Enum):
     FUSED = "fused"
     FUSED_UVM = "fused_uvm"
     FUSED_UVM_CACHING = "fused_uvm_caching"
+    KEY_VALUE = "key_value"
     QUANT = "quant"
     QUANT_UVM = "quant_uvm"
     QUANT_UVM_CACHING = "quant_uvm_caching"
+    CUSTOMIZED_KERNEL = "customized_kernel"
+    SSD_VIRTUAL_TABLE = "ssd_virtual_table"
+    DRAM_VIRTUAL_TABLE = "dram_virtual_table"
+    DRAM_SSD_VIRTUAL_TABLE = "dram_ssd_virtual_table"
+    FUSED_TRITON = "fused_triton"
 
     @classmethod
     def _missing_(cls, value: object) -> EmbeddingComputeKernel | None:
@@ -73,6 +81,26 @@ class EmbeddingComputeKernel(enum.Enum):
             wanted = value.removeprefix("batched_")
             return next((kernel for kernel in cls if kernel.value == wanted), None)
         return None
+
+
+class BoundsCheckMode(enum.IntEnum):
+    """What a lookup does with an id that is no row of its table, by fbgemm's names and values.
+
+    It is accepted wherever TorchRec takes it and changes nothing: such an id is an error that names table, feature and
+    sample (``FATAL``). Ids are remapped nowhere (``WARNING``, ``IGNORE``); ``tutorec.validation(False)`` looks at none.
+
+    Example:
+        >>> BoundsCheckMode.FATAL.value
+        0
+    """
+
+    FATAL = 0
+    WARNING = 1
+    IGNORE = 2
+    NONE = 3
+    V2_IGNORE = 4
+    V2_WARNING = 5
+    V2_FATAL = 6
 
 
 @dataclass(repr=False)
@@ -85,7 +113,12 @@ class ParameterSharding:
         ranks: The ranks that hold a piece, in the order of the pieces.
         sharding_spec: The pieces: offsets ``[row, column]``, sizes ``[R, D]``, placement ``"rank:0/cpu"``. None for
             ``data_parallel``.
-        cache_params: The cache, for the kernel ``"fused_uvm_caching"``; not printed where there is none.
+        cache_params: The cache, for the kernel ``"fused_uvm_caching"``.
+        enforce_hbm: TorchRec's, without effect here, as the next two are.
+        stochastic_rounding: Rows are float32 and are not rounded.
+        bounds_check_mode: See `BoundsCheckMode`.
+        output_dtype: ``DataType.FP32``; others are refused by the sharder.
+        key_value_params: For kernels that are not built here.
         shape: ``(R, D)`` of the table that the entry was made for, where it is known: what a stored plan is compared
             with. Not printed, and two entries that say the same are equal without it.
         source: The file that the entry was read from, for messages; likewise.
@@ -100,15 +133,18 @@ class ParameterSharding:
     ranks: list[int] | None = None
     sharding_spec: ShardingSpec | None = None
     cache_params: CacheParams | None = None
+    enforce_hbm: bool | None = None
+    stochastic_rounding: bool | None = None
+    bounds_check_mode: BoundsCheckMode | None = None
+    output_dtype: DataType | None = None
+    key_value_params: KeyValueParams | None = None
     shape: tuple[int, int] | None = field(default=None, repr=False, compare=False)
     source: str = field(default="", repr=False, compare=False)
 
     def __repr__(self) -> str:
-        shown = [
-            each.name
-            for each in fields(self)
-            if each.repr and not (each.name == "cache_params" and not self.cache_params)
-        ]
+        # Of the fields that are TorchRec's alone or for few tables, those that say something.
+        shown = [each.name for each in fields(self) if each.repr]
+        shown = shown[:4] + [name for name in shown[4:] if getattr(self, name) is not None]
         return f"ParameterSharding({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def shards(self) -> list[ShardMetadata]:
@@ -158,7 +194,9 @@ class ParameterSharding:
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"{source}: a shard of table {table!r} cannot be placed: {error}") from None
         cache = stored.cache and CacheParams._from_stored(stored.cache)
-        return cls(stored.sharding_type, stored.compute_kernel, stored.ranks, spec, cache, stored.shape, source)
+        return cls(
+            stored.sharding_type, stored.compute_kernel, stored.ranks, spec, cache, shape=stored.shape, source=source
+        )
 
 
 class ModuleShardingPlan:
@@ -184,11 +222,11 @@ class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterShardin
     """
 
     def __str__(self) -> str:
-        return "".join(f"\n\n{_as_text(rows)}" for rows in self._rows())
+        return "".join(f"\n\n{_as_text(rows) if rows[1:] else chr(10)}" for rows in self._rows())
 
     def _repr_html_(self) -> str:
         """The two tables for a notebook."""
-        return "".join(_as_html(rows) for rows in self._rows())
+        return "".join(_as_html(rows) for rows in self._rows() if rows[1:])
 
     def _rows(self) -> tuple[list[list[str]], list[list[str]]]:
         """Cells of the two tables that are printed, heads first: of tables, and of pieces."""
@@ -196,8 +234,6 @@ class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterShardin
         pieces = [["param", "shard offsets", "shard sizes", "placement"]]
         for name, sharding in self.items():
             tables.append([name, sharding.sharding_type, sharding.compute_kernel, str(sharding.ranks)])
-            if not sharding.shards():
-                pieces.append([name, "None", "None", "None"])
             for shard in sharding.shards():
                 pieces.append([name, str(shard.shard_offsets), str(shard.shard_sizes), str(shard.placement)])
         return tables, pieces

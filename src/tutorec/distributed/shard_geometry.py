@@ -9,14 +9,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
+
+MIN_CW_DIM: int = 128  # columns of a column-wise shard, at least; TorchRec's
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,9 @@ def table_wise_pieces(rows: int, columns: int, rank: int) -> list[ShardPiece]:
     return [ShardPiece(rank, 0, 0, rows, columns)]
 
 
-def row_wise_pieces(rows: int, columns: int, ranks: Sequence[int]) -> list[ShardPiece]:
+def row_wise_pieces(
+    rows: int, columns: int, ranks: Sequence[int], sizes: Sequence[int] | None = None
+) -> list[ShardPiece]:
     """The pieces of a table that is cut into ranges of rows, one for each rank, in row order.
 
     Each rank but the last ones holds ``ceil(R / len(ranks))`` rows, so that ``id // that`` is the place of an id's
@@ -73,17 +78,94 @@ def row_wise_pieces(rows: int, columns: int, ranks: Sequence[int]) -> list[Shard
         rows: R of the table.
         columns: D of the table.
         ranks: Who holds a piece: all ranks (row-wise), or those of one host (table-row-wise).
+        sizes: Rows of each piece, where they differ; what goes beyond the last row is cut off.
+
+    Raises:
+        ValueError: The sizes hold fewer rows than the table has, or one is negative.
 
     Example:
         >>> [(piece.row_offset, piece.rows) for piece in row_wise_pieces(5, 4, ranks=range(4))]
         [(0, 2), (2, 2), (4, 1), (5, 0)]
+        >>> [piece.rows for piece in row_wise_pieces(5, 4, ranks=range(2), sizes=[1, 9])]
+        [1, 4]
     """
-    block = -(-rows // len(ranks))
-    starts = [min(index * block, rows) for index in range(len(ranks) + 1)]
+    wanted = [-(-rows // len(ranks))] * len(ranks) if sizes is None else sizes
+    if sum(wanted) < rows or min(wanted, default=0) < 0:
+        raise ValueError(f"its {rows} rows are more than the sizes {list(wanted)} hold, or one is negative")
+    starts = [min(start, rows) for start in accumulate(wanted, initial=0)]
     return [
         ShardPiece(rank, start, 0, end - start, columns)
         for rank, (start, end) in zip(ranks, pairwise(starts), strict=True)
     ]
+
+
+def bucket_rows(rows: int, world_size: int, num_buckets: int) -> list[int]:
+    """Rows of each rank of a table that is cut between equal buckets of rows only.
+
+    Args:
+        rows: R of the table.
+        world_size: W.
+        num_buckets: Buckets, which divide the rows.
+
+    Raises:
+        ValueError: They do not divide the rows, or are fewer than the ranks.
+
+    Example:
+        >>> bucket_rows(10, world_size=4, num_buckets=5)
+        [4, 2, 2, 2]
+    """
+    if num_buckets < world_size or rows % num_buckets:
+        raise ValueError(
+            f"num_buckets={num_buckets} has to divide the {rows} rows and be at least the number of ranks, {world_size}"
+        )
+    whole, more = divmod(num_buckets, world_size)
+    return [rows // num_buckets * (whole + (rank < more)) for rank in range(world_size)]
+
+
+def calculate_shard_sizes_and_offsets(
+    tensor: torch.Tensor,
+    world_size: int,
+    local_world_size: int,
+    sharding_type: str,
+    col_wise_shard_dim: int | None = None,
+    device_memory_sizes: Sequence[int] | None = None,
+    num_buckets: int | None = None,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Sizes and offsets of the shards of a table, without their ranks.
+
+    Args:
+        tensor: Its weights ``[R, D]``; they may be on the meta device.
+        world_size: W.
+        local_world_size: Ranks per host.
+        sharding_type: A `ShardingType` value.
+        col_wise_shard_dim: Narrowest slice of columns that is wanted, 128 by default.
+        device_memory_sizes: Of row-wise: ranks hold rows in proportion to their memory.
+        num_buckets: See `bucket_rows`.
+
+    Returns:
+        ``[rows, columns]`` of each shard, and ``[row, column]`` where it begins.
+
+    Example:
+        >>> calculate_shard_sizes_and_offsets(torch.empty(5, 4), 2, 2, "row_wise")
+        ([[3, 4], [2, 4]], [[0, 0], [3, 0]])
+
+    Source:
+        TorchRec's ``torchrec.distributed.sharding_plan.calculate_shard_sizes_and_offsets``.
+    """
+    rows, columns = tensor.shape
+    kind = ShardingType(sharding_type)
+    if kind is ShardingType.ROW_WISE and (num_buckets or device_memory_sizes):
+        if device_memory_sizes:
+            whole, unit = sum(device_memory_sizes), rows // (num_buckets or rows)
+            sizes = [rows // unit * each // whole * unit for each in device_memory_sizes]
+            sizes[-1] += rows - sum(sizes)
+        else:
+            sizes = bucket_rows(rows, world_size, num_buckets or rows)
+        pieces = row_wise_pieces(rows, columns, range(len(sizes)), sizes)
+        return [[each.rows, columns] for each in pieces], [[each.row_offset, 0] for each in pieces]
+    width = slice_width(columns, col_wise_shard_dim or MIN_CW_DIM)
+    cut = cut_arrays(kind, (rows, columns), world_size, local_world_size, width)
+    return cut[0].tolist(), cut[1].tolist()
 
 
 def column_wise_pieces(rows: int, widths: Sequence[int], ranks: Sequence[int]) -> list[ShardPiece]:
@@ -204,8 +286,10 @@ def host_ranks(host: int, local_size: int) -> range:
     return range(host * local_size, (host + 1) * local_size)
 
 
-def sharding_spec(pieces: Sequence[ShardPiece], device_type: str, local_size: int = 1) -> EnumerableShardingSpec:
-    """The pieces in torch's vocabulary.
+def sharding_spec(
+    pieces: Sequence[ShardPiece], device_type: str | Sequence[str], local_size: int = 1
+) -> EnumerableShardingSpec:
+    """The pieces in torch's vocabulary, all on one type of device or each on its own.
 
     Example:
         >>> sharding_spec(table_wise_pieces(8, 4, rank=0), "cpu").shards[0].shard_sizes
@@ -216,9 +300,11 @@ def sharding_spec(pieces: Sequence[ShardPiece], device_type: str, local_size: in
             ShardMetadata(
                 [piece.row_offset, piece.column_offset],
                 [piece.rows, piece.columns],
-                placement(piece.rank, device_type, local_size),
+                placement(piece.rank, device, local_size),
             )
-            for piece in pieces
+            for piece, device in zip(
+                pieces, repeat(device_type) if isinstance(device_type, str) else device_type, strict=False
+            )
         ]
     )
 
@@ -248,7 +334,7 @@ def pieces_of(sharding: ParameterSharding) -> list[ShardPiece]:
 def parameter_sharding(
     sharding_type: ShardingType,
     pieces: Sequence[ShardPiece],
-    device_type: str,
+    device_type: str | Sequence[str],
     local_size: int = 1,
     compute_kernel: EmbeddingComputeKernel = EmbeddingComputeKernel.FUSED,
 ) -> ParameterSharding:
@@ -257,7 +343,7 @@ def parameter_sharding(
     Args:
         sharding_type: How the table was cut.
         pieces: Its pieces, in plan order.
-        device_type: ``"cpu"`` or ``"cuda"``.
+        device_type: ``"cpu"`` or ``"cuda"``, of all pieces or of each.
         local_size: Ranks per host.
         compute_kernel: How its rows are kept.
 

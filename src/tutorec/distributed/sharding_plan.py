@@ -32,6 +32,7 @@ from tutorec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
 from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from tutorec.distributed.shard_geometry import (
     ShardPiece,
+    bucket_rows,
     column_wise_pieces,
     data_parallel_pieces,
     grid_pieces,
@@ -40,6 +41,8 @@ from tutorec.distributed.shard_geometry import (
     row_wise_pieces,
     table_wise_pieces,
 )
+from tutorec.distributed.shard_geometry import calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets
+from tutorec.distributed.shard_geometry import placement as placement_of
 from tutorec.distributed.sharded_module import ModuleSharder
 
 
@@ -103,12 +106,23 @@ class ParameterShardingGenerator:
         sharding_type: How the table is divided.
         compute_kernel: How its rows are kept; None: as the sharder of the collection keeps them by default.
         cut: ``(R, D, machine)`` -> pieces in plan order.
+        devices: Type of the device of each piece; None: that of the plan.
     """
 
     words: str
     sharding_type: ShardingType
     compute_kernel: EmbeddingComputeKernel | None
     cut: Callable[[int, int, Machine], list[ShardPiece]]
+    devices: Sequence[str] | None = None
+
+    def __call__(
+        self, param: torch.Tensor, local_size: int, world_size: int, device_type: str, sharder: ModuleSharder[Any]
+    ) -> ParameterSharding:
+        """The entry of the plan for a table, as TorchRec's generators are called."""
+        rows, columns = param.shape
+        kernels = sharder.compute_kernels(self.sharding_type.value, device_type)
+        machine = Machine(world_size, local_size, device_type)
+        return self.generate("of this parameter", (rows, columns), machine, _default_kernel(kernels))
 
     def generate(
         self,
@@ -127,15 +141,13 @@ class ParameterShardingGenerator:
         """
         try:
             pieces = self.cut(*shape, machine)
+            devices = [machine.device_type] * len(pieces) if self.devices is None else self.devices
+            if len(devices) != len(pieces):
+                raise ValueError(f"it names {len(devices)} devices for {len(pieces)} pieces; name one for each")
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.words} for table {table!r}: {error}") from None
-        return parameter_sharding(
-            self.sharding_type,
-            pieces,
-            machine.device_type,
-            machine.local_size,
-            self.compute_kernel or default_kernel,
-        )
+        kernel = self.compute_kernel or default_kernel
+        return parameter_sharding(self.sharding_type, pieces, devices, machine.local_size, kernel)
 
     def __repr__(self) -> str:
         return self.words
@@ -160,11 +172,13 @@ def data_parallel(compute_kernel: str | None = None) -> ParameterShardingGenerat
     )
 
 
-def table_wise(rank: int, compute_kernel: str | None = None) -> ParameterShardingGenerator:
+def table_wise(rank: int, device: str | None = None, compute_kernel: str | None = None) -> ParameterShardingGenerator:
     """The whole table on one rank.
 
     Args:
         rank: Which.
+        device: ``"cpu"`` or ``"cuda"``, written into the plan; by default that of the plan. It matters to quantized
+            collections, whose devices one process drives; a table that is trained lives on its rank's own device.
         compute_kernel: As in `data_parallel`. (TorchRec's hand-written plans pick ``dense`` unless told otherwise,
             which ignores ``fused_params``.)
 
@@ -180,29 +194,56 @@ def table_wise(rank: int, compute_kernel: str | None = None) -> ParameterShardin
         ShardingType.TABLE_WISE,
         _kernel(compute_kernel),
         lambda rows, columns, machine: table_wise_pieces(rows, columns, machine.checked_rank(rank)),
+        None if device is None else (_device_type(device),),
     )
 
 
-def row_wise(*, compute_kernel: str | None = None) -> ParameterShardingGenerator:
+def row_wise(
+    sizes_placement: tuple[Sequence[int], str | Sequence[str]] | None = None,
+    compute_kernel: str | None = None,
+    num_buckets: int | None = None,
+) -> ParameterShardingGenerator:
     """A range of rows on every rank, ``ceil(R / W)`` of them; where they do not divide, the last ranks hold fewer.
 
     Args:
+        sizes_placement: Rows of each rank, which add up to those of the table or more, and their device, or the device
+            of each; see `table_wise`.
         compute_kernel: As in `data_parallel`.
+        num_buckets: Cut between buckets of ``R / num_buckets`` rows only; the first ranks hold one more.
+
+    Raises:
+        ValueError: Sizes together with buckets, or fewer rows than the table has.
 
     Example:
-        >>> row_wise()
-        row_wise()
+        >>> row_wise(), row_wise(([10, 6], "cpu"))
+        (row_wise(), row_wise(sizes_placement=([10, 6], 'cpu')))
     """
+    if sizes_placement is None:
+        words = "row_wise()" if num_buckets is None else f"row_wise(num_buckets={num_buckets})"
+
+        def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
+            sizes = None if num_buckets is None else bucket_rows(rows, machine.world_size, num_buckets)
+            return row_wise_pieces(rows, columns, range(machine.world_size), sizes)
+
+        return ParameterShardingGenerator(words, ShardingType.ROW_WISE, _kernel(compute_kernel), cut)
+    if num_buckets is not None:
+        raise ValueError(f"row_wise takes sizes or num_buckets={num_buckets}, not both: leave one out")
+    sizes, given = list(sizes_placement[0]), sizes_placement[1]
+    devices = [given] * len(sizes) if isinstance(given, str) else list(given)
     return ParameterShardingGenerator(
-        "row_wise()",
+        f"row_wise(sizes_placement={(sizes, given)})",
         ShardingType.ROW_WISE,
         _kernel(compute_kernel),
-        lambda rows, columns, machine: row_wise_pieces(rows, columns, range(machine.world_size)),
+        lambda rows, columns, machine: row_wise_pieces(rows, columns, range(len(sizes)), sizes),
+        [_device_type(device) for device in devices],
     )
 
 
 def column_wise(
-    ranks: Sequence[int] | None = None, size_per_rank: Sequence[int] | None = None, compute_kernel: str | None = None
+    ranks: Sequence[int] | None = None,
+    size_per_rank: Sequence[int] | None = None,
+    compute_kernel: str | None = None,
+    device_types: Sequence[str] | None = None,
 ) -> ParameterShardingGenerator:
     """A range of columns on each of several ranks.
 
@@ -211,6 +252,7 @@ def column_wise(
             ones as there are sizes.
         size_per_rank: D of each piece, at least 0; a rank with 0 holds no piece. By default all are equal.
         compute_kernel: As in `data_parallel`.
+        device_types: The device of each piece; see `table_wise`.
 
     Raises:
         TypeError: A number is given where a list of them is due, or a size is no whole number.
@@ -232,7 +274,9 @@ def column_wise(
         holders = list(ranks) if ranks is not None else list(range(len(sizes or range(machine.world_size))))
         return _columns_cut(rows, columns, [machine.checked_rank(rank) for rank in holders], sizes)
 
-    return ParameterShardingGenerator(f"column_wise({words})", ShardingType.COLUMN_WISE, _kernel(compute_kernel), cut)
+    devices = None if device_types is None else [_device_type(device) for device in device_types]
+    kernel = _kernel(compute_kernel)
+    return ParameterShardingGenerator(f"column_wise({words})", ShardingType.COLUMN_WISE, kernel, cut, devices)
 
 
 def table_row_wise(host_index: int, compute_kernel: str | None = None) -> ParameterShardingGenerator:
@@ -366,7 +410,8 @@ def construct_module_sharding_plan(
 
     Args:
         module: An unsharded collection; it may be on the meta device.
-        per_param_sharding: Table name -> `table_wise`, `row_wise` ..., every table.
+        per_param_sharding: Table name -> `table_wise`, `row_wise` ..., every table; or a function
+            ``(parameter, local_size, world_size, device_type, sharder) -> ParameterSharding``.
         sharder: Knows the tables of ``module``; the one for its class by default.
         local_size: Ranks per host; by default ``LOCAL_WORLD_SIZE``, else all on one.
         world_size: W; by default that of the process group, else 1.
@@ -411,11 +456,51 @@ def construct_module_sharding_plan(
     for name, parameter in parameters.items():
         rows, columns = parameter.shape
         word = per_param_sharding[name]
-        if not isinstance(word, ParameterShardingGenerator):
+        if isinstance(word, ParameterShardingGenerator):
+            kernels = sharder.compute_kernels(word.sharding_type.value, machine.device_type)
+            plan[name] = word.generate(name, (rows, columns), machine, _default_kernel(kernels))
+        elif callable(word) and word not in _CONSTRUCTORS.values():
+            plan[name] = word(parameter, local_size, world_size, machine.device_type, sharder)
+        else:
             raise TypeError(f"table {name!r} is given {_shown(word)}: {_WORDS}")
-        kernels = sharder.compute_kernels(word.sharding_type.value, machine.device_type)
-        plan[name] = word.generate(name, (rows, columns), machine, _default_kernel(kernels))
     return plan
+
+
+_CONSTRUCTORS: dict[ShardingType, Callable[..., ParameterShardingGenerator]] = {
+    ShardingType.DATA_PARALLEL: data_parallel,
+    ShardingType.TABLE_WISE: table_wise,
+    ShardingType.COLUMN_WISE: column_wise,
+    ShardingType.ROW_WISE: row_wise,
+    ShardingType.TABLE_ROW_WISE: table_row_wise,
+    ShardingType.TABLE_COLUMN_WISE: table_column_wise,
+    ShardingType.GRID_SHARD: grid_shard,
+}
+
+
+def get_sharding_constructor_from_type(sharding_type: ShardingType) -> Callable[..., ParameterShardingGenerator]:
+    """The function of this module for a sharding type.
+
+    Example:
+        >>> get_sharding_constructor_from_type(ShardingType.TABLE_WISE)(rank=1)
+        table_wise(rank=1)
+
+    Source:
+        TorchRec's ``torchrec.distributed.sharding_plan.get_sharding_constructor_from_type``.
+    """
+    return _CONSTRUCTORS[sharding_type]
+
+
+def placement(compute_device: str, rank: int, local_size: int) -> str:
+    """Where a shard lies, as torch writes it; TorchRec's order of arguments.
+
+    Example:
+        >>> placement("cuda", rank=3, local_size=2)
+        'rank:3/cuda:1'
+
+    Source:
+        TorchRec's ``torchrec.distributed.sharding_plan.placement``.
+    """
+    return placement_of(rank, compute_device, local_size)
 
 
 def get_default_sharders() -> list[ModuleSharder[Any]]:

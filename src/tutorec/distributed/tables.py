@@ -15,7 +15,7 @@ import torch
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
-from tutorec.distributed.cache_params import CacheParams, TableCache, table_cache
+from tutorec.distributed.cache_params import CacheParams, TableCache, is_fp32, table_cache
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
@@ -237,6 +237,11 @@ def _placed(
         raise ValueError(
             f"table {config.name!r} holds {config.data_type}, and sharded tables are trained in FP32: give it "
             "data_type=DataType.FP32, or leave its collection unsharded"
+        )
+    if not is_fp32(sharding.output_dtype):
+        raise ValueError(
+            f"the plan gives table {config.name!r} output_dtype={sharding.output_dtype}, and rows leave sharded tables "
+            "in FP32; leave it out: get_qcomm_codecs_registry narrows what travels between ranks"
         )
     rows, columns = config.num_embeddings, config.embedding_dim
     if sharding.shape is not None and sharding.shape != (rows, columns):

@@ -1,12 +1,15 @@
 """Names of TorchRec's ``torchrec.distributed.types``, from the modules that define them."""
 
 from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata
+from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
 from tutorec.awaitable import Awaitable, LazyAwaitable, LazyNoWait, NoWait
-from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams, CacheStatistics
+from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams, CacheStatistics, KeyValueParams
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import (
+    BoundsCheckMode,
     EmbeddingModuleShardingPlan,
     ModuleShardingPlan,
     ParameterSharding,
@@ -19,12 +22,14 @@ from tutorec.distributed.sharded_tensor import ShardedTensor
 
 __all__ = [
     "Awaitable",
+    "BoundsCheckMode",
     "CacheAlgorithm",
     "CacheParams",
     "CacheStatistics",
     "CommOp",
     "EmbeddingModuleShardingPlan",
     "EnumerableShardingSpec",
+    "KeyValueParams",
     "LazyAwaitable",
     "LazyNoWait",
     "ModuleSharder",
@@ -32,9 +37,11 @@ __all__ = [
     "NoWait",
     "ParameterSharding",
     "QuantizedCommCodecs",
+    "Shard",
     "ShardMetadata",
     "ShardedModule",
     "ShardedTensor",
+    "ShardedTensorMetadata",
     "ShardingEnv",
     "ShardingPlan",
     "ShardingType",

@@ -132,7 +132,7 @@ def test_prefetching_batches_in_flight_changes_no_bit(ranks, what, kind, variabl
 @pytest.mark.parametrize("own", [cases, row_cases])
 def test_prefetch_reads_the_rows_that_compute_looks_up(own):
     collection = own.collection()
-    words = {f"t{index}": table_wise(0, "fused_uvm_caching" if index else "fused") for index in range(3)}
+    words = {f"t{index}": table_wise(0, compute_kernel="fused_uvm_caching" if index else "fused") for index in range(3)}
     plan = construct_module_sharding_plan(collection, words, world_size=1)
     sharder = EmbeddingBagCollectionSharder() if own is cases else EmbeddingCollectionSharder()
     sharded = sharder.shard(collection, plan, ShardingEnv.from_local(1, 0))
@@ -193,7 +193,7 @@ def test_state_dicts_need_no_flush_and_loading_a_table_keeps_the_others(ranks):
 
 def test_a_sharded_collection_counts_its_hits():
     collection = cases.collection()
-    words = {f"t{index}": table_wise(0, "fused_uvm_caching" if index else "fused") for index in range(3)}
+    words = {f"t{index}": table_wise(0, compute_kernel="fused_uvm_caching" if index else "fused") for index in range(3)}
     plan = construct_module_sharding_plan(collection, words, world_size=1)
     sharder = EmbeddingBagCollectionSharder({"cache_load_factor": 1.0})
     sharded = sharder.shard(collection, plan, ShardingEnv.from_local(1, 0))
@@ -254,7 +254,7 @@ def test_cache_params_are_saved_with_the_plan(tmp_path):
 )
 def test_cache_that_cannot_be_built_is_refused(cache, message):
     collection = cases.collection()
-    words = {f"t{index}": table_wise(0, "fused_uvm_caching") for index in range(3)}
+    words = {f"t{index}": table_wise(0, compute_kernel="fused_uvm_caching") for index in range(3)}
     plan = construct_module_sharding_plan(collection, words, world_size=1)
     plan["t0"].cache_params = cache
     with pytest.raises((ValueError, OSError), match=message):
@@ -272,7 +272,7 @@ def test_copies_of_a_table_are_not_cached(ranks):
 @pytest.mark.parametrize("kernel", ["fused", "dense"])
 def test_cache_params_without_a_cache_are_refused(kernel):
     collection = cases.collection()
-    words = {f"t{index}": table_wise(0, kernel) for index in range(3)}
+    words = {f"t{index}": table_wise(0, compute_kernel=kernel) for index in range(3)}
     plan = construct_module_sharding_plan(collection, words, world_size=1)
     plan["t1"].cache_params = CacheParams(load_factor=0.1)
     message = rf"table 't1' cache_params and the compute kernel '{kernel}'.*compute_kernel='fused_uvm_caching'"
@@ -283,7 +283,7 @@ def test_cache_params_without_a_cache_are_refused(kernel):
 @pytest.mark.parametrize("kernel", ["fused_uvm", "fused_uvm_caching"])
 def test_tables_in_a_file_do_not_move_to_another_device(kernel):
     collection = cases.collection()
-    words = {f"t{index}": table_wise(0, kernel if index else "fused") for index in range(3)}
+    words = {f"t{index}": table_wise(0, compute_kernel=kernel if index else "fused") for index in range(3)}
     plan = construct_module_sharding_plan(collection, words, world_size=1)
     sharded = EmbeddingBagCollectionSharder().shard(collection, plan, ShardingEnv.from_local(1, 0))
     before = sharded(batch(0, 4)).values()

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from tutorec.distributed.grouped_configs import GroupedEmbeddingConfig, grouped_config
 from tutorec.distributed.grouping import TableGroup
 from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows, first_rows
 from tutorec.distributed.lookup.dense import BatchedDenseEmbeddingBag
@@ -33,6 +34,12 @@ class GroupedLookup(EmbeddingLookup):
     """One operator for each group of this rank's tables; a subclass divides what arrives among them."""
 
     _emb_modules: nn.ModuleList
+    _groups: Sequence[TableGroup]
+
+    @property
+    def grouped_configs(self) -> list[GroupedEmbeddingConfig]:
+        """What each group holds, in TorchRec's words."""
+        return [grouped_config(group) for group in self._groups]
 
     @abstractmethod
     def _batches(self, ids: Any) -> list[Batch]:
@@ -81,6 +88,7 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
 
     def __init__(self, groups: Sequence[TableGroup], rows_of: ShardRows, device: torch.device) -> None:
         super().__init__()
+        self._groups = groups
         self._splits = [len(group.features) for group in groups]
         self._columns = [columns for group in groups for columns in group.columns]
         self._emb_modules = nn.ModuleList()

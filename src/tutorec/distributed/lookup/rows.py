@@ -76,6 +76,7 @@ class GroupedEmbeddingsLookup(GroupedLookup):
 
     def __init__(self, groups: Sequence[TableGroup], rows_of: ShardRows, device: torch.device, ranks: int) -> None:
         super().__init__()
+        self._groups = groups
         self._ranks = ranks
         self._slot_bounds = [*accumulate((len(group.features) for group in groups), initial=0)]
         self._emb_modules = nn.ModuleList()

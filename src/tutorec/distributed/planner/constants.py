@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tutorec.distributed.shard_geometry import MIN_CW_DIM as MIN_CW_DIM
+
 GIB = 1024**3
 DEVICES = ("cpu", "cuda", "mtia")  # that a topology knows
 _GB_PER_S = 10**9 / 1000  # of a data sheet, in bytes per millisecond
@@ -26,7 +28,6 @@ CROSS_NODE_BANDWIDTH: float = 12.5 * GIB / 1000
 BATCH_SIZE: int = 512  # samples of a rank; TorchRec's
 POOLING_FACTOR: float = 1.0  # ids of a bag; TorchRec's
 NUM_POOLINGS: float = 1.0  # bags of a sample; TorchRec's
-MIN_CW_DIM: int = 128  # columns of a column-wise shard, at least; TorchRec's
 BWD_COMPUTE_MULTIPLIER: float = 2.0  # backward for one forward: rows are read and written; TorchRec's
 WEIGHTED_FEATURE_BWD_COMPUTE_MULTIPLIER: float = 1.0  # TorchRec's
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from tutorec.distributed.cache_params import CacheParams, sharder_cache
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
-from tutorec.distributed.planner.constants import BATCH_SIZE, MIN_CW_DIM
+from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraint_checks import (
     asked,
     by_table,
@@ -34,12 +34,14 @@ from tutorec.distributed.planner.kernels import registered_kernels
 from tutorec.distributed.planner.model_tables import ModelTable, check_model, model_tables
 from tutorec.distributed.planner.option_checks import check_options
 from tutorec.distributed.planner.options import PartitionByType, Pieces, ShardingOption
+from tutorec.distributed.planner.options import Shard as Shard
 from tutorec.distributed.planner.refusals import Refusal
 from tutorec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from tutorec.distributed.planner.table_facts import CachedRows
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.utils import sharder_name
-from tutorec.distributed.shard_geometry import cut_arrays, slice_width
+from tutorec.distributed.shard_geometry import MIN_CW_DIM, cut_arrays, slice_width
+from tutorec.distributed.shard_geometry import calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.tables import IN_FILE
 
@@ -50,6 +52,13 @@ _BLOCK = 1024  # options that are estimated at once
 _ONLY_COLUMN_CUTS = {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE}
 _EVERY_RANK = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 _WHOLE_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
+# A table has these only where a constraint asks for them; none of them is built here.
+GUARDED_COMPUTE_KERNELS: set[EmbeddingComputeKernel] = {
+    EmbeddingComputeKernel.KEY_VALUE,
+    EmbeddingComputeKernel.SSD_VIRTUAL_TABLE,
+    EmbeddingComputeKernel.DRAM_VIRTUAL_TABLE,
+    EmbeddingComputeKernel.DRAM_SSD_VIRTUAL_TABLE,
+}
 _PARTITION_BY = {
     ShardingType.TABLE_WISE: PartitionByType.DEVICE,
     ShardingType.COLUMN_WISE: PartitionByType.DEVICE,
@@ -222,7 +231,7 @@ class EmbeddingEnumerator(Enumerator):
                 table.module,
                 cuts.pieces(kind, (facts.rows, facts.columns), width),
                 sharding_type=kind.value,
-                partition_by=_PARTITION_BY[kind].value,
+                partition_by=get_partition_by_type(kind.value),
                 compute_kernel=kernel,
                 cache_params=cache_params,
                 **words,
@@ -333,6 +342,19 @@ def _kernels(
             yield kernel, f"{instead}; ParameterConstraints({ask}) asks for it"
         else:
             yield kernel, None
+
+
+def get_partition_by_type(sharding_type: str) -> str:
+    """Which ranks a sharding type spreads a table over, a `PartitionByType` value.
+
+    Example:
+        >>> get_partition_by_type("table_wise"), get_partition_by_type("row_wise")
+        ('device', 'uniform')
+
+    Source:
+        TorchRec's ``torchrec.distributed.planner.enumerators.get_partition_by_type``.
+    """
+    return _PARTITION_BY[ShardingType(sharding_type)].value
 
 
 def _dense_refused(kind: ShardingType, wanted_types: Sequence[ShardingType]) -> str | None:

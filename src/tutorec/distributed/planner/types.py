@@ -1,5 +1,7 @@
 """TorchRec's ``torchrec.distributed.planner.types``: its names, gathered from where they are defined."""
 
+from tutorec.distributed.cache_params import CacheParams, KeyValueParams
+from tutorec.distributed.plan import BoundsCheckMode, EmbeddingComputeKernel, ShardingPlan
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.interfaces import (
     Enumerator,
@@ -19,15 +21,21 @@ from tutorec.distributed.planner.topology import (
     GeneralizedCommsBandwidth,
     Topology,
 )
+from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
 
 __all__ = [
     "BasicCommsBandwidths",
+    "BoundsCheckMode",
+    "CacheParams",
     "CollectiveType",
     "CustomTopologyData",
     "DeviceHardware",
+    "EmbeddingComputeKernel",
     "Enumerator",
     "GeneralizedCommsBandwidth",
+    "KeyValueParams",
+    "ModuleSharder",
     "ParameterConstraints",
     "PartitionByType",
     "Partitioner",
@@ -39,6 +47,7 @@ __all__ = [
     "Shard",
     "ShardEstimator",
     "ShardingOption",
+    "ShardingPlan",
     "Stats",
     "Storage",
     "StorageReservation",

@@ -1,0 +1,12 @@
+"""Names of TorchRec's ``torchrec.distributed.embedding_lookup``, from the modules that define them."""
+
+from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
+from tutorec.distributed.lookup.quant import InferGroupedEmbeddingsLookup, InferGroupedPooledEmbeddingsLookup
+from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
+
+__all__ = [
+    "GroupedEmbeddingsLookup",
+    "GroupedPooledEmbeddingsLookup",
+    "InferGroupedEmbeddingsLookup",
+    "InferGroupedPooledEmbeddingsLookup",
+]

@@ -1,0 +1,224 @@
+"""Small helpers that code around sharded models uses, under TorchRec's names.
+
+Corresponds to TorchRec's ``torchrec.distributed.utils``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from tutorec._kernels.backend import fbgemm_module
+from tutorec._spmd_device import device as own_device
+from tutorec.distributed.cache_params import CACHE_KEYS
+from tutorec.distributed.fused_params import emb_optim_type
+from tutorec.distributed.plan import ParameterSharding
+from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.optim.emb_optim_type import EmbOptimType
+from tutorec.types import DataType
+
+T = TypeVar("T")
+_PRECISIONS = ("cache_precision", "weights_precision", "output_dtype")
+_SETTINGS = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
+
+
+def get_device_type() -> str:
+    """The type of the rank's own device.
+
+    Example:
+        >>> get_device_type() in ("cpu", "cuda")
+        True
+    """
+    return own_device().type
+
+
+def none_throws(optional: T | None, message: str = "Unexpected `None`") -> T:
+    """The value, if it is not None.
+
+    Raises:
+        AssertionError: It is None.
+
+    Example:
+        >>> none_throws(3)
+        3
+    """
+    if optional is None:
+        raise AssertionError(message)
+    return optional
+
+
+def append_prefix(prefix: str, name: str) -> str:
+    """The two joined by a dot, where both are there.
+
+    Example:
+        >>> append_prefix("model", "weight"), append_prefix("", "weight")
+        ('model.weight', 'weight')
+    """
+    return f"{prefix}.{name}" if prefix and name else prefix + name
+
+
+def filter_state_dict(state_dict: Mapping[str, T], name: str) -> OrderedDict[str, T]:
+    """The entries below a name, without it.
+
+    Example:
+        >>> dict(filter_state_dict({"over.weight": 1, "overall": 2}, "over"))
+        {'weight': 1}
+    """
+    start = f"{name}."
+    return OrderedDict((key[len(start) :], value) for key, value in state_dict.items() if key.startswith(start))
+
+
+def add_prefix_to_state_dict(state_dict: dict[str, Any], prefix: str) -> None:
+    """Put a prefix in front of all names, in place; those of ``_metadata``, too, where the dict has it.
+
+    Example:
+        >>> state = {"weight": 1}
+        >>> add_prefix_to_state_dict(state, "model.")
+        >>> state
+        {'model.weight': 1}
+    """
+    renamed = {prefix + key: state_dict[key] for key in sorted(state_dict)}
+    state_dict.clear()
+    state_dict.update(renamed)
+    metadata = state_dict.get("_metadata")
+    if metadata is not None:
+        for key in [key for key in metadata if key]:
+            metadata[prefix + key] = metadata.pop(key)
+
+
+def get_unsharded_module_names(model: nn.Module) -> list[str]:
+    """Paths of the topmost modules that hold no sharded module, beside those that do.
+
+    Example:
+        >>> get_unsharded_module_names(nn.Sequential(nn.Linear(2, 2)))
+        []
+    """
+    if isinstance(model, ShardedModule) or not _holds_sharded(model):
+        return []
+    names = []
+    for name, child in model.named_children():
+        if not _holds_sharded(child):
+            names.append(name)
+        names += [f"{name}.{path}" for path in get_unsharded_module_names(child)]
+    return names
+
+
+def _holds_sharded(module: nn.Module) -> bool:
+    return any(isinstance(part, ShardedModule) for part in module.modules())
+
+
+def copy_to_device(module: nn.Module, current_device: torch.device, to_device: torch.device) -> nn.Module:
+    """A deep copy whose tensors of one device are on another one; a part with a method ``copy`` copies itself.
+
+    Args:
+        module: What is copied.
+        current_device: Tensors on other devices are copied where they are.
+        to_device: Where the copies go.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> twin = copy_to_device(layer, torch.device("cpu"), torch.device("meta"))
+        >>> twin.weight.is_meta, layer.weight.is_meta
+        (True, False)
+    """
+    return copy.deepcopy(module)._apply(lambda held: held.to(to_device) if held.device == current_device else held)
+
+
+class CopyableMixin(nn.Module):
+    """A module with a ``copy``.
+
+    Example:
+        >>> class Layer(CopyableMixin):
+        ...     pass
+        >>> type(Layer().copy(torch.device("cpu"))).__name__
+        'Layer'
+
+    Source:
+        TorchRec's ``torchrec.distributed.utils.CopyableMixin``.
+    """
+
+    def copy(self, device: torch.device) -> nn.Module:
+        """A deep copy whose tensors of the CPU are on ``device``."""
+        return copy_to_device(self, current_device=torch.device("cpu"), to_device=device)
+
+
+def optimizer_type_to_emb_opt_type(optimizer_class: type[torch.optim.Optimizer]) -> EmbOptimType:
+    """The fused form of a class of optimizers.
+
+    Raises:
+        ValueError: It has none.
+
+    Example:
+        >>> optimizer_type_to_emb_opt_type(torch.optim.SGD).name
+        'EXACT_SGD'
+    """
+    return emb_optim_type(optimizer_class)
+
+
+def merge_fused_params(
+    fused_params: Mapping[str, Any] | None = None, param_fused_params: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a sharder says, and on top of it what a table says.
+
+    Example:
+        >>> merge_fused_params({"learning_rate": 0.1, "eps": 1e-8}, {"lr": 0.5})
+        {'learning_rate': 0.5, 'eps': 1e-08}
+    """
+    of_table = {"learning_rate" if key == "lr" else key: value for key, value in (param_fused_params or {}).items()}
+    return {**copy.deepcopy(dict(fused_params or {})), **of_table}
+
+
+def add_params_from_parameter_sharding(
+    fused_params: dict[str, Any] | None, parameter_sharding: ParameterSharding
+) -> dict[str, Any]:
+    """The ``fused_params`` with what the plan says of one table, which goes before; written into the dict.
+
+    Example:
+        >>> from tutorec.distributed.cache_params import CacheParams
+        >>> entry = ParameterSharding("table_wise", "fused_uvm_caching", cache_params=CacheParams(load_factor=0.1))
+        >>> add_params_from_parameter_sharding({"cache_load_factor": 0.2}, entry)
+        {'cache_load_factor': 0.1}
+    """
+    merged = {} if fused_params is None else fused_params
+    cache, keys = parameter_sharding.cache_params, {**CACHE_KEYS, "prefetch_pipeline": "prefetch_pipeline"}
+    said = {key: getattr(cache, field) for key, field in keys.items()} if cache is not None else {}
+    said |= {name: getattr(parameter_sharding, name) for name in _SETTINGS}
+    merged.update({key: value for key, value in said.items() if value is not None})
+    return merged
+
+
+def convert_to_fbgemm_types(fused_params: dict[str, Any]) -> dict[str, Any]:
+    """Number formats as fbgemm's ``SparseType``, in place; needs fbgemm where there is one to convert.
+
+    Example:
+        >>> convert_to_fbgemm_types({"learning_rate": 0.5})
+        {'learning_rate': 0.5}
+    """
+    for key in _PRECISIONS:
+        if isinstance(fused_params.get(key), DataType):
+            kinds = fbgemm_module("fbgemm_gpu.split_embedding_configs").SparseType
+            fused_params[key] = kinds[fused_params[key].name]
+    return fused_params
+
+
+def init_parameters(module: nn.Module, device: torch.device) -> None:
+    """Bring a module's parameters to a device; those on ``meta`` are drawn there by the parts' ``reset_parameters``.
+
+    Example:
+        >>> layer = nn.Linear(2, 1, device="meta")
+        >>> init_parameters(layer, torch.device("cpu"))
+        >>> layer.weight.is_meta
+        False
+    """
+    drawn = any(parameter.is_meta for parameter in module.parameters())
+    if all(parameter.device == device for parameter in module.parameters()):
+        return
+    module.to_empty(device=device) if drawn else module.to(device)
+    for part in module.modules() if drawn else ():
+        if callable(reset := getattr(part, "reset_parameters", None)):
+            reset()
