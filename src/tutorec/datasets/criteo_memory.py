@@ -26,13 +26,14 @@ Rows = list[NDArray[Any]]  # dense, sparse, labels
 
 
 class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
-    """Batches of files that :class:`~tutorec.datasets.criteo.BinaryCriteoUtils` wrote; every rank gets as many.
+    """Batches of files that :class:`~tutorec.datasets.criteo.BinaryCriteoUtils` wrote, the same number on every rank.
 
-    The rows of all files are one long list, dealt out as :func:`tutorec.datasets.utils.step_slices` says: a step takes
-    W * B consecutive rows, rank after rank.
+    The rows of all files are one sequence, which :func:`tutorec.datasets.utils.step_slices` divides: a step takes
+    W * B consecutive rows, rank after rank. Without ``mmap_mode`` every rank holds all files in memory.
 
     Args:
-        stage: "train" takes all rows; "val" the first and "test" the second half of the first file, and all others.
+        stage: "train" takes all rows; "val" takes the first half of the first file and "test" the second, and both all
+            other files.
         dense_paths: files of dense features [R, 13], float32.
         sparse_paths: files of ids [R, 26].
         labels_paths: files of labels [R, 1].
@@ -40,11 +41,11 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
         rank: this rank.
         world_size: W.
         drop_last: leave out the rows after the last full step; else they are dealt out evenly.
-        shuffle_batches: shuffle the rows inside each batch, in another way in every pass.
-        shuffle_training_set: in the stage "train", shuffle all rows once; a rank holds its own in memory.
+        shuffle_batches: shuffle the rows inside each batch, in a new order in every pass.
+        shuffle_training_set: in the stage "train", shuffle all rows once; a rank holds only its own in memory.
         shuffle_training_set_random_seed: the seed of both shuffles, of a generator of this object's own.
-        mmap_mode: read rows from the files when they are needed, instead of all of them at once.
-        hashes: for each of the 26 columns a number of rows, by which ids are divided; the rest is the id.
+        mmap_mode: map the files into memory, and read rows when a batch needs them.
+        hashes: for each of the 26 columns the rows of its table; ids are taken modulo that number.
         path_manager_key: see :func:`tutorec.datasets.utils.opener`.
 
     Yields:

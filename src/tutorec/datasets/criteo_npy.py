@@ -1,7 +1,7 @@
 """Criteo's files as arrays of numpy: written from the text, cut by rank, given contiguous ids, shuffled.
 
-Names and results as of ``torchrec.datasets.criteo.BinaryCriteoUtils``. A file that is written has its name when it is
-whole. Every step shows a progress bar on a terminal outside of CI.
+Names and results are those of ``torchrec.datasets.criteo.BinaryCriteoUtils``. A file gets its name when it is whole.
+Every step shows a progress bar on a terminal outside of CI.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ class BinaryCriteoUtils:
         path_manager_key: str = PATH_MANAGER_KEY,
         output_file_suffix: str = "_contig_freq.npy",
     ) -> None:
-        """Write files whose ids are 2, 3, ... for each column, in the order in which they first come.
+        """Write files whose ids are 2, 3, ... for each column, in the order of their first occurrence.
 
-        Ids that come less than ``frequency_threshold`` times, over all files, become 1. All files are in memory.
+        Ids that occur less than ``frequency_threshold`` times, over all files, become 1. All files are in memory.
         """
         arrays = [np.load(file) for file in in_files]
         ends = np.cumsum([len(array) for array in arrays])[:-1]
@@ -258,7 +258,7 @@ def _new_array(path: str | Path, shape: tuple[int, int], dtype: Any, path_manage
 
 
 def _contiguous(ids: NDArray[Any], threshold: int) -> NDArray[np.int64]:
-    """Ids [N] as 2, 3, ... in the order in which they first come; the rare ones as 1."""
+    """Ids [N] as 2, 3, ... in the order of their first occurrence; the rare ones as 1."""
     _, first, index, counts = np.unique(ids, return_index=True, return_inverse=True, return_counts=True)
     numbers = np.ones(len(first), np.int64)
     frequent = np.flatnonzero(counts >= threshold)

@@ -27,10 +27,10 @@ Ranges = list[tuple[int, int]]  # rows start..stop-1, in the order of a pass
 class ParquetDataset(IterableDataset[Batch]):
     """Batches of Parquet files: ids from columns of lists, dense features and labels from columns of numbers.
 
-    A pass takes every row once. Its rows are those of all row groups, one group after the other; each rank takes a
-    range of them, so that it reads few groups that another one reads. Every rank gets the same number of batches:
-    ranges differ by at most one row, and so do the ranks' last batches. No loop runs over samples, and a row group is
-    decoded once: a batch copies the ids of each feature from where Arrow has put them.
+    A pass takes every row once. The rows of all row groups are one sequence, and each rank takes a range of it, so that
+    two ranks share at most one row group. Every rank gets the same number of batches: ranges differ by at most one
+    row, and so do the last batches of the ranks. No loop runs over samples: a row group is decoded once, and a batch
+    copies the ids of each feature from Arrow's memory.
 
     A worker of a DataLoader (``batch_size=None``) takes every ``num_workers``-th batch of its rank, from a range of its
     own. Workers hold copies of this object: call :meth:`set_epoch` before each pass, and give :meth:`state_dict` the
@@ -44,7 +44,7 @@ class ParquetDataset(IterableDataset[Batch]):
         label: the column of labels; without it they are 0.
         rank: this rank.
         world_size: W.
-        seed: shuffle the row groups, in another way in each pass; by default they keep their order.
+        seed: shuffle the row groups, in a new order in each pass; by default they keep their order.
 
     Yields:
         Batches with dense [B, D] float32, ids of every feature (int32 where all columns are, else int64), and labels
