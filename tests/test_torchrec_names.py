@@ -11,11 +11,14 @@ import pickle
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from parity.test_paths import importable
 
 from tutorec._torchrec_names import absent_names, instead_of
+
+USED_NAMES = Path(__file__).with_name("parity") / "used_names.txt"
 
 
 def there(name: str, root: str) -> bool:
@@ -124,6 +127,32 @@ def test_the_table_is_read_when_something_is_missing_and_not_before():
 def test_no_name_of_the_table_is_here():
     here = [name for name in absent_names() if there(name, "tutorec")]
     assert not here, f"remove from _torchrec_names.toml: {here}"
+
+
+def used_names() -> list[tuple[int, int, str]]:
+    """Projects and families of projects that import a name, and the name below the root."""
+    lines = USED_NAMES.read_text(encoding="utf-8").splitlines()
+    fields = [line.split() for line in lines if not line.startswith("#")]
+    return [(int(projects), int(families), name.removeprefix("torchrec.")) for projects, families, name in fields]
+
+
+def test_names_that_projects_import_are_here_or_have_a_sentence():
+    neither = [name for _, _, name in used_names() if instead_of(name) is None and not there(name, "tutorec")]
+    assert not neither, f"add to _torchrec_names.toml what to use instead of {neither}"
+    both = [name for _, _, name in used_names() if instead_of(name) is not None and there(name, "tutorec")]
+    assert not both, f"the table has a sentence for {both}, which are here"
+
+
+def test_names_that_three_families_of_projects_import_are_here():
+    often = [name for _, families, name in used_names() if families >= 3]
+    assert len(often) == 60
+    assert not [name for name in often if not there(name, "tutorec")]
+
+
+def test_nine_in_ten_uses_are_here():
+    uses = sum(projects for projects, _, _ in used_names())
+    here = sum(projects for projects, _, name in used_names() if there(name, "tutorec"))
+    assert here >= 0.9 * uses, f"{here} of {uses}"
 
 
 def test_sentences_are_sentences_and_name_what_there_is():

@@ -16,7 +16,7 @@ from tutorec.distributed.sharding.infer_sharding import on_device
 from tutorec.fx.utils import is_fx_symbolic_tracing
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
-from tutorec.quant.embedding_collection import EmbeddingCollection
+from tutorec.quant.embedding_collection import EmbeddingCollection as QuantEmbeddingCollection
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -67,7 +67,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
 
     def __init__(
         self,
-        module: EmbeddingCollection,
+        module: QuantEmbeddingCollection,
         table_name_to_parameter_sharding: Mapping[str, ParameterSharding],
         env: ShardingEnv,
         fused_params: Mapping[str, Any] | None = None,
@@ -149,11 +149,11 @@ class QuantEmbeddingCollectionSharder(BaseQuantEmbeddingSharder):
         TorchRec's ``torchrec.distributed.quant_embedding.QuantEmbeddingCollectionSharder``.
     """
 
-    _wanted = EmbeddingCollection
+    _wanted = QuantEmbeddingCollection
 
     def shard(
         self,
-        module: EmbeddingCollection,
+        module: QuantEmbeddingCollection,
         params: Mapping[str, ParameterSharding],
         env: ShardingEnv,
         device: torch.device | None = None,
