@@ -138,6 +138,16 @@ def test_files_come_through_a_path_manager(tmp_path: Path) -> None:
     assert opened == [part[0] for part in paths]
 
 
+@pytest.mark.parametrize("mmap_mode", [False, True])
+@pytest.mark.parametrize("kept", [0, 100, 200])
+def test_a_damaged_file_is_named(tmp_path: Path, kept: int, mmap_mode: bool) -> None:
+    paths = _files(tmp_path, (4,))
+    sparse = Path(paths[1][0])
+    sparse.write_bytes(sparse.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=f"{sparse.name}: cut short, or not an array of numpy"):
+        _pipe(paths, mmap_mode=mmap_mode)
+
+
 def _cut(paths: Paths) -> Paths:
     np.save(paths[2][1], np.zeros((1, 1), np.int32))
     return paths

@@ -241,6 +241,16 @@ def test_a_null_where_a_number_is_needed_is_named(tmp_path: Path, name: str) -> 
         list(data)
 
 
+@pytest.mark.parametrize("cut", [slice(0, 100), slice(1, None), slice(0, 0)])
+def test_a_damaged_file_is_named(tmp_path: Path, cut: slice) -> None:
+    path = _write(tmp_path)[0]
+    path.write_bytes(path.read_bytes()[cut])
+    with pytest.raises(ValueError, match=r"day_0\.parquet: damaged, or not a Parquet file"):
+        list(_data([path]))
+    with pytest.raises(FileNotFoundError, match=r"none\.parquet"):
+        _data([tmp_path / "none.parquet"])
+
+
 def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
     data = _data(_write(tmp_path))
     _write(tmp_path, group=6)

@@ -160,10 +160,13 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
 
 def _load(path: str, mapped: bool, path_manager_key: Any) -> NDArray[Any]:
     opened = opener(path_manager_key)
-    if mapped or opened is open:
-        return np.load(path, mmap_mode="r" if mapped else None)
-    with opened(path, "rb") as file:
-        return np.load(file)
+    try:
+        if mapped or opened is open:
+            return np.load(path, mmap_mode="r" if mapped else None)
+        with opened(path, "rb") as file:
+            return np.load(file)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path}: cut short, or not an array of numpy ({error}): write it again") from error
 
 
 def _check_rows(paths: tuple[list[str], ...], arrays: list[Rows]) -> None:

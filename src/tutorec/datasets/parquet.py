@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -53,8 +54,8 @@ class ParquetDataset(IterableDataset[Batch]):
     Raises:
         ImportError: pyarrow is not installed.
         FileNotFoundError: a file is not there.
-        ValueError: a column that is missing or of another type, a null where a number is needed, a rank or size that
-            cannot be, or too few rows for every rank to get one.
+        ValueError: a damaged file, a column that is missing or of another type, a null where a number is needed, a rank
+            or size that cannot be, or too few rows for every rank to get one.
 
     Example:
         >>> import tempfile, pyarrow, pyarrow.parquet
@@ -86,10 +87,9 @@ class ParquetDataset(IterableDataset[Batch]):
         self.sparse, self.dense, self.label = list(sparse), list(dense), label
         self.batch_size, self.rank, self.world_size, self.seed = batch_size, rank, world_size, seed
         self._numbers = [*self.dense, *([] if label is None else [label])]
-        parquet = _pyarrow_parquet()
         self._groups: list[tuple[Path, int, int]] = []  # file, row group, rows
         for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
-            with parquet.ParquetFile(path) as file:
+            with _opened(path) as file:
                 _check_columns(path, file.schema_arrow, self.sparse, self._numbers)
                 counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             self._groups += [(path, i, rows) for i, rows in enumerate(counts)]
@@ -187,7 +187,7 @@ class ParquetDataset(IterableDataset[Batch]):
         self.set_epoch(self._epoch + 1)
 
     def _decoded(self, path: Path, group: int, count: int) -> _Rows:
-        with _pyarrow_parquet().ParquetFile(path, memory_map=True) as file:
+        with _opened(path) as file:
             table = file.read_row_group(group, columns=[*self.sparse, *self._numbers])
         if table.num_rows != count:
             raise ValueError(
@@ -226,11 +226,19 @@ class _Rows:
         return _Rows(lists, [column[start:stop] for column in self.numbers])
 
 
-def _pyarrow_parquet() -> Any:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
-        return importlib.import_module("pyarrow.parquet")
+        parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise ImportError("reading Parquet needs pyarrow: pip install 'tutorec[parquet]'") from error
+    try:
+        with parquet.ParquetFile(path, memory_map=True) as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except (importlib.import_module("pyarrow").ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path}: damaged, or not a Parquet file ({error}): write it again") from error
 
 
 def _check_columns(path: Path, schema: Any, sparse: list[str], numbers: list[str]) -> None:
