@@ -110,8 +110,7 @@ def drawn_kills(folder: str, kills: int, seed: int) -> dict[str, Any]:
     for _ in range(kills):
         marker.unlink(missing_ok=True)
         processes = [_forked(_save_without_end, path, marker, rank, done + 1) for rank in range(2)]
-        while not marker.exists():
-            time.sleep(0.001)
+        _wait_for(marker, processes)
         time.sleep(draw.random() * 0.05)
         killed = draw.randrange(2)
         os.kill(processes[killed], signal.SIGKILL)
@@ -145,8 +144,7 @@ def managed_kills(folder: str, kills: int, seed: int) -> dict[str, Any]:
     for number in range(kills):
         marker.unlink(missing_ok=True)
         processes = [_forked(_manage_without_end, run, marker, rank, number, done + 1) for rank in range(2)]
-        while not marker.exists():
-            time.sleep(0.001)
+        _wait_for(marker, processes)
         time.sleep(draw.random() * 0.05)
         os.kill(processes[draw.randrange(2)], signal.SIGKILL)
         for process in processes:
@@ -177,8 +175,7 @@ def loads_beside_savers(folder: str, loads: int) -> dict[str, int]:
     _warm(folder)
     path, marker = Path(folder) / "model", Path(folder) / "done"
     processes = [_forked(_save_without_end, path, marker, rank, 1) for rank in range(2)]
-    while not marker.exists():
-        time.sleep(0.001)
+    _wait_for(marker, processes)
     found = {"loads": 0, "mixed": 0, "alarms": 0, "not found": 0, "found": 0, "replaced too often": 0}
     steps = set()
     model = model_of(1, 0)
@@ -289,6 +286,14 @@ def _save_and_die(path: Path, step: int, call: int) -> None:
 def _run(function: Callable[..., None], *args: Any) -> bool:
     """Whether the function came to its end in a process of its own."""
     return os.waitpid(_forked(function, *args), 0)[1] == 0
+
+
+def _wait_for(marker: Path, processes: list[int]) -> None:
+    """Wait until the processes have saved; one that ends before is an error, and would be waited for forever."""
+    while not marker.exists():
+        for process in processes:
+            assert os.waitpid(process, os.WNOHANG)[0] == 0, "a process ended before it had saved; it says why above"
+        time.sleep(0.001)
 
 
 def _forked(function: Callable[..., None], *args: Any) -> int:
