@@ -11,16 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from examples.criteo_days import CRITEO, write_days
 
-from tutorec.datasets.criteo import CAT_FEATURE_COUNT, BinaryCriteoUtils
-from tutorec.datasets.random import shop
+from tutorec.datasets.criteo import CAT_FEATURE_COUNT
 from tutorec.distributed.checkpoint.manager import CheckpointManager
 from tutorec.examples import criteo
 from tutorec.examples.running import parser
 from tutorec.sparse.hashing import mixing_hash
 from tutorec.spmd import Ranks
-
-WORDS = "--batch-size 100 --hash-rows 300 --columns 8 --no-progress".split()
 
 
 def _run(words: list[str]) -> str:
@@ -29,21 +27,10 @@ def _run(words: list[str]) -> str:
     return out.getvalue()
 
 
-def _write(folder: Path, days: dict[str, int]) -> Path:
-    """The shop's clicks as files of numpy, some rows in each."""
-    store, start = shop(rows=sum(days.values())), 0
-    for day, rows in days.items():
-        text = store.write_criteo(folder / f"{day}.txt", rows=rows, start=start)
-        parts = [str(folder / f"{day}_{part}.npy") for part in ("dense", "sparse", "labels")]
-        BinaryCriteoUtils.tsv_to_npys(str(text), *parts)
-        start += rows
-    return folder
-
-
 @pytest.mark.parametrize("interaction", ["original", "dcn", "projection"])
 def test_every_interaction_learns_on_two_ranks(ranks: Callable[..., Ranks], tmp_path: Path, interaction: str) -> None:
-    folder, report = _write(tmp_path, {"train": 7000}), tmp_path / "report.json"
-    words = [str(folder), *WORDS, "--epochs", "3", "--interaction", interaction, "--report", str(report)]
+    folder, report = write_days(tmp_path, {"train": 7000}), tmp_path / "report.json"
+    words = [str(folder), *CRITEO, "--epochs", "3", "--interaction", interaction, "--report", str(report)]
     lines = ranks(2).run(_run, words)[0].splitlines()
     assert lines[1].startswith("before: AUC ") and lines[1].endswith(" over 1,000 samples")
     assert lines[2].startswith("180 steps, 18,000 samples, ")
@@ -53,8 +40,8 @@ def test_every_interaction_learns_on_two_ranks(ranks: Callable[..., Ranks], tmp_
 
 
 def test_a_run_on_one_rank_goes_on_on_two_and_ends_like_one_run(ranks: Callable[..., Ranks], tmp_path: Path) -> None:
-    folder = _write(tmp_path, {"day_0": 1000, "day_1": 700, "day_2": 200})
-    words, saved = [str(folder), *WORDS], ["--checkpoints", str(tmp_path / "run")]
+    folder = write_days(tmp_path, {"day_0": 1000, "day_1": 700, "day_2": 200})
+    words, saved = [str(folder), *CRITEO], ["--checkpoints", str(tmp_path / "run")]
     whole = ranks(2).run(_run, words)[0].splitlines()
     assert whole[2].startswith("17 steps, 1,700 samples, ") and whole[-1].endswith(" over 200 samples")
     ranks(1).run(_run, [*words, *saved, "--steps", "8"])
@@ -66,7 +53,7 @@ def test_a_run_on_one_rank_goes_on_on_two_and_ends_like_one_run(ranks: Callable[
 
 
 def test_files_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    folder = _write(tmp_path, {f"day_{day}": 10 + day for day in range(11)})
+    folder = write_days(tmp_path, {f"day_{day}": 10 + day for day in range(11)})
     options = parser("x", "y").parse_args([])
     options.mlperf, options.hash_rows = None, 50
     train, test = criteo.read(folder, criteo.shape_of(options), batch_size=8)
@@ -77,7 +64,7 @@ def test_files_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 def test_mlperf_has_its_tables_and_bags(tmp_path: Path) -> None:
-    folder = _write(tmp_path, {"train": 70})
+    folder = write_days(tmp_path, {"train": 70})
     options = parser("x", "y").parse_args([])
     options.mlperf, options.interaction = 1e-3, None
     shape = criteo.shape_of(options)

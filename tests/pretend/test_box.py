@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 import pytest
+from examples.criteo_days import CRITEO, write_days
 from pretend.boxes import HERE, ROOT, in_an_interpreter, on_box, pytest_on_box
 
 NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
@@ -48,21 +49,25 @@ def test_a_chapter_runs(notebook, gpus):
     on_box(gpus, [ROOT / "notebooks" / notebook, *SHORTER.get(notebook, ())])
 
 
+SMALL = "--rows 600 --test-rows 100 --items 30 --batch-size 100 --no-progress".split()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("example", "ranks"), [("dlrm", 1), ("dlrm", 2), ("two_tower", 1)])
-def test_an_example_runs_under_torchrun(example, ranks):
+@pytest.mark.parametrize(("example", "ranks"), [("dlrm", 1), ("sequence", 2), ("criteo", 2)])
+def test_an_example_runs_under_torchrun(example, ranks, tmp_path):
     """The two towers run on 2 ranks in the next test."""
-    small = "--rows 600 --test-rows 100 --users 20 --items 30 --batch-size 100 --no-progress".split()
+    words = [*SMALL, "--epochs", "2"]
+    if example == "criteo":
+        words = [str(write_days(tmp_path, {"train": 700})), *CRITEO, "--interaction", "dcn"]
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    assert "steps, " in on_box(2, [*launch, "-m", f"tutorec.examples.{example}", *small])
+    assert "steps, " in on_box(2, [*launch, "-m", f"tutorec.examples.{example}", *words])
 
 
 @pytest.mark.slow
 def test_a_run_on_gpus_goes_on_where_ranks_share_one(tmp_path):
-    small = "--rows 600 --test-rows 100 --users 20 --items 30 --batch-size 100 --no-progress".split()
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tutorec.examples.two_tower"]
-    assert "3 steps, " in on_box(2, [*launch, *small, "--steps", "3", "--checkpoints", tmp_path])
-    gone_on = on_box(1, [*launch, *small, "--checkpoints", tmp_path])
+    assert "3 steps, " in on_box(2, [*launch, *SMALL, "--steps", "3", "--checkpoints", tmp_path])
+    gone_on = on_box(1, [*launch, *SMALL, "--checkpoints", tmp_path])
     assert "goes on from step-3, saved by 2 rank(s) after 300 samples" in gone_on and "9 steps, " in gone_on
 
 
