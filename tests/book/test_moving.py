@@ -30,7 +30,7 @@ def block(start: str) -> str:
     ("name", "printed"),
     [
         ("plan.py", r"item  \| row_wise +\| fused .*user  \| \[0, 32\] +\| \[100000, 32\] \| rank:1/cuda:1$"),
-        ("serve.py", r"tensor\(0\.00\d+, grad_fn=<MaxBackward1>\)$"),
+        ("serve.py", r"^True$"),
     ],
 )
 def test_programs_run_after_the_renaming(tmp_path: Path, name: str, printed: str):
