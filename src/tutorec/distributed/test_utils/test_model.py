@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tutorec.distributed.utils import CopyableMixin
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed import KeyedTensor
@@ -358,7 +359,7 @@ class TestSparseNNBase(nn.Module):
         self.sparse_device = sparse_device or torch.device("cpu")
 
 
-class TestSparseNN(TestSparseNNBase):
+class TestSparseNN(TestSparseNNBase, CopyableMixin):
     """The model of this module's figure: a batch to a prediction [B]; to (loss, prediction) while training.
 
     Args:

@@ -72,6 +72,16 @@ def test_the_model_is_its_parts_in_plain_torch() -> None:
     assert torch.equal(model.eval()(batch), prediction)
 
 
+def test_a_copy_has_weights_of_its_own() -> None:
+    model = TestSparseNN(TABLES)
+    copied = model.copy(device())
+    assert type(copied) is TestSparseNN
+    before = model.dense.linear.weight.detach().clone()
+    with torch.no_grad():
+        copied.dense.linear.weight.zero_()
+    assert before.any() and torch.equal(model.dense.linear.weight, before)
+
+
 def test_samples_that_the_features_lack_have_empty_bags() -> None:
     batch = ModelInput.generate(4, 2, 10, TABLES, WEIGHTED, variable_batch_size=True)[1][1]
     pooled = TestSparseNN(TABLES, weighted_tables=WEIGHTED).sparse_forward(batch).values()
