@@ -169,6 +169,7 @@ def test_an_entry_for_a_module_stands_for_all_inside():
 
 
 @pytest.mark.live
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what TorchRec's modules import
 def test_every_name_of_the_table_is_one_of_torchrec():
     pytest.importorskip("torchrec", reason="torchrec is installed by `make parity` only")
     needs_more_packages = {"inference.client", "inference.dlrm_packager"}
