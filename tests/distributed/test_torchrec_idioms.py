@@ -11,17 +11,30 @@ from torch import nn
 
 from tutorec.awaitable import LazyNoWait
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.model_parallel import DistributedModelParallel
-from tutorec.distributed.plan import BoundsCheckMode, ParameterSharding
+from tutorec.distributed.plan import BoundsCheckMode, ParameterSharding, ShardingPlan
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.sharding_plan import (
+    apply_to_all,
+    column_wise,
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
 from tutorec.errors import PlannerError
+from tutorec.inference.modules import quantize_embeddings
+from tutorec.modules.embedding_configs import EmbeddingBagConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from tutorec.optim.optimizers import in_backward_optimizer_filter
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd import device
 from tutorec.types import DataType
 
 RATE = 0.1
@@ -102,3 +115,25 @@ def test_callbacks_of_an_awaitable_are_applied_once():
     ready.callbacks.append(lambda value: value * 3)
     assert torch.equal(ready.wait(), torch.full((2,), 6.0))
     assert torch.equal(ready + 0, torch.full((2,), 6.0))
+
+
+def small(where: str) -> nn.Module:
+    torch.manual_seed(3)
+    tables = [EmbeddingBagConfig(16, 8, f"t{number}", feature_names=[f"f{number}"]) for number in (0, 1)]
+    return nn.Sequential(EmbeddingBagCollection(tables, device=torch.device(where)))
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "column_wise"])
+def test_a_quantized_model_is_sharded_on_meta_and_loaded_afterwards(kind: str):
+    served = quantize_embeddings(small("cpu"), dtype=torch.qint8, inplace=True)
+    shell = quantize_embeddings(small("meta"), dtype=torch.qint8, inplace=True)
+    words = {"table_wise": table_wise(1), "row_wise": row_wise(), "column_wise": column_wise(ranks=[1, 0])}
+    plan = construct_module_sharding_plan(shell[0], apply_to_all(shell[0], words[kind]), world_size=2)
+    sharded = DistributedModelParallel(
+        shell, env=ShardingEnv.from_local(2, 0), plan=ShardingPlan({"0": plan}), init_data_parallel=False
+    )
+    ids = KeyedJaggedTensor(["f0", "f1"], torch.tensor([1, 15, 3]), lengths=torch.tensor([1, 0, 1, 1])).to(device())
+    with pytest.warns(UserWarning, match=r"tables \['t0', 't1'\] were sharded on the meta device and are all zeros"):
+        assert not sharded(ids).values().any()
+    sharded.load_state_dict(served.state_dict())
+    assert torch.equal(sharded(ids).values(), served.to(device())(ids).values())

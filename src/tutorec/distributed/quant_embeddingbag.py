@@ -159,7 +159,12 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
     def _at_once(self, features: KeyedJaggedTensor, lookup: DeviceLookup) -> KeyedTensor:
         """The same where one device holds everything, and nothing is to be moved: no step more than unsharded."""
         near = lookup.device == self._output_device and features.device() == lookup.device
-        if not near or features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+        if (
+            not near
+            or self._not_loaded
+            or features.variable_stride_per_key()
+            or features.inverse_indices_or_none() is not None
+        ):
             return self._run(features)
         check_ids(features, self._feature_rows, self._is_weighted, self)
         found = lookup.forward(self._order.arrange(features))

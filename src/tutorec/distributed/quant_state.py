@@ -7,6 +7,7 @@ a machine with GPUs is tried out on one without.
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.packed import PackedTable
+from tutorec._spmd_device import device as own_device
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import FeatureOrder
 from tutorec.distributed.plan import ParameterSharding
@@ -87,7 +89,8 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
 
     Args:
         source: The quantized collection. A table that stays whole, or loses rows only, is not copied where its device
-            is the one that it is on: both modules then show the same rows.
+            is the one that it is on: both modules then show the same rows. Tables on the meta device are allocated
+            where the plan puts them, as zeros, and loaded by ``load_state_dict``; a lookup before that warns.
         plan: Table name -> how it is sharded.
         env: How many devices.
         device: Their kind: ``cpu``, or ``cuda`` for ``cuda:0`` to ``cuda:n-1``; by default that of the tables.
@@ -115,10 +118,13 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         self._kind, self._path = source.kind, source.path
         self._split_scale_bias = source.tables.split_scale_bias
         self._is_weighted, self._output_dtype = source.weighted, source.output_dtype
-        self._devices = serving_devices(device if device is not None else source.tables.device, env.world_size)
+        given = torch.device(device if device is not None else source.tables.device)
+        on_meta = device is None and given.type == "meta"
+        self._devices = serving_devices(own_device().type if on_meta else given, env.world_size)
         self._output_device = self._devices[0]
         self._tables = self._placed(source, plan)
         packed = {table.name: source.tables.packed_rows(table.name) for table in self._tables}
+        self._not_loaded = {name for name, rows in packed.items() if rows.is_meta}
         self._shardings = shard_quant_tables(self._tables, packed, self._devices, source.weighted, source.output_dtype)
         asked = [sharding for sharding in self._shardings if sharding.features]
         self._asked = asked
@@ -165,6 +171,13 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         """The batch as it was given, checked; with its features in the order of the shardings."""
         features = maybe_td_to_kjt(features, self._feature_names)
         pooled = self._kind == "EmbeddingBagCollection"
+        if self._not_loaded:
+            warnings.warn(
+                f"tables {sorted(self._not_loaded)} were sharded on the meta device and are all zeros: load the "
+                "quantized model's rows, load_state_dict(state)",
+                stacklevel=2,
+            )
+            self._not_loaded.clear()
         check_ids(features, self._feature_rows, self._is_weighted if pooled else None, self)
         return features
 
@@ -185,6 +198,7 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
     def write_rows(self, table: str, payload: Tensor, scale_bias: Tensor | None = None) -> None:
         """Write a table's packed rows: payload [R, bytes] and, for integers, scale and bias [R, 4], both uint8."""
         found, own = self._table(table), self._own_rows(table)
+        self._not_loaded.discard(table)
         shape = found.table.rows, found.table.layout.row_bytes
         whole = torch.empty(shape, dtype=torch.uint8, device=own[0].device)
         write_parts(table, whole, found.table, payload, scale_bias)
@@ -244,11 +258,6 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         placed = []
         for config, keys in zip(source.configs, get_embedding_names_by_table(source.configs), strict=True):
             table: PackedTable = source.tables.packed_table(config.name)
-            if source.tables.packed_rows(config.name).is_meta:
-                raise ValueError(
-                    f"table {table.name!r} is on the meta device and holds no rows to serve: load the quantized "
-                    "model's state first, on the device where it is"
-                )
             pooling: Any = getattr(config, "pooling", PoolingType.NONE)
             names = config.feature_names, keys
             placed.append(place_quant_table(table, pooling.value.lower(), names, plan[config.name], len(self._devices)))
@@ -413,6 +422,7 @@ def _load_pieces(
             state_dict.update((key if index == 0 else f"{key}_{index}", rows) for index, rows in enumerate(own))
             continue
         check_format(table.table, metadata)
+        module._not_loaded.discard(table.name)
         whole = state_dict[key] if not module._split_scale_bias else None
         if whole is None:
             device = own[0].device

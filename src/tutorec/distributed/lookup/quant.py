@@ -48,8 +48,10 @@ class QuantShard:
         return rows if alike and rows.is_contiguous() else None
 
     def write_to(self, out: Tensor) -> None:
-        """Copy the piece's packed rows ``[R, row_bytes]``."""
-        if self.piece.columns == self.whole.columns:
+        """Copy the piece's packed rows ``[R, row_bytes]``; of a table on the meta device zeros, until it is loaded."""
+        if self.packed.is_meta:
+            out.zero_()
+        elif self.piece.columns == self.whole.columns:
             out.copy_(self._rows())
         elif out.device == self.packed.device:
             cut_columns(self._rows(), self.whole.layout, self.column_offset, self.piece.layout, out)
