@@ -137,3 +137,12 @@ def test_a_quantized_model_is_sharded_on_meta_and_loaded_afterwards(kind: str):
         assert not sharded(ids).values().any()
     sharded.load_state_dict(served.state_dict())
     assert torch.equal(sharded(ids).values(), served.to(device())(ids).values())
+
+
+def test_small_signatures_are_torchrecs():
+    sharder, weight = EmbeddingBagCollectionSharder(), torch.empty(8, 4)
+    assert sharder.storage_usage(weight, "cpu", "fused") == {"ddr": 128}
+    assert sharder.storage_usage(weight, "cuda", "fused") == {"hbm": 128}
+    assert ShardingEnv(2, 1, None, False).rank == 1
+    with pytest.raises(ValueError, match="output_dtensor=True: state dicts hold ShardedTensors"):
+        ShardingEnv(2, 1, output_dtensor=True)

@@ -507,6 +507,11 @@ class BaseEmbeddingSharder:
         replicated = sharding_type == ShardingType.DATA_PARALLEL.value
         return [kernel.value for kernel in SUPPORTED_KERNELS if not (replicated and kernel in IN_FILE)]
 
+    def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
+        """Bytes of a table ``[R, D]`` by the memory that they take: ``"ddr"`` on the CPU, else ``"hbm"``."""
+        memory = "ddr" if compute_device_type == "cpu" else "hbm"
+        return {memory: tensor.numel() * tensor.element_size()}
+
     def _check_module(self, module: nn.Module, wanted: type[nn.Module]) -> None:
         if not isinstance(module, wanted):
             raise TypeError(f"this sharder shards an {wanted.__name__}, got a {type(module).__name__}")

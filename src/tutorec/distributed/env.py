@@ -18,6 +18,7 @@ class ShardingEnv:
         world_size: W, ranks.
         rank: This process, from 0.
         pg: The process group, or None where no collective is needed.
+        output_dtensor: False; TorchRec's. State dicts hold ShardedTensors.
         local_size: Ranks per host; by default what ``LOCAL_WORLD_SIZE`` says of the ranks of ``pg``, where that makes
             hosts of equal size, else all of them.
 
@@ -28,8 +29,16 @@ class ShardingEnv:
     """
 
     def __init__(
-        self, world_size: int, rank: int, pg: dist.ProcessGroup | None = None, *, local_size: int | None = None
+        self,
+        world_size: int,
+        rank: int,
+        pg: dist.ProcessGroup | None = None,
+        output_dtensor: bool = False,
+        *,
+        local_size: int | None = None,
     ) -> None:
+        if output_dtensor:
+            raise ValueError("output_dtensor=True: state dicts hold ShardedTensors and no DTensors; leave it out")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is outside of a world of {world_size}: ranks are 0 to {world_size - 1}")
         if local_size is not None and (local_size < 1 or world_size % local_size):
