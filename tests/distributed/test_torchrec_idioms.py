@@ -10,6 +10,7 @@ from distributed.cases import batch, collection
 from torch import nn
 
 from tutorec.awaitable import LazyNoWait
+from tutorec.distributed import comm
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fused_params import optimizer_spec
@@ -146,3 +147,19 @@ def test_small_signatures_are_torchrecs():
     assert ShardingEnv(2, 1, None, False).rank == 1
     with pytest.raises(ValueError, match="output_dtensor=True: state dicts hold ShardedTensors"):
         ShardingEnv(2, 1, output_dtensor=True)
+
+
+def uneven_rows(rank: int, world_size: int) -> list[bool]:
+    torch.manual_seed(0)
+    whole = EmbeddingBagCollection([EmbeddingBagConfig(10, 4, "t", feature_names=["f"])]).to(device())
+    ids = KeyedJaggedTensor(["f"], torch.tensor([0, 9, 3, 7]), lengths=torch.tensor([2, 2])).to(device())
+    equal = []
+    for word in (row_wise(([3, 9], "cpu")), row_wise(num_buckets=5), table_wise(1, "cpu")):
+        plan = construct_module_sharding_plan(whole, {"t": word}, world_size=world_size, local_size=world_size)
+        parts = EmbeddingBagCollectionSharder().shard(whole, plan, ShardingEnv.from_process_group(comm.default_group()))
+        equal.append(torch.allclose(parts(ids).values(), whole(ids).values()))
+    return equal
+
+
+def test_plans_with_devices_sizes_and_buckets_are_built(ranks):
+    assert ranks(2).run(uneven_rows) == [[True] * 3] * 2
