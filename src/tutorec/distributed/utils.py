@@ -113,7 +113,7 @@ def _holds_sharded(module: nn.Module) -> bool:
 
 
 def copy_to_device(module: nn.Module, current_device: torch.device, to_device: torch.device) -> nn.Module:
-    """A deep copy whose tensors of one device are on another one; a part with a method ``copy`` copies itself.
+    """A deep copy whose tensors of one device are on another one.
 
     Args:
         module: What is copied.
