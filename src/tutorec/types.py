@@ -25,6 +25,7 @@ class DataType(Enum):
     UINT8 = "UINT8"
     INT4 = "INT4"
     INT2 = "INT2"
+    NFP8 = "NFP8"
 
     def __str__(self) -> str:
         return self.value
@@ -40,6 +41,7 @@ _DTYPES: dict[DataType, torch.dtype] = {
     DataType.UINT8: torch.uint8,
     DataType.INT4: torch.quint4x2,
     DataType.INT2: torch.quint2x4,
+    DataType.NFP8: torch.float8_e4m3fn,
 }
 _DATA_TYPES: dict[torch.dtype, DataType] = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 

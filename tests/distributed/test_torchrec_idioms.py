@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -11,14 +12,18 @@ from torch import nn
 
 from tutorec.awaitable import LazyNoWait
 from tutorec.distributed import comm
+from tutorec.distributed.cache_params import CacheParams
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan import BoundsCheckMode, ParameterSharding, ShardingPlan
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
+from tutorec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharding_plan import (
     apply_to_all,
     column_wise,
@@ -26,6 +31,7 @@ from tutorec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
+from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
 from tutorec.errors import PlannerError
 from tutorec.inference.modules import quantize_embeddings
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -147,6 +153,41 @@ def test_small_signatures_are_torchrecs():
     assert ShardingEnv(2, 1, None, False).rank == 1
     with pytest.raises(ValueError, match="output_dtensor=True: state dicts hold ShardedTensors"):
         ShardingEnv(2, 1, output_dtensor=True)
+
+
+class OfNoTables(ModuleSharder[nn.Linear]):
+    """What a program says of a module of its own: the base class has the rest."""
+
+    @property
+    def module_type(self) -> type[nn.Linear]:
+        return nn.Linear
+
+    def shard(self, module, params, env, device=None, module_fqn=None):
+        raise NotImplementedError
+
+
+def test_a_sharder_is_made_from_the_base_class():
+    codecs = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16))
+    sharder = OfNoTables(qcomm_codecs_registry=codecs)
+    assert sharder.qcomm_codecs_registry is codecs
+    assert list(sharder.shardable_parameters(nn.Linear(2, 3))) == ["weight", "bias"]
+    assert sharder.sharding_types("cpu") == ["data_parallel"]
+    assert isinstance(EmbeddingBagCollectionSharder(), ModuleSharder)
+    with pytest.raises(TypeError, match="got list: make it with get_qcomm_codecs_registry"):
+        OfNoTables(qcomm_codecs_registry=[])  # type: ignore[arg-type]
+
+
+def test_arguments_that_torchrec_has_not_are_given_by_name():
+    assert CacheParams(load_factor=0.1, folder="/data").folder == "/data"
+    assert hash(CacheParams(load_factor=0.1)) == hash(CacheParams(load_factor=0.1))
+    made: list[tuple[Any, tuple[Any, ...]]] = [
+        (CacheParams, (None,) * 7),
+        (EmbeddingStorageEstimator, (Topology(2, "cpu"), None, True)),
+        (TrainPipelineSparseDist, (*(None,) * 8, True)),
+    ]
+    for kind, arguments in made:
+        with pytest.raises(TypeError, match="positional arguments"):
+            kind(*arguments)
 
 
 def uneven_rows(rank: int, world_size: int) -> list[bool]:

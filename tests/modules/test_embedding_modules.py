@@ -167,6 +167,7 @@ def table(name: str = "t", **parts: object) -> EmbeddingBagConfig:
         ([table(pooling=PoolingType.NONE)], False, "table 't': a bag is pooled by SUM, MEAN or SQRTN"),
         ([table(pooling=PoolingType.MEAN)], True, "table 't': weights go with SUM, not MEAN"),
         ([table(data_type=DataType.INT8)], False, "table 't': data_type INT8 cannot be trained"),
+        ([table(data_type=DataType.NFP8)], False, "table 't': data_type NFP8 cannot be trained"),
     ],
 )
 def test_tables_that_do_not_go_together_are_refused(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from math import ceil
 from typing import Any, NamedTuple, cast
@@ -74,7 +74,7 @@ class CacheStatistics(ABC):
         """One number for how poorly a table can be cached: the area under its miss rates, 0 to 1."""
 
 
-@dataclass
+@dataclass(unsafe_hash=True)
 class CacheParams:
     """The cache of a table with the kernel ``fused_uvm_caching``.
 
@@ -90,7 +90,8 @@ class CacheParams:
             folder only.
         folder: Where the file is, for both kernels; by default in the system's folder for temporary files, which on
             some systems is in memory. The file has every row, its optimizer state and a place for each slot; its
-            space is reserved when the table is made, and free when the process ends. TorchRec has no such field.
+            space is reserved when the table is made, and free when the process ends. Given by name; TorchRec has no
+            such field.
 
     Example:
         >>> CacheParams(CacheAlgorithm.LFU, load_factor=0.1).load_factor
@@ -105,8 +106,8 @@ class CacheParams:
     reserved_memory: float | None = None
     precision: DataType | None = None
     prefetch_pipeline: bool | None = None
-    stats: CacheStatistics | None = None
-    folder: str | None = None
+    stats: CacheStatistics | None = field(default=None, hash=False)
+    folder: str | None = field(default=None, kw_only=True)
 
     def _stored(self) -> StoredCache:
         algorithm = None if self.algorithm is None else _algorithm_name(self.algorithm)
@@ -206,7 +207,7 @@ def table_cache(
         >>> table_cache("item", CacheParams(load_factor=0.5), {"cache_folder": "/data"}, has_cache=True)
         TableCache(load_factor=0.5, algorithm='lru', folder='/data', reserved_memory=0.0, prefetch_pipeline=False)
     """
-    given = {field.name: getattr(params, field.name) for field in fields(CacheParams)} if params is not None else {}
+    given = {each.name: getattr(params, each.name) for each in fields(CacheParams)} if params is not None else {}
     asked = replace(sharder_cache(fused_params), **{name: value for name, value in given.items() if value is not None})
     factor = _LOAD_FACTOR if asked.load_factor is None else asked.load_factor
     if not 0 < factor <= 1:

@@ -242,7 +242,7 @@ class _Ids(Awaitable[list[ArrivedIds]]):
         return of_shardings
 
 
-class EmbeddingCollectionSharder(BaseEmbeddingSharder):
+class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
     """Shards an `EmbeddingCollection`.
 
     Args:

@@ -31,7 +31,7 @@ from tutorec.distributed.lookup.grouped import SUPPORTED_KERNELS
 from tutorec.distributed.optimizer_state import ShardedStates
 from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharded_module import CompIn, Ctx, DistOut, Out, ShardedModule
+from tutorec.distributed.sharded_module import CompIn, Ctx, DistOut, M, ModuleSharder, Out, ShardedModule
 from tutorec.distributed.sharding.base import EmbeddingSharding, SparseFeaturesDist
 from tutorec.distributed.state_dict import local_state, sharded_state
 from tutorec.distributed.tables import (
@@ -455,7 +455,7 @@ class _SizesOnTheWay(Awaitable[list[KJTArrival]]):
         return arrivals
 
 
-class BaseEmbeddingSharder:
+class BaseEmbeddingSharder(ModuleSharder[M]):
     """What the sharders of both collections have in common; a subclass names its module and builds the sharded one.
 
     Args:
@@ -480,18 +480,8 @@ class BaseEmbeddingSharder:
         qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
     ) -> None:
         optimizer_spec(fused_params)
-        if qcomm_codecs_registry is not None and not isinstance(qcomm_codecs_registry, Mapping):
-            raise TypeError(
-                f"qcomm_codecs_registry maps names of moves to codecs, got {type(qcomm_codecs_registry).__name__}: "
-                "make it with get_qcomm_codecs_registry(QCommsConfig(...))"
-            )
+        super().__init__(qcomm_codecs_registry)
         self.fused_params: dict[str, Any] | None = dict(fused_params) if fused_params is not None else None
-        self._codecs = qcomm_codecs_registry
-
-    @property
-    def qcomm_codecs_registry(self) -> Mapping[str, QuantizedCommCodecs] | None:
-        """What rows and their gradients travel as, by move; None: float32."""
-        return self._codecs
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Table name -> weights ``[R, D]``."""
@@ -506,11 +496,6 @@ class BaseEmbeddingSharder:
         """`EmbeddingComputeKernel` values that it can build, on any device."""
         replicated = sharding_type == ShardingType.DATA_PARALLEL.value
         return [kernel.value for kernel in SUPPORTED_KERNELS if not (replicated and kernel in IN_FILE)]
-
-    def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
-        """Bytes of a table ``[R, D]`` by the memory that they take: ``"ddr"`` on the CPU, else ``"hbm"``."""
-        memory = "ddr" if compute_device_type == "cpu" else "hbm"
-        return {memory: tensor.numel() * tensor.element_size()}
 
     def _check_module(self, module: nn.Module, wanted: type[nn.Module]) -> None:
         if not isinstance(module, wanted):

@@ -217,7 +217,7 @@ class _PooledFeatures(Awaitable[KJTList]):
         return KJTList([arrival.wait() for arrival in self._arrivals])
 
 
-class EmbeddingBagCollectionSharder(BaseEmbeddingSharder):
+class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]):
     """Shards an `EmbeddingBagCollection`.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -39,7 +40,7 @@ class ShardedFusedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         super().__init__(module, table_name_to_parameter_sharding, env, None, device, qcomm_codecs_registry)
 
 
-class FusedKernelsOnly(BaseEmbeddingSharder):
+class FusedKernelsOnly(BaseEmbeddingSharder[Any]):
     """A sharder that offers no dense kernel, under which the tables would not be trained."""
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:

@@ -138,7 +138,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
         return self._need_indices
 
 
-class QuantEmbeddingCollectionSharder(BaseQuantEmbeddingSharder):
+class QuantEmbeddingCollectionSharder(BaseQuantEmbeddingSharder[QuantEmbeddingCollection]):
     """Shards a quantized `EmbeddingCollection` over the devices of one process.
 
     Args:

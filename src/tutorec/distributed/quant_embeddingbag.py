@@ -208,7 +208,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         return self._configs
 
 
-class QuantEmbeddingBagCollectionSharder(BaseQuantEmbeddingSharder):
+class QuantEmbeddingBagCollectionSharder(BaseQuantEmbeddingSharder[EmbeddingBagCollection]):
     """Shards a quantized `EmbeddingBagCollection` over the devices of one process.
 
     Args:

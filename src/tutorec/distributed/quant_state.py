@@ -21,7 +21,7 @@ from tutorec._spmd_device import device as own_device
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import FeatureOrder
 from tutorec.distributed.plan import ParameterSharding
-from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.distributed.sharded_module import M, ModuleSharder, ShardedModule
 from tutorec.distributed.sharding.infer_sharding import (
     INFER_KERNELS,
     INFER_TYPES,
@@ -323,7 +323,7 @@ def _serving(env: ShardingEnv, kind: str) -> ShardingEnv:
     return env
 
 
-class BaseQuantEmbeddingSharder:
+class BaseQuantEmbeddingSharder(ModuleSharder[M]):
     """What the sharders of both quantized collections have in common.
 
     Args:
@@ -339,6 +339,7 @@ class BaseQuantEmbeddingSharder:
     def __init__(
         self, fused_params: Mapping[str, Any] | None = None, shardable_params: Sequence[str] | None = None
     ) -> None:
+        super().__init__()
         self._fused_params = dict(fused_params) if fused_params else None
         self._shardable_params = None if shardable_params is None else list(shardable_params)
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
 from tutorec.awaitable import Awaitable, LazyAwaitable
 from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 Ctx = TypeVar("Ctx")
@@ -95,18 +97,42 @@ class KJTList:
             features.record_stream(stream)
 
 
-class ModuleSharder(Protocol[M]):
+class ModuleSharder(ABC, Generic[M]):
     """Knows one class of modules: which parameters can be sharded, how, and how to build the sharded module.
+
+    A subclass gives `module_type` and `shard`. Without more, each parameter of its modules is a table that every rank
+    copies.
+
+    Args:
+        qcomm_codecs_registry: What rows and their gradients travel as, from ``get_qcomm_codecs_registry``; float32 by
+            default.
+
+    Raises:
+        TypeError: ``qcomm_codecs_registry`` is not a mapping.
 
     Source:
         TorchRec's ``torchrec.distributed.types.ModuleSharder``.
     """
 
+    def __init__(self, qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None) -> None:
+        if qcomm_codecs_registry is not None and not isinstance(qcomm_codecs_registry, Mapping):
+            raise TypeError(
+                f"qcomm_codecs_registry maps names of moves to codecs, got {type(qcomm_codecs_registry).__name__}: "
+                "make it with get_qcomm_codecs_registry(QCommsConfig(...))"
+            )
+        self._codecs = qcomm_codecs_registry
+
     @property
+    def qcomm_codecs_registry(self) -> Mapping[str, QuantizedCommCodecs] | None:
+        """What rows and their gradients travel as, by move; None: float32."""
+        return self._codecs
+
+    @property
+    @abstractmethod
     def module_type(self) -> type[nn.Module]:
         """The class of modules that it shards."""
-        ...
 
+    @abstractmethod
     def shard(
         self,
         module: M,
@@ -116,16 +142,20 @@ class ModuleSharder(Protocol[M]):
         module_fqn: str | None = None,
     ) -> ShardedModule[Any, Any, Any, Any]:
         """The sharded module; ``params`` is the plan of this module."""
-        ...
 
-    def shardable_parameters(self, module: M) -> Mapping[str, nn.Parameter]:
+    def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         """Table name -> weights ``[R, D]``."""
-        ...
+        return dict(module.named_parameters())
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """`ShardingType` values that it can build."""
-        ...
+        return [ShardingType.DATA_PARALLEL.value]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """`EmbeddingComputeKernel` values that it can build."""
-        ...
+        return [EmbeddingComputeKernel.DENSE.value]
+
+    def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
+        """Bytes of a table ``[R, D]`` by the memory that they take: ``"ddr"`` on the CPU, else ``"hbm"``."""
+        memory = "ddr" if compute_device_type == "cpu" else "hbm"
+        return {memory: tensor.numel() * tensor.element_size()}

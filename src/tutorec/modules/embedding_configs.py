@@ -22,6 +22,7 @@ DATA_TYPE_NUM_BITS: dict[DataType, int] = {
     DataType.UINT8: 8,
     DataType.INT4: 4,
     DataType.INT2: 2,
+    DataType.NFP8: 8,
 }
 
 

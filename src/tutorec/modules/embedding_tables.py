@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
-from tutorec.types import data_type_to_dtype
+from tutorec.types import DataType
 
 _Config = TypeVar("_Config", bound=BaseEmbeddingConfig)
+_TRAINED = (DataType.FP32, DataType.FP16, DataType.BF16)
 
 
 def checked_tables(owner: str, tables: Sequence[_Config], kind: type[_Config], trained: bool = True) -> list[_Config]:
@@ -69,7 +70,7 @@ def _check_table(table: BaseEmbeddingConfig, trained: bool) -> None:
             f"table name {table.name!r} is taken by an attribute of torch.nn.ModuleDict, which holds the tables; "
             f"call it {table.name + '_table'!r}"
         )
-    if trained and not data_type_to_dtype(table.data_type).is_floating_point:
+    if trained and table.data_type not in _TRAINED:
         raise ValueError(
             f"table {table.name!r}: data_type {table.data_type} cannot be trained; use FP32, FP16 or BF16 here, "
             "and quantize the finished collection"

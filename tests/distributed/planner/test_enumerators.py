@@ -43,7 +43,7 @@ class NoEstimate(ShardEstimator):
     def __init__(self) -> None:
         self.seen: list[ShardingOption] = []
 
-    def estimate(self, sharding_options: list[ShardingOption], sharder_map: Any = None) -> None:
+    def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: Any = None) -> None:
         self.seen += sharding_options
 
 

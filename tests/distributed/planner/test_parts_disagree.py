@@ -63,7 +63,7 @@ class Says(ShardEstimator):
     def __init__(self, ms, count):
         self.ms, self.count = ms, count
 
-    def estimate(self, sharding_options, sharder_map=None):
+    def estimate(self, sharding_options, sharder_data_map=None):
         for option in sharding_options:
             times, counts = np.full((option.num_shards, 6), self.ms), np.full((option.num_shards, 3), self.count)
             option.set_estimates(times, counts)

@@ -217,7 +217,7 @@ def option(sharding_type: str = "table_wise") -> ShardingOption:
 def test_estimators_fill_shards_that_are_objects():
     topology, made = Topology(2, "cuda", hbm_mem_bw=1.0, intra_host_bw=1.0), option()
     EmbeddingPerfEstimator(topology).estimate([made])
-    EmbeddingStorageEstimator(topology, constraints={}).estimate([made], sharder_map={})
+    EmbeddingStorageEstimator(topology, constraints={}).estimate([made], sharder_data_map={})
     [shard] = made.shards
     assert shard.perf is not None
     assert shard.storage is not None

@@ -43,7 +43,7 @@ class Flat(ShardEstimator):
     def __init__(self, topology, constraints=None):
         super().__init__(topology, constraints)
 
-    def estimate(self, sharding_options, sharder_map=None):
+    def estimate(self, sharding_options, sharder_data_map=None):
         for option in sharding_options:
             for shard in option.shards:
                 shard.perf, shard.storage = Perf(1, 1, 1, 1), Storage(1, 1)

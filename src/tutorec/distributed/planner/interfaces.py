@@ -37,9 +37,14 @@ class ShardEstimator(ABC):
 
     @abstractmethod
     def estimate(
-        self, sharding_options: list[ShardingOption], sharder_map: Mapping[str, ModuleSharder[Any]] | None = None
+        self, sharding_options: list[ShardingOption], sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None
     ) -> None:
-        """Fill ``perf`` or ``storage`` of every shard."""
+        """Fill ``perf`` or ``storage`` of every shard.
+
+        Args:
+            sharding_options: They.
+            sharder_data_map: Full name of a class of modules -> its sharder; in TorchRec what is read from the sharder.
+        """
 
 
 class Enumerator(ABC):

@@ -43,7 +43,7 @@ class EmbeddingPerfEstimator(ShardEstimator):
         self._topology, self._is_inference = topology, is_inference
 
     def estimate(
-        self, sharding_options: list[ShardingOption], sharder_map: Mapping[str, ModuleSharder[Any]] | None = None
+        self, sharding_options: list[ShardingOption], sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None
     ) -> None:
         """Fill ``perf`` of every shard."""
         for option in sharding_options:
@@ -58,7 +58,7 @@ class EmbeddingStorageEstimator(ShardEstimator):
     Args:
         topology: The machines.
         constraints: As TorchRec's; what they say of a table stands in its options already.
-        is_inference: Whether rows are all that is kept.
+        is_inference: Whether rows are all that is kept; given by name, as TorchRec has two more before it.
 
     Source:
         TorchRec's ``EmbeddingStorageEstimator``.
@@ -68,12 +68,13 @@ class EmbeddingStorageEstimator(ShardEstimator):
         self,
         topology: Topology,
         constraints: Mapping[str, ParameterConstraints] | None = None,
+        *,
         is_inference: bool = False,
     ) -> None:
         self._topology, self._is_inference = topology, is_inference
 
     def estimate(
-        self, sharding_options: list[ShardingOption], sharder_map: Mapping[str, ModuleSharder[Any]] | None = None
+        self, sharding_options: list[ShardingOption], sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None
     ) -> None:
         """Fill ``storage`` of every shard."""
         for option in sharding_options:

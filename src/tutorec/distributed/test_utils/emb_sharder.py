@@ -11,7 +11,7 @@ from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 
 
-class _OfOneType(BaseEmbeddingSharder):
+class _OfOneType(BaseEmbeddingSharder[Any]):
     """A sharder of one type and one kernel.
 
     Args:

@@ -53,6 +53,7 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
         context_type: type[TrainPipelineContext] = TrainPipelineContext,
         pipeline_postproc: bool = False,
         custom_model_fwd: Callable[[Any], Any] | None = None,
+        *,
         enqueue_batch_after_forward: bool = False,
     ) -> None:
         schedule = (
