@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar, cast
 
 # Covariant: a promise of a subclass is a promise of the class.
 W = TypeVar("W", covariant=True)
+K = TypeVar("K")
+V = TypeVar("V")
 
 _UNSET: Any = object()
 
@@ -167,6 +169,42 @@ class LazyNoWait(LazyAwaitable[W]):
         return self._awaited
 
 
+class LazyGetItemMixin(Generic[K, V]):
+    """Makes indexing a lazy collection lazy too: ``lazy[key]`` waits when the item is used.
+
+    A class names it before `LazyAwaitable`.
+
+    Example:
+        >>> class Both(LazyGetItemMixin[str, int], LazyNoWait[dict[str, int]]):
+        ...     pass
+        >>> item = Both({"one": 1, "two": 2})["two"]
+        >>> type(item).__name__, item + 1
+        ('GetItemLazyAwaitable', 3)
+
+    Source:
+        TorchRec's ``torchrec.distributed.types.LazyGetItemMixin``.
+    """
+
+    def __getitem__(self, key: K) -> LazyAwaitable[V]:
+        return GetItemLazyAwaitable(cast(Any, self), key)
+
+
+class GetItemLazyAwaitable(LazyAwaitable[W], Generic[W, V, K]):
+    """An item of a lazy collection; see `LazyGetItemMixin`.
+
+    Args:
+        parent: The collection.
+        key: Of the item.
+    """
+
+    def __init__(self, parent: LazyAwaitable[V], key: K) -> None:
+        super().__init__()
+        self._parent, self._key = parent, key
+
+    def _wait_impl(self) -> W:
+        return cast(Any, self._parent.wait())[self._key]
+
+
 def _waited(value: Any) -> Any:
     """``value`` with every lazy awaitable in it, lists, tuples and dicts included, replaced by its value."""
     if isinstance(value, LazyAwaitable):
@@ -202,4 +240,4 @@ for _name, _builtin in (("len", len), ("iter", iter), ("float", float), ("int", 
 LazyAwaitable.__hash__ = object.__hash__  # pyright: ignore[reportAttributeAccessIssue]
 del _name, _operator, _builtin
 
-__all__ = ["Awaitable", "LazyAwaitable", "LazyNoWait", "NoWait"]
+__all__ = ["Awaitable", "GetItemLazyAwaitable", "LazyAwaitable", "LazyGetItemMixin", "LazyNoWait", "NoWait"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.fx
 
-from tutorec.awaitable import Awaitable, LazyAwaitable, LazyNoWait, NoWait
+from tutorec.awaitable import Awaitable, LazyAwaitable, LazyGetItemMixin, LazyNoWait, NoWait
 
 
 class ExampleAwaitable(LazyAwaitable[torch.Tensor]):
@@ -98,3 +98,20 @@ def test_a_lazy_value_stands_behind_an_operator_of_a_traced_graph():
     traced = torch.fx.symbolic_trace(Later())
     assert traced(torch.tensor([5.0])).tolist() == [19.0]
     assert [node.op for node in traced.graph.nodes].count("placeholder") == 1
+
+
+class ByName(LazyGetItemMixin[str, torch.Tensor], LazyAwaitable[dict[str, torch.Tensor]]):
+    waits = 0
+
+    def _wait_impl(self) -> dict[str, torch.Tensor]:
+        self.waits += 1
+        return {"one": torch.tensor(1), "two": torch.tensor(2)}
+
+
+def test_an_item_of_a_lazy_collection_is_lazy():
+    lazy = ByName()
+    one, two = lazy["one"], lazy["two"]
+    assert isinstance(one, LazyAwaitable)
+    assert lazy.waits == 0
+    assert torch.add(one, two) == 3
+    assert lazy.waits == 1

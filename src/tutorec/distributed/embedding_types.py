@@ -1,7 +1,9 @@
 """Names of TorchRec's ``torchrec.distributed.embedding_types``, from the modules that define them."""
 
+from tutorec.distributed.embedding_base import BaseEmbeddingSharder, ShardedEmbeddingModule
 from tutorec.distributed.grouped_configs import GroupedEmbeddingConfig, ShardedEmbeddingTable
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
+from tutorec.distributed.quant_state import BaseQuantEmbeddingSharder
 from tutorec.distributed.sharded_module import KJTList, ModuleSharder, ShardedModule
 from tutorec.modules.embedding_configs import PoolingType
 from tutorec.modules.feature_processor import BaseGroupedFeatureProcessor
@@ -9,7 +11,9 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType
 
 __all__ = [
+    "BaseEmbeddingSharder",
     "BaseGroupedFeatureProcessor",
+    "BaseQuantEmbeddingSharder",
     "DataType",
     "EmbeddingComputeKernel",
     "GroupedEmbeddingConfig",
@@ -18,6 +22,7 @@ __all__ = [
     "ModuleSharder",
     "ParameterSharding",
     "PoolingType",
+    "ShardedEmbeddingModule",
     "ShardedEmbeddingTable",
     "ShardedModule",
     "ShardingType",

@@ -5,7 +5,7 @@ from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetada
 from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
-from tutorec.awaitable import Awaitable, LazyAwaitable, LazyNoWait, NoWait
+from tutorec.awaitable import Awaitable, GetItemLazyAwaitable, LazyAwaitable, LazyGetItemMixin, LazyNoWait, NoWait
 from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams, CacheStatistics, KeyValueParams
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import (
@@ -19,6 +19,7 @@ from tutorec.distributed.plan import (
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
 from tutorec.distributed.sharded_tensor import ShardedTensor
+from tutorec.types import DataType
 
 __all__ = [
     "Awaitable",
@@ -27,10 +28,13 @@ __all__ = [
     "CacheParams",
     "CacheStatistics",
     "CommOp",
+    "DataType",
     "EmbeddingModuleShardingPlan",
     "EnumerableShardingSpec",
+    "GetItemLazyAwaitable",
     "KeyValueParams",
     "LazyAwaitable",
+    "LazyGetItemMixin",
     "LazyNoWait",
     "ModuleSharder",
     "ModuleShardingPlan",
