@@ -12,7 +12,7 @@ from torch import nn
 
 from tutorec._kernels.packed_layout import row_alignment, row_layout
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.shard import shard_modules
+from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.inference.modules import shard_quant_model
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
@@ -53,10 +53,18 @@ def test_tables_that_have_rows_keep_them_and_other_parts_stay():
         meta_to_cpu_placement([loaded])
 
 
-def test_a_model_to_be_allocated_whole_says_how_its_quantized_tables_are():
-    model = nn.Sequential(quantize(EmbeddingBagCollection([TABLE], device=META)))
-    with pytest.raises(ValueError, match=r"quantized tables \['t'\] are on the meta device .*meta_to_cpu_placement"):
-        shard_modules(model, ShardingEnv.from_local(1, 0), sharders=[], init_params=True)
+def test_a_wrapped_model_gets_its_rows_afterwards():
+    _, loaded = bags([TABLE], torch.int8)
+    model = DistributedModelParallel(
+        nn.Sequential(quantize(EmbeddingBagCollection([TABLE], device=META))),
+        ShardingEnv.from_local(1, 0),
+        sharders=[],
+    )
+    with pytest.raises(ValueError, match=r"tables \['t'\] are on the meta device .*meta_to_cpu_placement"):
+        model(BATCH)
+    meta_to_cpu_placement(model)
+    model.module[0].load_state_dict(loaded.state_dict())
+    assert torch.equal(model(BATCH).values(), loaded(BATCH).values())
 
 
 def test_scale_and_bias_of_their_own_for_all_collections_of_a_kind():

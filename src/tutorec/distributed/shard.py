@@ -270,6 +270,8 @@ def replaced(model: nn.Module, part: nn.Module, sharded: nn.Module) -> nn.Module
 def allocate_dense_parts(module: nn.Module, device: torch.device, made: dict[nn.Parameter, nn.Parameter]) -> None:
     """Allocate and draw what is on the meta device outside of sharded modules.
 
+    Quantized tables stay there: `meta_to_cpu_placement` allocates them, and a lookup before that is refused.
+
     Args:
         module: Changed in place.
         device: Where it is allocated.
@@ -278,15 +280,10 @@ def allocate_dense_parts(module: nn.Module, device: torch.device, made: dict[nn.
     Raises:
         ValueError: A part cannot draw its values.
     """
-    if isinstance(module, ShardedModule):
+    if isinstance(module, ShardedModule | PackedTables):
         return
     on_meta = [name for name, own in module._parameters.items() if own is not None and own.is_meta]
     buffers_on_meta = [name for name, own in module._buffers.items() if own is not None and own.is_meta]
-    if isinstance(module, PackedTables) and module.device.type == "meta":
-        raise ValueError(
-            f"the quantized tables {module.table_names()} are on the meta device and hold no rows: allocate them with "
-            "tutorec.quant.utils.meta_to_cpu_placement(model), and load packed rows"
-        )
     if on_meta or buffers_on_meta:
         reset = getattr(module, "reset_parameters", None)
         if reset is None:
