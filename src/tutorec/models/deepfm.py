@@ -129,7 +129,7 @@ class SimpleDeepFMNN(nn.Module):
         configs = embedding_bag_collection.embedding_bag_configs()
         widths = {config.name: config.embedding_dim for config in configs}
         if len(set(widths.values())) != 1:
-            raise ValueError(f"SimpleDeepFMNN: tables of one width are needed, and embedding_dim is {widths}")
+            raise ValueError(f"SimpleDeepFMNN: one or more tables of one width are needed; embedding_dim is {widths}")
         names = [name for of_table in get_embedding_names_by_table(configs) for name in of_table]
         width = configs[0].embedding_dim
         self.sparse_arch = SparseArch(embedding_bag_collection)
