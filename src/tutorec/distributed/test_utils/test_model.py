@@ -9,7 +9,8 @@
     mean and sigmoid [B], with its loss while training
 
 Names, arguments and weights are those of ``torchrec.distributed.test_utils.test_model``; one seed gives the same
-batches and the same dense weights. Feature processors, towers and managed collisions are not supported.
+batches and, with the tables on meta, the same dense weights. Feature processors, towers and managed
+collisions are not supported.
 """
 
 from __future__ import annotations
