@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     """Train some steps and write what this rank knows of its machine, and what crossed."""
     group = init(timeout=120)
     rank, world_size = group.rank(), group.size()
-    options = parser("x", "y", rows=2000).parse_args(["--users", "40", "--items", "60"])
+    options = parser("x", "y").parse_args([])
     store = shop(users=40, items=60, rows=2000, test_rows=100)
     sharder = EmbeddingBagCollectionSharder(FUSED)
     rows = ParameterConstraints(sharding_types=["table_row_wise"])
