@@ -100,7 +100,7 @@ def _serve_ranks(connection: socket.socket) -> None:
     sys.path[:] = boot["sys_path"]
     from tutorec._spmd_server import serve
 
-    serve(fd)
+    serve(fd, boot["caller"])
 
 
 class _Server:
