@@ -26,7 +26,7 @@ be sharded or not: a sharded one answers with an awaitable, which waits when its
 from __future__ import annotations
 
 from math import comb
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +39,6 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedd
 from tutorec.modules.mlp import MLP
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.validate import checkable
-
-if TYPE_CHECKING:
-    from tutorec.distributed.test_utils.test_model import ModelInput
 
 
 def choose(n: int, k: int) -> int:
@@ -429,10 +426,18 @@ class DLRM_Projection(DLRM):
 
 
 class DLRMWrapper(DLRM):
-    """DLRM for the batches of `tutorec.distributed.test_utils`: logits [B, 1]; (loss, logits) while training."""
+    """DLRM for the batches of `tutorec.distributed.test_utils`: logits [B, 1]; (loss, logits) while training.
 
-    def forward(self, model_input: ModelInput) -> Tensor | tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """A batch of B samples to logits [B, 1], with the mean log loss before them while training."""
+    Args:
+        embedding_bag_collection: Tables of one width D, with F features in all.
+        dense_in_features: D_in, number of dense columns.
+        dense_arch_layer_sizes: Layers of the dense MLP; the last one must be D.
+        over_arch_layer_sizes: Layers of the last MLP; the last one is 1 for a logit.
+        dense_device: Where the MLPs are made.
+    """
+
+    def forward(self, model_input: Any) -> Tensor | tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """A ``ModelInput`` of B samples to logits [B, 1], with the mean log loss before them while training."""
         assert model_input.idlist_features is not None, "ModelInput.generate() makes ids for every table of the model"
         logits = super().forward(model_input.float_features, model_input.idlist_features)
         if not self.training:
