@@ -192,7 +192,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def renamed(text: str, piece: PieceOfCode, other: str, kept: Iterable[Use]) -> str:
-    r"""The text under another package's name, but for strings that are no import paths.
+    r"""The text under another package's name, except in strings that are not import paths.
 
     Args:
         text: As it is stored.

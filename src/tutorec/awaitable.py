@@ -86,6 +86,16 @@ class NoWait(Awaitable[W]):
         return self._awaited
 
 
+def proxies_in(parts: Any) -> list[Any]:
+    """The proxies of torch.fx among nested lists, tuples and dicts of arguments, in their order."""
+    from torch.fx.node import map_aggregate
+    from torch.fx.proxy import Proxy
+
+    proxies: list[Any] = []
+    map_aggregate(parts, lambda part: proxies.append(part) if isinstance(part, Proxy) else None)
+    return proxies
+
+
 class _NodeWhenTraced(ABCMeta):
     """A lazy value that traced code makes of proxies is a call in the graph (torch.fx's ``ProxyableClassMeta``)."""
 
@@ -93,13 +103,9 @@ class _NodeWhenTraced(ABCMeta):
         fx = sys.modules.get("torch.fx._symbolic_trace")
         # The second name is that of older versions of torch.
         if fx is not None and getattr(fx, "is_fx_symbolic_tracing", fx.is_fx_tracing)():
-            from torch.fx.node import map_aggregate
-            from torch.fx.proxy import Proxy
-
-            found: list[Any] = []
-            map_aggregate((args, kwargs), lambda part: found.append(part) if isinstance(part, Proxy) else None)
-            if found:
-                return found[0].tracer.create_proxy("call_function", cls, args, kwargs)
+            proxies = proxies_in((args, kwargs))
+            if proxies:
+                return proxies[0].tracer.create_proxy("call_function", cls, args, kwargs)
         return super().__call__(*args, **kwargs)
 
 

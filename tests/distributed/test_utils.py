@@ -107,7 +107,8 @@ def test_a_lookup_tells_its_groups_in_torchrecs_words():
     assert [name for group in groups for name in group.feature_names()] == ["f0", "f1", "f1", "f2", "f3"]
     assert [size for group in groups for size in group.feature_hash_sizes()] == [11, 11, 7, 7, 9]
     assert sum(group.dim_sum() for group in groups) == 8 + 8 + 4 + 4 + 6
-    assert groups[0].embedding_shard_metadata()[0].shard_sizes == [11, 8]
+    [first, *_] = groups[0].embedding_shard_metadata()
+    assert first.shard_sizes == [11, 8] and first.placement.device() == device()
 
 
 def unwrapped(rank: int, world_size: int) -> tuple[bool, bool]:

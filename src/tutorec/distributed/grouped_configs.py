@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.distributed._shard.metadata import ShardMetadata
 
 from tutorec.distributed.grouping import TableGroup
@@ -118,8 +119,8 @@ class GroupedEmbeddingConfig:
         return [table.local_metadata for table in self.embedding_tables for _ in table.feature_names]
 
 
-def grouped_config(group: TableGroup) -> GroupedEmbeddingConfig:
-    """A group of this rank's shards in TorchRec's words."""
+def grouped_config(group: TableGroup, device: torch.device) -> GroupedEmbeddingConfig:
+    """A group of this rank's shards, which are on ``device``, in TorchRec's words."""
     first = group.shards[0].table
     return GroupedEmbeddingConfig(
         dtype_to_data_type(first.dtype),
@@ -127,14 +128,14 @@ def grouped_config(group: TableGroup) -> GroupedEmbeddingConfig:
         first.weighted,
         False,
         group.kernel,
-        [_sharded_table(shard) for shard in group.shards],
+        [_sharded_table(shard, device) for shard in group.shards],
     )
 
 
-def _sharded_table(shard: TableShard) -> ShardedEmbeddingTable:
+def _sharded_table(shard: TableShard, device: torch.device) -> ShardedEmbeddingTable:
     table, piece = shard.table, shard.piece
     place = ShardMetadata(
-        [piece.row_offset, piece.column_offset], [piece.rows, piece.columns], f"rank:{piece.rank}/cpu"
+        [piece.row_offset, piece.column_offset], [piece.rows, piece.columns], f"rank:{piece.rank}/{device}"
     )
     return ShardedEmbeddingTable(
         table.rows,

@@ -84,10 +84,11 @@ class EmbeddingComputeKernel(enum.Enum):
 
 
 class BoundsCheckMode(enum.IntEnum):
-    """What a lookup does with an id that is no row of its table, by fbgemm's names and values.
+    """What a lookup does with an id that is outside of its table; fbgemm's names and values.
 
-    It is accepted wherever TorchRec takes it and changes nothing: such an id is an error that names table, feature and
-    sample (``FATAL``). Ids are remapped nowhere (``WARNING``, ``IGNORE``); ``tutorec.validation(False)`` looks at none.
+    Accepted wherever TorchRec takes it, without effect: an id outside of its table is always an error that names the
+    table, the feature and the sample (``FATAL``). ``WARNING`` and ``IGNORE`` read row 0 in fbgemm, and do not here.
+    ``tutorec.validation(False)`` switches the check off.
 
     Example:
         >>> BoundsCheckMode.FATAL.value

@@ -89,9 +89,9 @@ class FusedEmbeddingBagCollection(_Fused, EmbeddingBagCollection):
         >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
         >>> tables = [EmbeddingBagConfig(num_embeddings=10, embedding_dim=4, name="t", feature_names=["item"])]
         >>> ebc = FusedEmbeddingBagCollection(tables, torch.optim.SGD, {"lr": 0.5})
-        >>> before = ebc.embedding_bags["t"].weight[3].detach().clone()
+        >>> _ = ebc.embedding_bags["t"].weight.detach().zero_()
         >>> ebc(KeyedJaggedTensor(["item"], torch.tensor([3]), lengths=torch.tensor([1]))).values().sum().backward()
-        >>> (ebc.embedding_bags["t"].weight[3] - before).tolist()
+        >>> ebc.embedding_bags["t"].weight[3].tolist()
         [-0.5, -0.5, -0.5, -0.5]
 
     Source:

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.fx import Proxy
-from torch.fx.node import map_aggregate
+
+from tutorec.awaitable import proxies_in
 
 _kinds: dict[type, type] = {}
 
@@ -25,7 +26,7 @@ class _SeenAsProxy:
     @property
     def tracer(self) -> Any:
         """The tracer of the first proxy among the parts."""
-        return _proxies(*(getattr(self, name) for name in type(self).__mro__[2].__slots__))[0].tracer  # type: ignore[attr-defined]
+        return proxies_in([getattr(self, name) for name in type(self).__mro__[2].__slots__])[0].tracer  # type: ignore[attr-defined]
 
     @property
     def node(self) -> Any:
@@ -40,7 +41,7 @@ def kind_of(kind: type, values: Any) -> Any:
         kind: One of the jagged types.
         values: Its values: a tensor, or what stands for one.
     """
-    if isinstance(values, Tensor) or not _proxies(values):
+    if isinstance(values, Tensor) or not proxies_in(values):
         return kind
     if kind not in _kinds:
         _kinds[kind] = type(kind.__name__, (_SeenAsProxy, kind), {"__slots__": (), "__module__": kind.__module__})
@@ -51,9 +52,3 @@ def eager_kind(jagged: Any) -> type:
     """The class that a graph names: the jagged type itself."""
     kind = type(jagged)
     return kind.__mro__[2] if issubclass(kind, _SeenAsProxy) else kind
-
-
-def _proxies(*parts: Any) -> list[Proxy]:
-    found: list[Proxy] = []
-    map_aggregate(parts, lambda part: found.append(part) if isinstance(part, Proxy) else None)  # type: ignore[arg-type]
-    return found

@@ -39,7 +39,8 @@ class GroupedLookup(EmbeddingLookup):
     @property
     def grouped_configs(self) -> list[GroupedEmbeddingConfig]:
         """What each group holds, in TorchRec's words."""
-        return [grouped_config(group) for group in self._groups]
+        weights = (next(bags.named_weights())[1] for bags in self._bags())
+        return [grouped_config(group, weight.device) for group, weight in zip(self._groups, weights, strict=True)]
 
     @abstractmethod
     def _batches(self, ids: Any) -> list[Batch]:

@@ -42,7 +42,7 @@ class ShardEstimator(ABC):
         """Fill ``perf`` or ``storage`` of every shard.
 
         Args:
-            sharding_options: They.
+            sharding_options: Ways to shard the tables, without estimates; they are written to.
             sharder_data_map: Full name of a class of modules -> its sharder; in TorchRec what is read from the sharder.
         """
 
