@@ -24,8 +24,3 @@ def test_quick_start_prints_what_the_readme_shows(tmp_path):
     number = re.compile(r"\d+\.\d+")
     assert number.sub("x", printed) == number.sub("x", shown)
     assert [float(n) for n in number.findall(printed)] == pytest.approx([10.222113, 10.222113], abs=1e-4)
-
-
-def test_quick_start_is_fifteen_lines_of_code():
-    (code,) = blocks("python")
-    assert sum(bool(line.strip()) for line in code.splitlines()) <= 18
