@@ -156,10 +156,6 @@ FIXED = (
     (5, 24, 8, 4, 0.7),
     (6, 30, 16, 8, 0.5),
     (7, 40, 16, 8, 0.6),
-)
-# The solver proves the first six in a minute. Of the last two it leaves half a percent to one percent open: too many
-# tables may lie on all ranks, and a rank has room for few pieces of the others. These it proves, too.
-PROVABLE = (
     (4, 20, 4, 4, 0.5),
     (6, 12, 16, 8, 0.5),
     (6, 30, 4, 2, 0.5),

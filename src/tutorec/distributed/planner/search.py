@@ -212,7 +212,7 @@ class _Search:
 
     def _solved(self) -> Placement | None:
         """The mixed-integer program's answer, where it is small: it misses nothing that fits."""
-        from tutorec.distributed.planner.optimal import solve  # which loads scipy
+        from tutorec.distributed.planner.milp import solve  # which loads scipy
 
         choices = sum(len(of_table) for of_table in self.problem.choices)
         if choices * self.problem.world_size > _SMALL_PROGRAM:

@@ -1,0 +1,323 @@
+"""The planning problem as a mixed-integer linear program, solved by HiGHS.
+
+    minimise    z + sum of fixed[g] * y[g]                  z is the slowest rank, y whether a group is used
+    such that   sum over c of u[t, c]           = 1         each table takes one choice
+                sum over p of x[t, c, q, p]     = n[q] * u  each of the n[q] equal shards has a place
+                sum over shards on r of time    <= z        for every rank r
+                sum over shards on r of memory  <= capacity[r]
+                u[t, c]                         <= y[g]     a used group is paid for
+                lower_bound <= objective <= cost of the plan to start from
+
+The place p of a shard is a rank; of a block of L shards that go to one host it is the host. A choice with a shard on
+every rank has no x. Equal shards of a choice are counted instead of told apart.
+
+Source:
+    HiGHS: Huangfu and Hall, `Parallelizing the dual revised simplex method
+    <https://doi.org/10.1007/s12532-017-0130-5>`_, 2018. TorchRec's planner has no bound.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tutorec.distributed.planner.bounds import lower_bound
+from tutorec.distributed.planner.problem import (
+    Choice,
+    Floats,
+    Ints,
+    Placement,
+    PlanningProblem,
+    Spread,
+    broken_rules,
+    cost,
+)
+
+CLOSED = 1e-3
+"""A plan within this part of the bound counts as optimal: no estimate is that exact."""
+
+_MOST_VARIABLES = 60_000
+"""HiGHS takes longer than its time limit to presolve a larger program."""
+
+_TICK_SECONDS = 0.25
+"""Interval between two calls of `progress`."""
+
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, eq=False)
+class MilpResult:
+    """What the solver returned.
+
+    Args:
+        placement: The best placement; None where none is known.
+        cost: Its ms; infinite where there is none.
+        bound: No placement that fits takes fewer ms; infinite where none fits.
+        gap: ``(cost - bound) / cost``; 0 where none fits.
+        status: ``"optimal"``: the gap is at most `CLOSED`; ``"time limit"``; ``"infeasible"``; ``"too large"``.
+    """
+
+    placement: Placement | None
+    cost: float
+    bound: float
+    gap: float
+    status: str
+
+
+def solve(
+    problem: PlanningProblem,
+    seconds: float = 60.0,
+    start: Placement | None = None,
+    progress: Progress | None = None,
+) -> MilpResult:
+    """Search for the best placement, and prove how good it is.
+
+    Args:
+        problem: What is to be planned.
+        seconds: The time limit.
+        start: A placement that fits; only better ones are searched for.
+        progress: Called with the share of the time limit that has passed, from another thread.
+
+    Returns:
+        The best placement, `start` where none is better, and the bound.
+
+    Raises:
+        ValueError: `start` breaks a rule.
+
+    Example:
+        Tables of 3, 3 and 2 ms on two ranks: two must share one. The first may be split instead, in 2 ms on each:
+
+        >>> def whole(ms):
+        ...     return Choice(np.array([ms]), np.array([[0, 0]]), Spread.ANY)
+        >>> rows = Choice(np.array([2.0, 2.0]), np.zeros((2, 2), int), Spread.ALL)
+        >>> tables = (whole(3.0), rows), (whole(3.0),), (whole(2.0),)
+        >>> problem = PlanningProblem(2, 2, np.zeros((2, 2), int), tables)
+        >>> result = solve(problem)
+        >>> result.cost, result.status
+        (5.0, 'optimal')
+    """
+    if start is not None and (broken := broken_rules(problem, start)):
+        raise ValueError(f"the placement to start from breaks {len(broken)} rules, the first: {broken[0]}")
+    if not problem.choices:
+        return MilpResult(Placement(np.zeros(0, np.int64), []), 0.0, 0.0, 0.0, "optimal")
+    bound = lower_bound(problem).ms
+    best, limit = start, np.inf if start is None else cost(problem, start)
+    status = "time limit"
+    deadline = time.perf_counter() + seconds
+    with _ticking(seconds, progress):
+        # HiGHS keeps constraints to a millionth. A plan that it exceeds memory with is searched again with less of it.
+        for spare in (0.0, 1e-5):
+            if bound >= limit * (1 - CLOSED):
+                break
+            model = MilpModel(problem, bound, limit, spare)
+            if model.size > _MOST_VARIABLES:
+                status = "too large"
+                break
+            placement, proven = model.solve(deadline - time.perf_counter())
+            if spare == 0.0:
+                bound = max(bound, proven)
+            if placement is None:
+                break
+            if not broken_rules(problem, placement):
+                best, limit = min((best, limit), (placement, cost(problem, placement)), key=lambda pair: pair[1])
+                break
+    if best is None:
+        infeasible = bool(np.isinf(bound))
+        return MilpResult(None, limit, bound, 1.0 - infeasible, "infeasible" if infeasible else status)
+    bound = min(bound, limit)
+    gap = (limit - bound) / limit if limit > 0 else 0.0
+    return MilpResult(best, limit, bound, gap, "optimal" if gap <= CLOSED else status)
+
+
+@contextmanager
+def _ticking(seconds: float, progress: Progress | None) -> Iterator[None]:
+    """Calls `progress` while the solver, which reports nothing, works."""
+    begin, done = time.perf_counter(), threading.Event()
+
+    def tick(progress: Progress) -> None:
+        while not done.wait(_TICK_SECONDS):
+            progress(min((time.perf_counter() - begin) / seconds, 1.0))
+
+    if progress is not None:
+        threading.Thread(target=tick, args=(progress,), daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+@dataclass(eq=False)
+class _Block:
+    """Equal shards of a choice, or equal blocks of L shards, and the variables that count them at each place.
+
+    Args:
+        shards: ``[n, b]`` numbers of the shards: n equal blocks of b shards (b is 1 or L).
+        ranks: ``[p, b]`` ranks of a block's shards at each place.
+        counts: ``[p]`` numbers of the variables: how many blocks have this place.
+    """
+
+    shards: Ints
+    ranks: Ints
+    counts: Ints
+
+
+@dataclass(eq=False)
+class _Way:
+    """A choice of a table that fits, with its variables."""
+
+    table: int
+    number: int
+    choice: Choice
+    used: int
+    blocks: list[_Block] = field(default_factory=list)
+
+
+class MilpModel:
+    """The program of a problem.
+
+    Args:
+        problem: What is to be planned.
+        bound: No plan takes fewer ms.
+        below: Only plans of fewer ms are searched for.
+        spare: Share of the capacity that is left free.
+    """
+
+    def __init__(self, problem: PlanningProblem, bound: float, below: float, spare: float = 0.0) -> None:
+        self.problem, self.bound, self.below = problem, bound, below
+        self.scale = bound or 1.0  # ms that are 1 in the program: HiGHS has absolute tolerances
+        self._high: list[float] = []
+        self._rows: list[tuple[float, float]] = []
+        self._entries: list[tuple[Ints, Ints, Floats]] = []
+        world_size = problem.world_size
+        self.fixed = np.zeros(0) if problem.fixed is None else problem.fixed
+        self._slowest = self._variables(1, np.inf)
+        self._groups = self._variables(len(self.fixed), 1)
+        self._time = np.array([self._row(-np.inf, 0.0, self._slowest, -1.0) for _ in range(world_size)])
+        self._room = np.maximum(problem.capacity * (1.0 - spare), 1.0)
+        full = np.where(problem.capacity > 0, 1.0, 0.0)
+        self._memory = np.array([[self._row(-np.inf, high) for high in of_rank] for of_rank in full.tolist()])
+        self.ways: list[_Way] = []
+        for table, choices in enumerate(problem.choices):
+            self._add_table(table, choices)
+        self.size = len(self._high)
+
+    # Variables and constraints
+
+    def _variables(self, count: int, high: float) -> Ints:
+        first = len(self._high)
+        self._high.extend([float(high)] * count)
+        return np.arange(first, first + count)
+
+    def _row(self, low: float, high: float, columns: Any = (), values: Any = 1.0) -> int:
+        """A constraint ``low <= sum of values * columns <= high``."""
+        self._rows.append((low, high))
+        self._put(len(self._rows) - 1, columns, values)
+        return len(self._rows) - 1
+
+    def _put(self, rows: Any, columns: Any, values: Any) -> None:
+        rows, columns, values = np.broadcast_arrays(rows, np.asarray(columns, np.int64), values)
+        self._entries.append((rows.ravel(), columns.ravel(), values.ravel()))
+
+    def _add_table(self, table: int, choices: tuple[Choice, ...]) -> None:
+        ways = [way for number, choice in enumerate(choices) if (way := self._way(table, number, choice))]
+        self._row(1.0, 1.0, [way.used for way in ways])
+        for group in {group for way in ways for group in way.choice.groups if len(self.fixed)}:
+            users = [way.used for way in ways if group in way.choice.groups]
+            self._row(-np.inf, 0.0, [*users, self._groups[group]], [*[1.0] * len(users), -1.0])
+        self.ways.extend(ways)
+
+    def _way(self, table: int, number: int, choice: Choice) -> _Way | None:
+        """A choice with its variables; None where it fits nowhere, or takes too long even alone."""
+        problem = self.problem
+        latency = float(self.fixed[list(set(choice.groups))].sum()) if len(self.fixed) else 0.0
+        if choice.time.max(initial=0.0) + latency >= self.below:
+            return None
+        block = 1 if choice.spread in (Spread.ANY, Spread.HOST) else problem.local_size
+        if choice.spread is Spread.ALL:
+            block = problem.world_size
+        places = np.arange(problem.world_size).reshape(-1, block)
+        allowed = np.ones(problem.world_size, np.bool_) if choice.allowed is None else choice.allowed
+        content = np.column_stack([choice.time, choice.memory]).reshape(-1, block * 3)
+        numbers = np.arange(len(choice.time)).reshape(-1, block)
+        _, first, kind = np.unique(content, axis=0, return_index=True, return_inverse=True)
+        fitting = []
+        for index, shard in enumerate(first.tolist()):
+            needs = choice.memory[numbers[shard]]
+            fits = allowed[places].all(axis=1) & (needs <= problem.capacity[places]).all(axis=(1, 2))
+            if not fits.any():
+                return None
+            fitting.append((numbers[kind.ravel() == index], places[fits]))
+        way = _Way(table, number, choice, int(self._variables(1, 1)[0]))
+        for shards, ranks in fitting:
+            counts = np.array([way.used]) if len(places) == 1 and len(shards) == 1 else None
+            if counts is None:
+                counts = self._variables(len(ranks), len(shards))
+                self._row(0.0, 0.0, [*counts, way.used], [*[1.0] * len(counts), -float(len(shards))])
+            way.blocks.append(_Block(shards, ranks, counts))
+            self._load(choice, shards[0], ranks, counts)
+        if choice.spread is Spread.HOST:
+            self._keep_on_one_host(way)
+        return way
+
+    def _load(self, choice: Choice, shards: Ints, ranks: Ints, counts: Ints) -> None:
+        """A block of shards takes time and memory of the ranks of its place."""
+        self._put(self._time[ranks], counts[:, None], choice.time[shards] / self.scale)
+        memory = choice.memory[shards] / self._room[ranks]
+        self._put(self._memory[ranks], counts[:, None, None], memory)
+
+    def _keep_on_one_host(self, way: _Way) -> None:
+        hosts = self._variables(self.problem.world_size // self.problem.local_size, 1)
+        self._row(0.0, 0.0, [*hosts, way.used], [*[1.0] * len(hosts), -1.0])
+        for block in way.blocks:
+            at = block.ranks[:, 0] // self.problem.local_size
+            for host, column in enumerate(hosts.tolist()):
+                counts = block.counts[at == host]
+                self._row(0.0, 0.0, [*counts, column], [*[1.0] * len(counts), -float(len(block.shards))])
+
+    # The solution
+
+    def solve(self, seconds: float) -> tuple[Placement | None, float]:
+        """A placement of fewer ms than `below`, if HiGHS finds one, and a bound for all placements."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csc_array
+
+        objective = np.zeros(self.size)
+        objective[self._slowest] = 1.0
+        objective[self._groups] = self.fixed / self.scale
+        costly = np.flatnonzero(objective)
+        self._row(self.bound / self.scale * (1 - 1e-9), self.below / self.scale, costly, objective[costly])
+        rows, columns, values = (np.concatenate(part) for part in zip(*self._entries, strict=True))
+        matrix = csc_array((values, (rows, columns)), shape=(len(self._rows), self.size))
+        low, high = np.array(self._rows).T
+        integrality = np.ones(self.size)
+        integrality[self._slowest] = 0
+        answer = milp(
+            objective,
+            integrality=integrality,
+            bounds=Bounds(0.0, np.array(self._high)),  # pyright: ignore[reportArgumentType]
+            constraints=LinearConstraint(matrix, low, high),
+            options={"time_limit": max(seconds, 0.0), "mip_rel_gap": CLOSED / 2},
+        )
+        if answer.status == 2:  # infeasible
+            return None, self.below
+        bound = 0.0 if answer.mip_dual_bound is None else float(answer.mip_dual_bound) * self.scale * (1 - 1e-6)
+        return (None if answer.x is None else self._read(answer.x)), bound
+
+    def _read(self, solution: Floats) -> Placement:
+        counts = np.rint(solution).astype(np.int64)
+        tables = len(self.problem.choices)
+        chosen, ranks = np.zeros(tables, np.int64), [np.zeros(0, np.int64)] * tables
+        for way in self.ways:
+            if not counts[way.used]:
+                continue
+            where = np.empty(len(way.choice.time), np.int64)
+            for block in way.blocks:
+                where[block.shards] = np.repeat(block.ranks, counts[block.counts], axis=0)
+            chosen[way.table], ranks[way.table] = way.number, where
+        return Placement(chosen, ranks)
