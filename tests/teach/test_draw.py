@@ -1,3 +1,6 @@
+import html
+import re
+
 import pytest
 import torch
 
@@ -73,6 +76,24 @@ def test_show_renders_a_transparent_png_whose_alt_text_states_the_claim(name):
     assert picture.alt == metadata["alt"] == f"{CLAIMS[name]}. Bars."
     assert picture.alt in repr(picture)
     assert metadata["width"] == 700
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_page_gets_letters_in_its_own_ink_and_the_claim_as_caption(name):
+    chart = charts()[name]
+    drawn = html.unescape(draw.show(chart, alt="Bars.")._repr_html_())
+    assert drawn.endswith(f"<figcaption>{CLAIMS[name]}</figcaption></figure>")
+    assert f'role="img" aria-label="{CLAIMS[name]}. Bars."' in drawn
+    assert "<text" in drawn and "currentColor" in drawn and draw.INK not in drawn and "metadata" not in drawn
+    assert CLAIMS[name] not in drawn.split(">", 2)[2].split("<figcaption>")[0]  # once, and not in the drawing
+    assert chart.figure.get_suptitle().replace("\n", " ") == chart.claim  # still the title of the PNG
+
+
+def test_ids_of_two_figures_on_a_page_differ():
+    one, other = (set(re.findall(r'\bid="([^"]+)"', draw.show(charts()[name]).svg)) for name in ("bars", "curves"))
+    assert one and other and not one & other
+    clips = re.findall(r"url\(#([^)]+)\)", draw.show(charts()["bars"]).svg)
+    assert set(clips) <= one
 
 
 @pytest.mark.parametrize("name", [name for name in CLAIMS if name not in ("jagged", "here", "life")])

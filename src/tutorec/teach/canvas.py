@@ -5,7 +5,10 @@ Figures are made without pyplot, so that nothing is displayed twice and nothing 
 
 from __future__ import annotations
 
+import hashlib
+import html
 import io
+import re
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +21,10 @@ from matplotlib.figure import Figure
 
 __all__ = ["ACCENT", "INK", "RANK_COLORS", "Chart", "Picture", "canvas", "finish", "rank_color", "show", "style"]
 
-#: A mid grey with more than 4:1 contrast on white and on the dark page.
+#: Text and lines. In SVG it becomes the colour of the page's text; in a PNG it reads on a light and on a dark page.
 INK = "#7a7a7a"
 #: For data that belong to no rank.
-ACCENT = "#8468c8"
+ACCENT = "#6b7686"
 #: Rank r is drawn in `RANK_COLORS[r % 8]` on every page.
 RANK_COLORS = ("#3b7cc9", "#cf6420", "#2b9060", "#c34f88", "#1f8c9c", "#a3742c", "#c0504a", "#7f8a1e")
 
@@ -76,11 +79,19 @@ class Chart:
 
 @dataclass(frozen=True)
 class Picture:
-    """A rendered chart with its alternative text; a notebook shows it as the last expression of a cell."""
+    """A rendered figure with its alternative text; a notebook shows it as the last expression of a cell.
+
+    A page shows inline SVG with the claim as its caption. Where HTML is not shown, the PNG has the claim as its
+    title.
+    """
 
     png: bytes
+    svg: str
     alt: str
     claim: str
+
+    def _repr_html_(self) -> str:
+        return f'<figure class="drawn">{self.svg}<figcaption>{html.escape(self.claim)}</figcaption></figure>'
 
     def _repr_png_(self) -> tuple[bytes, dict[str, Any]]:
         """The bytes and what Jupyter needs to show them at reading width with alternative text."""
@@ -133,7 +144,35 @@ def show(chart: Chart, alt: str | None = None) -> Picture:
             `mystnb: {image: {alt: ...}}` repeats it for the built book.
     """
     text = chart.claim if not alt else f"{chart.claim}. {alt}"
+    png = _rendered(chart.figure, "png", dpi=200)
+    title = chart.figure.get_suptitle()
+    chart.figure.suptitle("")  # the page writes the claim below the figure
+    drawing = _rendered(chart.figure, "svg", metadata={"Date": None}).decode()
+    chart.figure.suptitle(title, x=0.012, ha="left", fontsize=13)
+    return Picture(png, _inline(drawing, text), text, chart.claim)
+
+
+def _rendered(figure: Figure, kind: str, **options: Any) -> bytes:
+    """The file of a figure; letters of an SVG stay letters, and equal figures give equal files."""
     buffer = io.BytesIO()
-    with style():
-        chart.figure.savefig(buffer, format="png", dpi=200, transparent=True)
-    return Picture(buffer.getvalue(), text, chart.claim)
+    with style(), matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tutorec"}):
+        figure.savefig(buffer, format=kind, transparent=True, **options)
+    return buffer.getvalue()
+
+
+def _inline(drawing: str, alt: str) -> str:
+    """A drawing as part of a page: in the page's ink and font, as wide as the column, with ids that no other has."""
+    drawing = drawing[drawing.index("<svg") :]
+    drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
+    drawing = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--pst-font-family-base, sans-serif)", drawing)
+    drawing = drawing.replace(INK, "currentColor")
+    own = "f" + hashlib.sha256(drawing.encode()).hexdigest()[:8]
+    drawing = re.sub(r'\bid="', f'id="{own}-', drawing)
+    drawing = re.sub(r'(url\(|href=")#', rf"\1#{own}-", drawing)
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawing)
+    assert size is not None, "matplotlib writes the size of a drawing"
+    head = (
+        f'<svg viewBox="{size[0][9:-1]}" role="img" aria-label="{html.escape(alt)}" style="width: 100%" '
+        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    )
+    return head + drawing[drawing.index(">") + 1 :]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Those of the book's figures; a test holds them to be the same.
 INK = "#7a7a7a"
-ACCENT = "#8468c8"
+ACCENT = "#6b7686"
 RANK_COLORS = ("#3b7cc9", "#cf6420", "#2b9060", "#c34f88", "#1f8c9c", "#a3742c", "#c0504a", "#7f8a1e")
 
 # Ranks of more than this many are a line each no more.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # A grey that reads on white and on a dark page; phases in the order of time, exchanges in hues of their own.
 _INK = "#7a7a7a"
-_COLORS = {"ids": "#3b7cc9", "lookup": "#2b9060", "rows": "#8468c8", "gradients": "#cf6420", "update": "#a3742c"}
+_COLORS = {"ids": "#3b7cc9", "lookup": "#2b9060", "rows": "#6b7686", "gradients": "#cf6420", "update": "#a3742c"}
 _HOT_ROWS = 5
 
 
