@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -20,14 +20,22 @@ from tutorec.distributed.collectives.autograd import get_gradient_division
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharded_module import ShardedModule
 
-if TYPE_CHECKING:
-    from tutorec.distributed.model_parallel import DistributedModelParallel
-
 # Buffers are not sent around at each forward. torch 2.13 says so by another name and warns at the older one.
 _SYNC_BUFFERS = "forward_sync_buffers"
 _DDP_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
 _KEEP_BUFFERS: dict[str, Any] = {_SYNC_BUFFERS if _SYNC_BUFFERS in _DDP_PARAMETERS else "broadcast_buffers": False}
 _COMPRESSION = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}
+
+
+class HoldsModel(Protocol):
+    """What a wrapper uses of a `DistributedModelParallel`."""
+
+    _dmp_wrapped_module: nn.Module
+
+    @property
+    def module(self) -> nn.Module:
+        """The sharded model."""
+        ...
 
 
 class DataParallelWrapper(ABC):
@@ -38,7 +46,7 @@ class DataParallelWrapper(ABC):
     """
 
     @abstractmethod
-    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+    def wrap(self, dmp: HoldsModel, env: ShardingEnv, device: torch.device) -> None:
         """Replace ``dmp._dmp_wrapped_module``, the sharded model, by the wrapped one."""
 
 
@@ -88,7 +96,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         self._precision = allreduce_comm_precision
         self._params_to_ignore = set(params_to_ignore or ())
 
-    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+    def wrap(self, dmp: HoldsModel, env: ShardingEnv, device: torch.device) -> None:
         """Wrap the model, unless it has no dense parameters.
 
         Raises:

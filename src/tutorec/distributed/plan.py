@@ -359,7 +359,7 @@ class ShardingPlan:
         """
         if not isinstance(other, ShardingPlan):
             raise TypeError(f"a plan is compared with a ShardingPlan, got {type(other).__name__}: plan.diff(other)")
-        return plan_diff(self, other)
+        return plan_diff(self._stored(), other._stored())
 
     def _repr_html_(self) -> str:
         """The plan for a notebook."""

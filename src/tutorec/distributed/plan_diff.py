@@ -1,19 +1,17 @@
 """What is different between two plans, table by table, and how much would have to move from one to the other.
 
-Used by `ShardingPlan.diff`; works on plans of any origin: planned, written by hand, read from a file.
+Used by `ShardingPlan.diff`; it compares plans as they are stored, whatever their origin: planned, written by hand, or
+read from a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
+from tutorec.distributed.plan_json import Stored, StoredTable
 from tutorec.distributed.text_table import TextTable, bytes_text, ranks_text, several
-
-if TYPE_CHECKING:
-    from tutorec.distributed.plan import ParameterSharding, ShardingPlan
 
 _ELEMENT_BYTES = 4
 # Tables that are printed; the others are counted.
@@ -55,13 +53,13 @@ class PlanDiff:
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
         >>> plans = [ShardingPlan({"": EmbeddingModuleShardingPlan(item=table_wise_sharding((8, 4), rank, "cpu"))})
         ...          for rank in (0, 1)]
-        >>> print(plan_diff(*plans))
+        >>> print(plans[0].diff(plans[1]))
         1 table differs, 0 are alike; 128 B of weights come to ranks that do not hold them
         <BLANKLINE>
         table  before                   after                    comes in
         -----  -----------------------  -----------------------  --------
         item   table_wise, fused, on 0  table_wise, fused, on 1     128 B
-        >>> bool(plan_diff(plans[0], plans[0]))
+        >>> bool(plans[0].diff(plans[0]))
         False
     """
 
@@ -117,69 +115,58 @@ class PlanDiff:
         return f"\nand {several(more, 'table')} more: iterate over the diff for all of them" if more > 0 else ""
 
 
-def plan_diff(before: ShardingPlan, after: ShardingPlan) -> PlanDiff:
+def plan_diff(before: Stored, after: Stored) -> PlanDiff:
     """The differences between two plans.
 
-    Two entries are alike if they cut and place the table alike, by kernels of the same name; on which device of its
-    host a rank keeps it (``cpu``, ``cuda:1``) does not matter.
+    Two entries are equal if they cut and place the table in the same way, by kernels of the same name. The device on
+    which a rank keeps it (``cpu``, ``cuda:1``) does not matter.
     """
     changes, alike = [], 0
-    for path, table in _tables(before, after):
-        one, other = (_entry(plan, path, table) for plan in (before, after))
-        if one is not None and other is not None and _compared(one) == _compared(other):
+    tables = [(path, table) for plan in (before, after) for path, of in plan.items() for table in of]
+    for path, table in dict.fromkeys(tables):
+        old, new = (plan.get(path, {}).get(table) for plan in (before, after))
+        if old is not None and new is not None and _compared(old) == _compared(new):
             alike += 1
             continue
-        changes.append(TableChange(path, table, _words(one), _words(other), _moved_bytes(one, other)))
+        moved = 0 if old is None or new is None else _moved_bytes(old, new)
+        changes.append(TableChange(path, table, _description(old), _description(new), moved))
     return PlanDiff(tuple(changes), alike)
 
 
-def _tables(*plans: ShardingPlan) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((path, table) for plan in plans for path, of in plan.plan.items() for table in of))
-
-
-def _entry(plan: ShardingPlan, path: str, table: str) -> ParameterSharding | None:
-    module_plan = plan.get_plan_for_module(path)
-    return module_plan.get(table) if module_plan is not None else None
-
-
-def _compared(entry: ParameterSharding) -> tuple[object, ...]:
+def _compared(entry: StoredTable) -> tuple[object, ...]:
     kernel = entry.compute_kernel.removeprefix("batched_")
-    held = _held(entry)
+    held = _rectangles(entry)
     return entry.sharding_type, kernel, sorted(held.items()) if held else sorted(entry.ranks or ())
 
 
-def _words(entry: ParameterSharding | None) -> str:
+def _description(entry: StoredTable | None) -> str:
     if entry is None:
         return ""
     where = ranks_text(entry.ranks) if entry.ranks is not None else "all ranks"
-    widths = {rectangle[3] - rectangle[1] for of in _held(entry).values() for rectangle in of}
-    shape = entry.table_shape()
-    cut = shape is not None and entry.shards() and max(widths, default=0) < shape[1]
+    widths = [shard.sizes[1] for shard in entry.shards or () if all(shard.sizes)]
+    cut = entry.shape is not None and entry.shards and max(widths, default=0) < entry.shape[1]
     width = f" of {max(widths)} columns" if cut else ""
     return f"{entry.sharding_type}{width}, {entry.compute_kernel}, on {where}"
 
 
-def _held(entry: ParameterSharding) -> dict[int, list[_Rectangle]]:
+def _rectangles(entry: StoredTable) -> dict[int, list[_Rectangle]]:
     """Rank -> the rectangles of the table that it holds."""
+    if not entry.shards and entry.shape is not None:  # every rank has a replica
+        return {rank: [(0, 0, *entry.shape)] for rank in entry.ranks or ()}
     held: dict[int, list[_Rectangle]] = {}
-    for shard in entry.shards():
-        rank = shard.placement.rank() if shard.placement is not None else None
-        (row, column), (rows, columns) = shard.shard_offsets, shard.shard_sizes
-        if rank is not None and rows and columns:
+    for shard in entry.shards or ():
+        (row, column), (rows, columns) = shard.offsets, shard.sizes
+        if shard.placement is not None and rows and columns:
+            rank = int(shard.placement.partition("/")[0].removeprefix("rank:"))
             held.setdefault(rank, []).append((row, column, row + rows, column + columns))
-    shape = entry.table_shape()
-    if not entry.shards() and shape is not None:  # every rank has a copy
-        held = {rank: [(0, 0, *shape)] for rank in entry.ranks or ()}
     return {rank: sorted(of) for rank, of in held.items()}
 
 
-def _moved_bytes(before: ParameterSharding | None, after: ParameterSharding | None) -> int:
-    """Bytes that ranks hold after and not before, if both plans have the table."""
-    if before is None or after is None:
-        return 0
-    had: Mapping[int, Sequence[_Rectangle]] = _held(before)
+def _moved_bytes(before: StoredTable, after: StoredTable) -> int:
+    """Bytes that ranks hold after and not before."""
+    had = _rectangles(before)
     elements = 0
-    for rank, rectangles in _held(after).items():
+    for rank, rectangles in _rectangles(after).items():
         for mine in rectangles:
             elements += _area(mine) - sum(_area(_common(mine, other)) for other in had.get(rank, ()))
     return elements * _ELEMENT_BYTES

@@ -27,7 +27,8 @@ from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan, 
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_traffic import StepBatches, step_traffic
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel
-from tutorec.distributed.simulate.simulation import Simulation, simulate
+from tutorec.distributed.simulate.simulation import simulate
+from tutorec.distributed.simulate.step import Simulation
 from tutorec.distributed.tables import PlacementRules, place_table
 from tutorec.distributed.traffic import Traffic
 from tutorec.modules.embedding_tables import get_embedding_names_by_table

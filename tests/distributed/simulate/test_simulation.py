@@ -30,7 +30,8 @@ from tutorec.distributed.shard_geometry import (
 from tutorec.distributed.shard_traffic import COPIES_SUMS, GRADIENTS, IDS, ROWS, SIZES
 from tutorec.distributed.simulate.ids import PowerLaw
 from tutorec.distributed.simulate.loads import Load
-from tutorec.distributed.simulate.simulation import PHASES, Simulation, simulate
+from tutorec.distributed.simulate.simulation import simulate
+from tutorec.distributed.simulate.step import PHASES, Simulation
 from tutorec.errors import PlannerError
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig

@@ -55,7 +55,9 @@ class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
         else:
             ranks = first_ranks(self._slots.env)
             arriving = self._dist.variable(
-                pooled, elements_out(self._slots, ctx), elements_in(self._slots, self._route, ctx, ranks)
+                pooled,
+                elements_out(self._slots, ctx.batch_size_per_rank_per_feature),
+                elements_in(self._slots, self._route, ctx.batch_size_per_feature_pre_a2a, ranks),
             )
         return self._scaling.apply(arriving, ctx)
 

@@ -64,7 +64,7 @@ class RwPooledEmbeddingDist(PooledEmbeddingDist):
         if ctx.batch_size_per_rank_per_feature is None:
             arriving = self._dist(pooled, ctx.batch_size_per_rank)
         else:
-            arriving = self._dist.variable(pooled, elements_out(self._slots, ctx))
+            arriving = self._dist.variable(pooled, elements_out(self._slots, ctx.batch_size_per_rank_per_feature))
         return self._scaling.apply(arriving, ctx)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -22,9 +21,6 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.grouping import TableGroup, group_tables
 from tutorec.distributed.layout import ColumnPiece
 from tutorec.distributed.tables import PlacedTable, TableShard, shards_on_rank
-
-if TYPE_CHECKING:
-    from tutorec.distributed.sharding.base import EmbeddingShardingContext
 
 
 @dataclass(frozen=True)
@@ -137,24 +133,27 @@ class Route:
         return cls([feature for feature, _ in readers], positions, order, bounds, [t.pooling for _, t in readers])
 
 
-def elements_out(slots: PlacedSlots, ctx: EmbeddingShardingContext) -> list[int]:
-    """Of a variable batch: how many elements of what I look up belong to the samples of each rank."""
-    arrived = ctx.batch_size_per_rank_per_feature
+def elements_out(slots: PlacedSlots, arrived: Sequence[Sequence[int]] | None) -> list[int]:
+    """Of a variable batch: how many elements of what I look up belong to the samples of each rank.
+
+    Args:
+        slots: Who looks up what.
+        arrived: Samples of each of my slots, ``[W][slots]``.
+    """
     assert arrived is not None, "a variable batch says how many samples of each slot have arrived"
     columns = [slot.shard.piece.columns for slot in slots.per_rank[slots.env.rank]]
     return [sum(count * width for count, width in zip(of_rank, columns, strict=True)) for of_rank in arrived]
 
 
-def elements_in(slots: PlacedSlots, route: Route, ctx: EmbeddingShardingContext, ranks: Iterable[int]) -> list[int]:
+def elements_in(slots: PlacedSlots, route: Route, samples: Sequence[int], ranks: Iterable[int]) -> list[int]:
     """Of a variable batch: how many elements each of ``ranks`` looks up for my samples.
 
     Args:
         slots: Who looks up what.
         route: How ids found the slots.
-        ctx: Of the batch.
+        samples: My samples of each feature of the route.
         ranks: Whose slots count.
     """
-    samples = ctx.batch_size_per_feature_pre_a2a
     return [
         sum(samples[place] * slot.shard.piece.columns for place, slot in zip(places, of_rank, strict=True))
         for places, of_rank in ((route.positions[rank], slots.per_rank[rank]) for rank in ranks)

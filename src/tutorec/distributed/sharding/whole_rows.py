@@ -71,7 +71,9 @@ class TwPooledEmbeddingDist(PooledEmbeddingDist):
             return self._dist(pooled, ctx.batch_size_per_rank)
         ranks = range(self._slots.env.world_size)
         return self._dist.variable(
-            pooled, elements_out(self._slots, ctx), elements_in(self._slots, self._route, ctx, ranks)
+            pooled,
+            elements_out(self._slots, ctx.batch_size_per_rank_per_feature),
+            elements_in(self._slots, self._route, ctx.batch_size_per_feature_pre_a2a, ranks),
         )
 
 

@@ -4,7 +4,8 @@ from tutorec._lazy import lazy_package
 from tutorec.distributed.simulate.ids import Observed, PowerLaw, RowShares, Uniform
 from tutorec.distributed.simulate.loads import Load
 from tutorec.distributed.simulate.replicas import SyncSimulation, simulate_sync
-from tutorec.distributed.simulate.simulation import HotRow, Simulation, Straggler, simulate
+from tutorec.distributed.simulate.simulation import simulate
+from tutorec.distributed.simulate.step import HotRow, Simulation, Straggler
 
 __all__ = [
     "HotRow",

@@ -1,0 +1,384 @@
+"""A simulated step: by rank, link and phase; as numbers, as text, as a figure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tutorec.distributed.simulate.exchanges import Exchange
+from tutorec.distributed.simulate.ids import Floats
+from tutorec.distributed.simulate.work import RankWork, SimulatedTable
+from tutorec.distributed.text_table import TextTable, bytes_text, ms_text, ranks_text, several
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PHASES = ("ids", "lookup", "rows", "gradients", "update")
+PARTS = ("memory", "inside hosts", "across hosts", "latency")
+# A grey that reads on white and on a dark page; phases in the order of time, exchanges in hues of their own.
+_INK = "#7a7a7a"
+_COLORS = {"ids": "#3b7cc9", "lookup": "#2b9060", "rows": "#6b7686", "gradients": "#cf6420", "update": "#a3742c"}
+_HOT_ROWS = 5
+
+
+@dataclass(frozen=True)
+class HotRow:
+    """A row that comes often.
+
+    Args:
+        table: Its name.
+        row: Its number.
+        reads: Times that all ranks together ask for it in a step.
+        of_table: The part of the table's ids that these are.
+        ranks: Who holds it: several where columns are cut; all of them where the table is replicated.
+        of_rank: The part of the lookups of the first of these ranks; of a replicated table, of all ranks together.
+    """
+
+    table: str
+    row: int
+    reads: float
+    of_table: float
+    ranks: tuple[int, ...]
+    of_rank: float
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that the others wait for.
+
+    Args:
+        rank: Which.
+        ms: Its own time, without waiting.
+        behind: By how much that is more than the mean, as a part of it.
+        phase: Where it loses most.
+        reason: In words.
+    """
+
+    rank: int
+    ms: float
+    behind: float
+    phase: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """One step of a plan, by rank, link and phase. Arrays have a number for each of W ranks unless they say otherwise.
+
+    Args:
+        world_size: W.
+        local_size: L, ranks per host.
+        tables: As the plan places them.
+        samples: B of each rank, the most of a feature.
+        work: Rows that ranks look up and update.
+        exchanges: What they send.
+        parts: Phase -> part -> ms of each rank: phases in the order of time, parts as in `step_parts`.
+        hot_rows: Rows that come most often, the most frequent first.
+
+    Example:
+        >>> from tutorec.distributed.planner.topology import Topology
+        >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.distributed.simulate import Load, simulate
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> item = EmbeddingBagConfig(8, 4, "item", feature_names=["item"])
+        >>> plan = {"item": table_wise_sharding((8, 4), rank=1, device_type="cpu")}
+        >>> step = simulate(plan, Topology(2, "cpu"), [item], Load(batch_size=3, pooling_factor=2))
+        >>> step.work.lookups.tolist(), step.matrix("output rows").tolist()  # 3 samples of 4 columns, 4 bytes each
+        ([0.0, 12.0], [[0.0, 0.0], [48.0, 0.0]])
+    """
+
+    world_size: int
+    local_size: int
+    tables: Sequence[SimulatedTable]
+    samples: Floats
+    work: RankWork
+    exchanges: Sequence[Exchange]
+    parts: Mapping[str, Mapping[str, Floats]]
+    hot_rows: Sequence[HotRow] = field(default_factory=tuple)
+
+    # --- time
+
+    @cached_property
+    def phases(self) -> dict[str, Floats]:
+        """Phase -> milliseconds of each rank, in the order of time."""
+        return {phase: np.sum(list(parts.values()), axis=0) for phase, parts in self.parts.items()}
+
+    @cached_property
+    def rank_ms(self) -> Floats:
+        """Milliseconds that each rank works and sends, without waiting."""
+        return np.sum(list(self.phases.values()), axis=0)
+
+    @cached_property
+    def step_ms(self) -> float:
+        """Milliseconds of the step, its critical path: of each phase the slowest rank."""
+        return float(sum(times.max() for times in self.phases.values()))
+
+    @cached_property
+    def step_parts(self) -> dict[str, float]:
+        """What the step's milliseconds are spent on, by the slowest rank of each phase.
+
+        ``memory`` (lookups and updates), ``inside hosts`` and ``across hosts`` (exchanges, of which the slower link
+        counts), ``latency``.
+        """
+        found: dict[str, float] = {**dict.fromkeys(PARTS, 0.0)}
+        for phase, parts in self.parts.items():
+            slowest = int(self.phases[phase].argmax())
+            for part, times in parts.items():
+                found[part] += float(times[slowest])
+        return found
+
+    @property
+    def busiest_ms(self) -> float:
+        """Milliseconds of the rank that does most: what a planner minimises. At most `step_ms`."""
+        return float(self.rank_ms.max())
+
+    def stragglers(self, behind: float = 0.1) -> list[Straggler]:
+        """Ranks whose own time is more than so much above the mean, the slowest first.
+
+        Args:
+            behind: 0.1 is a tenth.
+
+        Raises:
+            ValueError: It is negative.
+        """
+        if behind < 0:
+            raise ValueError(f"stragglers(behind={behind}): give a part of the mean from 0, e.g. 0.1")
+        mean = float(self.rank_ms.mean())
+        slow = [
+            rank
+            for rank in np.argsort(-self.rank_ms, kind="stable").tolist()
+            if self.rank_ms[rank] > mean * (1 + behind)
+        ]
+        return [self._straggler(rank, mean) for rank in slow]
+
+    def _straggler(self, rank: int, mean: float) -> Straggler:
+        loses = {phase: float(times[rank] - times.mean()) for phase, times in self.phases.items()}
+        phase = max(loses, key=loses.__getitem__)
+        lookups = self.work.lookups
+        reason = f"{loses[phase]:.3g} ms more than the mean for {phase}"
+        if lookups[rank] > lookups.mean():
+            reason += f"; {lookups[rank] / lookups.mean():.2f} times the mean of rows looked up"
+        hot = [
+            each
+            for each in self.hot_rows
+            if rank in each.ranks and each.of_rank > 0.1 and len(each.ranks) < self.world_size
+        ]
+        if hot:
+            reason += f", {hot[0].of_rank:.0%} of them row {hot[0].row} of table {hot[0].table!r}"
+        return Straggler(rank, float(self.rank_ms[rank]), float(self.rank_ms[rank]) / mean - 1, phase, reason)
+
+    # --- as text, as HTML, as a figure
+
+    def __str__(self) -> str:
+        return _text(self)
+
+    def _repr_html_(self) -> str:
+        """As the text, with tables as tables."""
+        return _html(self)
+
+    def plot(self) -> Figure:
+        """Milliseconds of each rank by phase, and the bytes on its two links; a matplotlib figure."""
+        return _figure(self)
+
+    # --- bytes; the words are those of `traffic.Traffic`
+
+    def sent(self, stage: str | None = None, *, crossing: bool | None = None) -> Floats:
+        """Bytes that each rank sends.
+
+        Args:
+            stage: Those of one stage; None: of all.
+            crossing: True: those that leave their host; False: those that stay on it; None: both.
+        """
+        return self._by_rank([exchange.sent for exchange in self._of(stage)], crossing)
+
+    def received(self, stage: str | None = None, *, crossing: bool | None = None) -> Floats:
+        """Bytes that each rank gets; arguments as in `sent`."""
+        return self._by_rank([exchange.received for exchange in self._of(stage)], crossing)
+
+    def host_sent(self, stage: str | None = None) -> Floats:
+        """Bytes that leave each host, one number per host."""
+        return self.sent(stage, crossing=True).reshape(-1, self.local_size).sum(axis=1)
+
+    def host_received(self, stage: str | None = None) -> Floats:
+        """Bytes that reach each host from others, one number per host."""
+        return self.received(stage, crossing=True).reshape(-1, self.local_size).sum(axis=1)
+
+    def total(self, stage: str | None = None, *, crossing: bool | None = None) -> float:
+        """Bytes that all ranks send; arguments as in `sent`."""
+        return float(self.sent(stage, crossing=crossing).sum())
+
+    def by_stage(self, *, crossing: bool | None = None) -> dict[str, float]:
+        """Bytes sent in each stage; ``crossing`` as in `sent`."""
+        return {stage: self.total(stage, crossing=crossing) for stage in self.issues()}
+
+    def issues(self) -> dict[str, int]:
+        """How many exchanges each stage has."""
+        found: dict[str, int] = {}
+        for exchange in self.exchanges:
+            found[exchange.stage] = found.get(exchange.stage, 0) + 1
+        return found
+
+    def matrix(self, stage: str | None = None) -> Floats:
+        """Bytes from each rank to each, ``[W, W]``.
+
+        Raises:
+            ValueError: There are more than 512 ranks.
+        """
+        return sum((exchange.matrix() for exchange in self._of(stage)), np.zeros((self.world_size, self.world_size)))
+
+    def _of(self, stage: str | None) -> list[Exchange]:
+        return [exchange for exchange in self.exchanges if stage in (None, exchange.stage)]
+
+    def _by_rank(self, parts: Sequence[Floats], crossing: bool | None) -> Floats:
+        both = sum(parts, np.zeros((2, self.world_size)))
+        return both.sum(axis=0) if crossing is None else both[int(crossing)]
+
+
+def _headline(step: Simulation) -> str:
+    """The step in a sentence."""
+    hosts = step.world_size // step.local_size
+    where = several(step.world_size, "rank") + (f", {hosts:,} hosts of {step.local_size}" if hosts > 1 else "")
+    words = f"a step of {several(len(step.tables), 'table')} on {where} takes {ms_text(step.step_ms)} ms"
+    if step.step_ms > 0:
+        times = {phase: float(ms.max()) for phase, ms in step.phases.items()}
+        phase = max(times, key=times.__getitem__)
+        words += f"; {times[phase] / step.step_ms:.0%} of it is {phase}"
+    return words
+
+
+def _text(step: Simulation) -> str:
+    """The step as tables: of each rank, of each exchange, the hot rows."""
+    parts = [_headline(step), str(_by_rank(step)), str(_by_stage(step))]
+    if step.hot_rows:
+        parts.append(str(_hot(step)))
+    return "\n\n".join([*parts, _waiting(step)])
+
+
+def _html(step: Simulation) -> str:
+    """As the text, with tables as tables."""
+    tables = [_by_rank(step).html("of each rank"), _by_stage(step).html("exchanges, all ranks together")]
+    tables += [_hot(step).html("rows that come most often")] if step.hot_rows else []
+    return f"<p>{_headline(step)}</p>{''.join(tables)}<p>{_waiting(step)}</p>"
+
+
+def _by_rank(step: Simulation) -> TextTable:
+    count = "{:,.0f}".format
+    lines: list[tuple[str, Floats, Any]] = [
+        ("samples", step.samples, count),
+        ("rows looked up", step.work.lookups, count),
+        ("distinct rows of them", step.work.distinct, count),
+        ("bytes read by lookups", step.work.read_bytes, bytes_text),
+        ("bytes sent inside the host", step.sent(crossing=False), bytes_text),
+        ("bytes got inside the host", step.received(crossing=False), bytes_text),
+    ]
+    if step.world_size > step.local_size:
+        lines += [
+            ("bytes sent to other hosts", step.sent(crossing=True), bytes_text),
+            ("bytes got from other hosts", step.received(crossing=True), bytes_text),
+            ("bytes that leave a host", step.host_sent(), bytes_text),
+        ]
+    lines += [(f"ms, {phase}", times, ms_text) for phase, times in step.phases.items()]
+    lines.append(("ms, all of them", step.rank_ms, ms_text))
+    rows = []
+    for what, values, text in lines:
+        mean, most = float(values.mean()), float(values.max())
+        who = "host" if len(values) < step.world_size else "rank"
+        where = f"{who} {int(values.argmax())}" if most > mean * 1.0001 else "all alike"
+        rows.append([what, text(mean), text(most), where, f"{most / mean:.2f}" if mean else "-"])
+    return TextTable(["of each rank", "mean", "most", "where", "most / mean"], rows, right=[1, 2, 4])
+
+
+def _by_stage(step: Simulation) -> TextTable:
+    rows = [
+        [
+            stage,
+            str(issued),
+            bytes_text(step.total(stage, crossing=False)),
+            bytes_text(step.total(stage, crossing=True)),
+        ]
+        for stage, issued in step.issues().items()
+    ]
+    rows.append(
+        [
+            "all",
+            str(len(step.exchanges)),
+            bytes_text(step.total(crossing=False)),
+            bytes_text(step.total(crossing=True)),
+        ]
+    )
+    return TextTable(["exchange", "issued", "inside hosts", "across"], rows, right=[1, 2, 3])
+
+
+def _hot(step: Simulation) -> TextTable:
+    rows = []
+    for hot in step.hot_rows[:_HOT_ROWS]:
+        where = "every rank" if len(hot.ranks) == step.world_size else ranks_text(hot.ranks)
+        rows.append(
+            [hot.table, f"{hot.row:,}", f"{hot.reads:,.0f}", f"{hot.of_table:.1%}", where, f"{hot.of_rank:.1%}"]
+        )
+    head = ["hot row of", "row", "ids a step", "of its table", "on rank", "of its lookups"]
+    return TextTable(head, rows, right=[1, 2, 3, 5])
+
+
+def _waiting(step: Simulation) -> str:
+    """How much of the ranks' time is waiting, and for whom."""
+    if step.step_ms == 0:
+        return "nothing is looked up and nothing is sent"
+    idle = 1 - float(step.rank_ms.mean()) / step.step_ms
+    spent = sorted(step.step_parts.items(), key=lambda part: -part[1])
+    text = "the step is " + ", ".join(f"{ms / step.step_ms:.0%} {part}" for part, ms in spent if ms > 0)
+    text += f"; ranks wait {idle:.0%} of the step for the slowest"
+    slow = step.stragglers()
+    if slow:
+        text += f"; {several(len(slow), 'rank')} more than a tenth behind: rank {slow[0].rank}, {slow[0].reason}"
+    return text
+
+
+def _figure(step: Simulation) -> Figure:
+    """Milliseconds of each rank by phase, and the bytes on its two links."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    look: dict[Any, Any] = {f"{part}.facecolor": "none" for part in ("figure", "axes", "savefig")}
+    look |= {key: _INK for key in "text.color axes.labelcolor axes.edgecolor xtick.color ytick.color".split()}
+    look |= {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "font.size": 11.0}
+    with matplotlib.rc_context(look):
+        drawn = Figure(figsize=(7.0, 5.0), layout="constrained")
+        FigureCanvasAgg(drawn)
+        above, below = drawn.subplots(2, 1, sharex=True)
+        _stack(above, step.phases, _COLORS)
+        above.set_ylabel("ms")
+        unit, name = _unit(max(float(step.sent().max()), float(step.received().max())))
+        links = {
+            "sent inside the host": step.sent(crossing=False) / unit,
+            "sent to other hosts": step.sent(crossing=True) / unit,
+        }
+        _stack(below, links, {"sent inside the host": "#1f8c9c", "sent to other hosts": "#c34f88"})
+        below.set_ylabel(name)
+        below.set_xlabel("rank")
+        drawn.suptitle("\n".join(textwrap.wrap(_headline(step), 85)), x=0.012, ha="left", fontsize=11)
+    return drawn
+
+
+def _stack(axes: Any, parts: Mapping[str, Floats], colors: Mapping[str, str]) -> None:
+    """Parts of each rank on top of one another: steps, which are one shape however many ranks there are."""
+    base = np.zeros(len(next(iter(parts.values()))))
+    edges = np.arange(len(base) + 1) - 0.5
+    for label, values in parts.items():
+        axes.stairs(base + values, edges, baseline=base, fill=True, color=colors[label], label=label)
+        base = base + values
+    axes.set_xlim(edges[0], edges[-1])
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _unit(most: float) -> tuple[float, str]:
+    """What one tick of an axis of bytes stands for."""
+    steps = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
+    return next((step for step in steps if most >= step[0]), (1.0, "bytes"))
