@@ -6,6 +6,7 @@ A figure's title is a claim filled from its own data; `chart.claim` and `chart.f
 from tutorec.teach.canvas import ACCENT, INK, RANK_COLORS, Chart, Picture, rank_color, show, style
 from tutorec.teach.charts import bars, curves, histogram, rank_frequency, timeline, traffic
 from tutorec.teach.cuts import cuts
+from tutorec.teach.diagram import Diagram
 from tutorec.teach.gantt import Gantt, gantt
 from tutorec.teach.hosts import hosts
 from tutorec.teach.lines import lines
@@ -13,6 +14,7 @@ from tutorec.teach.maps import STATIONS, here, jagged, life
 from tutorec.teach.parts import parts
 from tutorec.teach.roofline import roofline
 from tutorec.teach.stored import stored
+from tutorec.teach.swim_lanes import swim_lanes
 from tutorec.teach.tiers import CachedBatch, tiers
 from tutorec.teach.tradeoff import tradeoff
 
@@ -23,6 +25,7 @@ __all__ = [
     "STATIONS",
     "CachedBatch",
     "Chart",
+    "Diagram",
     "Gantt",
     "Picture",
     "bars",
@@ -42,6 +45,7 @@ __all__ = [
     "show",
     "stored",
     "style",
+    "swim_lanes",
     "tiers",
     "timeline",
     "tradeoff",

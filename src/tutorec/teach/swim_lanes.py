@@ -1,0 +1,103 @@
+"""One batch of a table-wise collection on two ranks: ids out, pooled rows back, gradients to the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tutorec.teach.canvas import Chart
+from tutorec.teach.diagram import Diagram, Node
+
+__all__ = ["swim_lanes"]
+
+_LANES, _RIGHT, _CELL = (13, 47), 17, 2.5
+
+
+def swim_lanes(
+    batches: Sequence[Any],
+    holder: Mapping[str, int],
+    dim: int,
+    sent: Mapping[str, Sequence[int]],
+    *,
+    mark: int,
+    claim: str,
+) -> Chart:
+    """The path of one batch on two ranks: through forward, and through backward where its bytes are given.
+
+    Args:
+        batches: KeyedJaggedTensor of each rank, with the same features and B samples each.
+        holder: Feature -> the rank that holds its table; one feature for each rank.
+        dim: Columns of each table.
+        sent: Counted bytes that each rank sends to the other: "ids", "rows" and, for backward, "gradients".
+        mark: An id whose cells get a thick frame.
+        claim: The title; ``{ids}``, ``{rows}`` and ``{gradients}`` are the bytes of both ranks.
+    """
+    feature = {rank: key for key, rank in holder.items()}
+    lists = [
+        {key: [ids.tolist() for ids in jagged.to_dense()] for key, jagged in batch.to_dict().items()}
+        for batch in batches
+    ]
+    of_table = [lists[0][feature[r]] + lists[1][feature[r]] for r in (0, 1)]
+    samples = batches[0].stride()
+    stages = [("batch", 2.5), ("input_dist", 5.7), ("lookup", 9.9), ("output_dist", 14.4), ("backward", 20.2)]
+    backward = "gradients" in sent
+    diagram = Diagram(lines=25 if backward else 19)
+    for stage, y in stages if backward else stages[:-1]:
+        diagram.text(0, y, stage, bold=True)
+
+    def arrows(
+        name: str, rank: int, starts: Sequence[Node], ends: Sequence[tuple[float, float]], colors: Sequence[int]
+    ) -> None:
+        for r in (0, 1):
+            text = f"{sent[name][rank]:,} B" if r != rank else ""
+            diagram.arrow(starts[r].bottom, ends[r], text, rank=colors[r], right=rank == 0)
+
+    every = [
+        _bags(diagram, x, 7.9, of_table[r], r, mark, f"{feature[r]} ids of {2 * samples} samples")
+        for r, x in enumerate(_LANES)
+    ]
+    output = [[_pooled(diagram, x, 17.4, half, samples, half, feature[half]) for half in (0, 1)] for x in _LANES]
+    for rank, x in enumerate(_LANES):
+        diagram.text(x, 0.4, f"rank {rank}: holds {feature[rank]}_table", bold=True)
+        mine = [
+            _bags(diagram, x + _RIGHT * r, 1.9, lists[rank][feature[r]], r, mark, f"{feature[r]} ids") for r in (0, 1)
+        ]
+        pooled = [
+            _pooled(diagram, x, 12, half, samples, rank, f"[{samples}, {dim}] for rank {half}") for half in (0, 1)
+        ]
+        arrows("ids", rank, mine, [_from_rank(node, rank) for node in every], (0, 1))
+        diagram.arrow(every[rank].bottom, (every[rank].bottom[0], 10.9), "read rows, add them up", rank=rank)
+        arrows("rows", rank, pooled, [_above_title(output[half][rank]) for half in (0, 1)], (rank, rank))
+        if backward:
+            touched = ", ".join(str(one) for one in sorted({one for bag in of_table[rank] for one in bag}))
+            diagram.box(x, 22.2, f"update rows {touched}\nof {feature[rank]}_table", rank=rank, width=26, lines=2.4)
+            arrows("gradients", rank, output[rank], [(left + 26 * (0.2, 0.8)[rank], 22.2) for left in _LANES], (0, 1))
+    return diagram.chart(claim, **{name: sum(counts) for name, counts in sent.items()})
+
+
+def _bags(
+    diagram: Diagram, x: float, y: float, bags: Sequence[Sequence[int]], rank: int, mark: int, title: str
+) -> Node:
+    """The lists of a feature, a gap between samples; an empty list is an empty cell."""
+    diagram.text(x, y - 0.6, title)
+    start = x
+    for bag in bags:
+        marked = [position for position, one in enumerate(bag) if one == mark]
+        node = diagram.strip(start, y, bag or [" "], rank=rank if bag else None, marked=marked, cell=_CELL)
+        start += node.width + 0.8
+    return Node(x, y, start - 0.8 - x, 1.2)
+
+
+def _pooled(diagram: Diagram, x: float, y: float, half: int, samples: int, rank: int, title: str) -> Node:
+    """The pooled rows of one rank's samples, one cell each, in the left or the right half of a lane."""
+    cells = [f"bag {i}" for i in range(samples)]
+    return diagram.strip(x + (_RIGHT - 3) * half, y, cells, rank=rank, title=title, cell=6)
+
+
+def _from_rank(node: Node, rank: int) -> tuple[float, float]:
+    """Where ids of a rank arrive: over the left part of the lists for rank 0, over the right part for rank 1."""
+    return node.x + node.width * (0.2, 0.8)[rank], node.y - 1.2
+
+
+def _above_title(node: Node) -> tuple[float, float]:
+    return node.top[0], node.y - 1.2

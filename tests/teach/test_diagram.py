@@ -1,0 +1,63 @@
+"""Diagrams show what the objects hold that they are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tutorec.sparse.lists import kjt_from_lists
+from tutorec.teach import draw
+from tutorec.teach.canvas import RANK_COLORS
+
+BATCHES = [
+    kjt_from_lists({"user": [[2], []], "product": [[7], [7, 2]]}),
+    kjt_from_lists({"user": [[2, 3], [4, 1]], "product": [[1, 2, 1], [5]]}),
+]
+FORWARD = {"ids": [20, 24], "rows": [512, 512]}
+
+
+def texts(chart: draw.Chart) -> list[str]:
+    return [text.get_text() for axes in chart.figure.axes for text in axes.texts]
+
+
+def lanes(**sent: list[int]) -> draw.Chart:
+    return draw.swim_lanes(
+        BATCHES, {"user": 0, "product": 1}, 64, FORWARD | sent, mark=7, claim="{ids} B of ids, {rows} B of rows"
+    )
+
+
+def test_a_strip_has_a_cell_for_each_value_in_the_colour_of_its_rank():
+    from matplotlib.colors import to_hex
+
+    diagram = draw.Diagram(lines=4)
+    node = diagram.strip(2, 1, [7, 2, " "], rank=[0, 1, None], marked=[0], title="ids")
+    (axes,) = diagram.chart("three cells").figure.axes
+    assert [to_hex(cell.get_facecolor(), keep_alpha=True) for cell in axes.patches] == [
+        *(f"{color}ff" for color in RANK_COLORS[:2]),
+        "#00000000",
+    ]
+    assert [cell.get_linewidth() for cell in axes.patches] == [2.5, 0.7, 0.7]
+    assert (node.left, node.right, node.top[0]) == ((2, 1.6), (11, 1.6), 6.5)
+
+
+def test_swim_lanes_write_the_ids_of_both_ranks_twice_and_the_bytes_that_cross():
+    chart = lanes()
+    assert chart.claim == "44 B of ids, 1024 B of rows"
+    written: Any = texts(chart)
+    ids = [text for text in written if text.isdigit()]
+    assert sorted(ids) == sorted(2 * ["2", "7", "7", "2", "2", "3", "4", "1", "1", "2", "1", "5"])
+    assert [written.count(text) for text in ("20 B", "24 B", "512 B")] == [1, 1, 2]
+    assert "backward" not in written
+
+
+def test_swim_lanes_end_with_the_rows_that_backward_updates():
+    written = texts(lanes(gradients=[512, 512]))
+    assert "update rows 1, 2, 3, 4\nof user_table" in written
+    assert "update rows 1, 2, 5, 7\nof product_table" in written
+    assert written.count("512 B") == 4
+
+
+@pytest.mark.parametrize("text", ["rows", "rows\nof a table"])
+def test_a_box_is_as_wide_as_its_longest_line(text):
+    assert draw.Diagram(lines=4).box(0, 1, text).width == len(max(text.split("\n"), key=len)) + 2
