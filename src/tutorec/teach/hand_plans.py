@@ -14,7 +14,7 @@ import torch
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.planned import PlannedSharding
+from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.problem import fixed_time
 from tutorec.distributed.planner.topology import Topology

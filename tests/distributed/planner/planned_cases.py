@@ -10,13 +10,12 @@ import torch
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.planner.bounds import lower_bound
-from tutorec.distributed.planner.changes import Change, found_plan
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
-from tutorec.distributed.planner.inputs import PlanInputs
+from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.distributed.planner.placing import place_options, to_sharding_plan
-from tutorec.distributed.planner.planned import PlannedSharding
-from tutorec.distributed.planner.report import PlanReport
+from tutorec.distributed.planner.report import PlanInputs, PlanReport
+from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from tutorec.distributed.planner.topology import Topology
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -43,12 +42,12 @@ def inputs_of(
     sharders: list[Any] = [EmbeddingBagCollectionSharder()]
     constraints = dict(constraints or {})
 
-    def remake(change: Change) -> PlanInputs:
+    def remake(**changes: Any) -> PlanInputs:
         return inputs_of(
             tables,
-            change.topology or topology,
-            batch_size=change.batch_size or batch_size,
-            constraints={**constraints, **(change.constraints or {})},
+            changes.get("topology", topology),
+            batch_size=changes.get("batch_size", batch_size),
+            constraints={**constraints, **changes.get("constraints", {})},
             percentage=percentage,
         )
 
@@ -63,7 +62,7 @@ def inputs_of(
 def planned(inputs: PlanInputs, seconds: float = 0.0) -> PlannedSharding:
     """The plan that the search finds for them."""
     problem = inputs.problem
-    placement = found_plan(problem)
+    placement = search(problem)
     assert placement is not None, "the case is meant to fit"
     report = PlanReport(inputs, placement, lower_bound(problem), seconds, "local search")
     return PlannedSharding(to_sharding_plan(place_options(problem, placement), inputs.topology).plan, report)

@@ -14,7 +14,7 @@ from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner import EmbeddingShardingPlanner, Topology
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.planned import PlannedSharding
+from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.distributed.planner.problem import broken_rules, rank_memory
 from tutorec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from tutorec.errors import PlannerError

@@ -190,12 +190,6 @@ def test_model_that_is_no_collection_has_an_empty_plan():
     assert EmbeddingShardingPlanner(Topology(2, "cpu")).plan(torch.nn.Linear(1, 1)).plan == {}
 
 
-def test_explain_takes_any_kind_of_name():
-    plan = EmbeddingShardingPlanner(Topology(2, "cpu")).plan(bags((8, 4)))
-    with pytest.raises(KeyError, match="the plan has no table '3'"):
-        plan.explain(3)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_memory_that_is_offered_is_enough_however_much_is_missing(ranks):
     # 1 MB where 300 MB are needed: no change was offered.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import pytest
 from distributed.planner.planned_cases import GIB, inputs_of
 
-from tutorec.distributed.planner.changes import Change, found_plan, with_capacity
+from tutorec.distributed.planner import remedies
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.inputs import PlanInputs
-from tutorec.distributed.planner.remedies import why_infeasible
-from tutorec.distributed.planner.shortage import find_shortage
+from tutorec.distributed.planner.remedies import find_shortage, why_infeasible
+from tutorec.distributed.planner.report import PlanInputs
+from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.topology import Topology
 from tutorec.errors import PlannerErrorType
 
@@ -21,20 +21,14 @@ BIG = {"item": (100_000_000, 64)}
 TWO = Topology(2, "cuda", hbm_cap=16 * GIB)
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch):
-    """Remedies are looked for to the end, however slow the machine is."""
-    monkeypatch.setattr("tutorec.distributed.planner.remedy_search.PATIENCE", math.inf)
-
-
 def message(inputs: PlanInputs) -> str:
-    assert found_plan(inputs.problem) is None
+    assert search(inputs.problem) is None
     return str(why_infeasible(inputs))
 
 
-def fits(inputs: PlanInputs, change: Change) -> bool:
-    remade = inputs.remade(change)
-    return remade is not None and found_plan(remade.problem) is not None
+def fits(inputs: PlanInputs, **change: Any) -> bool:
+    remade = inputs.remade(**change)
+    return remade is not None and search(remade.problem) is not None
 
 
 def constraint_of(text: str) -> tuple[str, list[str]]:
@@ -64,14 +58,14 @@ def test_table_that_is_too_large_is_told_with_its_contents():
     kind, tables = constraint_of(text)
     assert (kind, tables) == ("row_wise", ["item"])
     assert "11.9 GiB of 'item' on a rank" in text
-    assert fits(inputs, Change({"item": ParameterConstraints(sharding_types=[kind])}))
+    assert fits(inputs, constraints={"item": ParameterConstraints(sharding_types=[kind])})
 
 
 def test_offered_memory_is_enough_and_not_much_too_much():
     inputs = inputs_of(BIG, TWO, constraints={"item": ParameterConstraints(sharding_types=["table_wise"])})
     offered = memory_of(message(inputs))
-    assert fits(inputs, Change(topology=Topology(2, "cuda", hbm_cap=offered)))
-    assert not fits(inputs, Change(topology=Topology(2, "cuda", hbm_cap=int(offered * 0.93))))
+    assert fits(inputs, topology=Topology(2, "cuda", hbm_cap=offered))
+    assert not fits(inputs, topology=Topology(2, "cuda", hbm_cap=int(offered * 0.93)))
 
 
 def test_smaller_reservation_is_offered_where_it_is_enough():
@@ -83,7 +77,7 @@ def test_smaller_reservation_is_offered_where_it_is_enough():
     assert found, text
     keep = int(found[1])
     capacity = np.array([[25 * GIB - keep, inputs.problem.capacity[0, 1]]])
-    assert found_plan(with_capacity(inputs.problem, capacity)) is not None
+    assert search(replace(inputs.problem, capacity=capacity)) is not None
     assert 0 < keep < 2 * GIB
 
 
@@ -99,7 +93,7 @@ def test_more_ranks_are_offered_where_they_are_enough():
     assert found, text
     world, local = int(found[1]), int(found[2])
     assert world == 4
-    assert fits(inputs, Change(topology=Topology(world, "cuda", hbm_cap=16 * GIB, local_world_size=local)))
+    assert fits(inputs, topology=Topology(world, "cuda", hbm_cap=16 * GIB, local_world_size=local))
 
 
 def test_smaller_batch_is_offered_where_buffers_are_too_large():
@@ -107,11 +101,11 @@ def test_smaller_batch_is_offered_where_buffers_are_too_large():
     text = message(inputs)
     found = re.search(r"batch_size=(\d+) instead of 65536", text)
     assert found, text
-    assert fits(inputs, Change(batch_size=int(found[1])))
-    assert not fits(inputs, Change(batch_size=int(found[1]) * 8))
+    assert fits(inputs, batch_size=int(found[1]))
+    assert not fits(inputs, batch_size=int(found[1]) * 8)
 
 
-def test_constraints_of_as_few_tables_as_do_are_loosened():
+def test_constraints_of_tables_that_do_not_fit_together_are_loosened():
     names = [f"t{number}" for number in range(6)]
     replicated = ParameterConstraints(sharding_types=["data_parallel"])
     inputs = inputs_of(
@@ -121,10 +115,18 @@ def test_constraints_of_as_few_tables_as_do_are_loosened():
     )
     text = message(inputs)
     kind, tables = constraint_of(text)
-    wanted = ParameterConstraints(sharding_types=[kind])
-    assert len(tables) < len(names)
-    assert fits(inputs, Change(dict.fromkeys(tables, wanted)))
-    assert not fits(inputs, Change(dict.fromkeys(tables[:-1], wanted)))
+    assert tables == names[:3]
+    assert "and 3 others" in text
+    assert fits(inputs, constraints=dict.fromkeys(names, ParameterConstraints(sharding_types=[kind])))
+
+
+def test_at_most_three_remedies_take_one_search_each(monkeypatch):
+    searched = []
+    monkeypatch.setattr(remedies, "search", lambda problem: (searched.append(problem), search(problem))[1])
+    wanted = {"item": ParameterConstraints(sharding_types=["table_wise"])}
+    lines = str(why_infeasible(inputs_of(BIG, TWO, constraints=wanted, percentage=0.05))).splitlines()
+    assert len(lines) <= 5
+    assert len(searched) <= 5
 
 
 def test_pins_that_overfill_a_rank_are_named():
@@ -142,18 +144,18 @@ def test_host_memory_is_what_counts_on_the_cpu():
     inputs = inputs_of(BIG, Topology(1, "cpu", ddr_cap=8 * GIB))
     text = message(inputs)
     assert "of DDR on one rank" in text
-    assert fits(inputs, Change(topology=Topology(1, "cpu", ddr_cap=memory_of(text, "ddr_cap"))))
+    assert fits(inputs, topology=Topology(1, "cpu", ddr_cap=memory_of(text, "ddr_cap")))
 
 
 def test_offered_memory_of_small_machines_is_in_small_units():
     inputs = inputs_of({"item": (1000, 16)}, Topology(1, "cpu", ddr_cap=60_000), batch_size=4)
     offered = memory_of(message(inputs), "ddr_cap")
-    assert 60_000 < offered < 80_000
-    assert fits(inputs, Change(topology=Topology(1, "cpu", ddr_cap=offered)))
+    assert 60_000 < offered < 90_000
+    assert fits(inputs, topology=Topology(1, "cpu", ddr_cap=offered))
 
 
 def test_proposals_that_all_failed_are_told_apart_from_no_room():
-    error = why_infeasible(inputs_of({"item": (100, 64)}, TWO))
+    error = why_infeasible(inputs_of({"item": (100, 64)}, TWO), proposed=True)
     assert error.error_type is PlannerErrorType.PARTITION
     assert "leave proposer, partitioner and performance_model out" in str(error)
 
@@ -170,5 +172,5 @@ def test_shortage_is_that_of_the_least_demanding_option():
     inputs = inputs_of(BIG, Topology(1, "cuda", hbm_cap=16 * GIB))
     short = find_shortage(inputs.problem)
     needed = min(int(choice.memory[:, 0].max()) for choice in inputs.problem.choices[0])
-    assert (short.kind, short.needed, short.room, short.alone) == (0, needed, 16 * GIB, (0,))
+    assert (short.kind, short.needed, short.room, short.tables, short.ranks) == (0, needed, 16 * GIB, (0,), ())
     assert needed > 100_000_000 * 64 * 4

@@ -1,72 +1,10 @@
-"""What a plan would be if something were different.
-
-An explanation says "with 2,048 samples the table would be row-wise" only after that was planned. For what changes the
-numbers themselves the planner lends it a function from a `Change` to new inputs.
-"""
+"""Where the shards of one more table can go, the other tables staying where they are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
-from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.problem import Choice, Placement, PlanningProblem, Spread, rank_memory, rank_time
-
-if TYPE_CHECKING:
-    from tutorec.distributed.planner.topology import Topology
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change to what a plan is made from; what is None stays as it is.
-
-    Args:
-        constraints: For these tables, in place of theirs.
-        topology: In place of the machines.
-        batch_size: B of a rank.
-
-    Example:
-        >>> Change(batch_size=1024).topology is None
-        True
-    """
-
-    constraints: Mapping[str, ParameterConstraints] | None = None
-    topology: Topology | None = None
-    batch_size: int | None = None
-
-
-def with_capacity(problem: PlanningProblem, capacity: Any) -> PlanningProblem:
-    """The same tables with other room, ``[W, 2]`` bytes of HBM and DDR.
-
-    Example:
-        >>> empty = PlanningProblem(1, 1, np.array([[0, 8]]), ())
-        >>> with_capacity(empty, [[0, 16]]).capacity.tolist()
-        [[0, 16]]
-    """
-    return replace(problem, capacity=np.asarray(capacity, dtype=np.int64))
-
-
-def with_only(problem: PlanningProblem, table: int, choice: int) -> PlanningProblem:
-    """The same tables, one of which has this one of its choices left.
-
-    Args:
-        problem: All choices.
-        table: Its number.
-        choice: The number among its choices.
-    """
-    choices = list(problem.choices)
-    choices[table] = (choices[table][choice],)
-    return replace(problem, choices=tuple(choices))
-
-
-def found_plan(problem: PlanningProblem) -> Placement | None:
-    """What the planner's search finds, if anything fits."""
-    from tutorec.distributed.planner.search import search
-
-    return search(problem)
 
 
 def with_choice(problem: PlanningProblem, placement: Placement, table: int, choice: int) -> Placement | None:
@@ -112,7 +50,7 @@ def fits_alone(problem: PlanningProblem, choice: Choice) -> bool:
         return True
     if choice.spread not in (Spread.ANY, Spread.HOST) or (choice.memory == choice.memory[:1]).all():
         return False
-    # Pieces of different sizes may need a cleverer hand; a piece that fits nowhere is beyond any.
+    # The greedy order may fail with shards of different sizes; a shard that fits nowhere rules the choice out.
     allowed = problem.capacity if choice.allowed is None else problem.capacity[choice.allowed]
     return all(bool((piece <= allowed).all(axis=1).any()) for piece in choice.memory)
 

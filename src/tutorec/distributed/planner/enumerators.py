@@ -10,7 +10,7 @@ Corresponds to TorchRec's ``torchrec.distributed.planner.enumerators``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -35,7 +35,6 @@ from tutorec.distributed.planner.model_tables import ModelTable, check_model, mo
 from tutorec.distributed.planner.option_checks import check_options
 from tutorec.distributed.planner.options import PartitionByType, Pieces, ShardingOption
 from tutorec.distributed.planner.options import Shard as Shard
-from tutorec.distributed.planner.refusals import Refusal
 from tutorec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from tutorec.distributed.planner.table_facts import CachedRows
 from tutorec.distributed.planner.topology import Topology
@@ -68,6 +67,33 @@ _PARTITION_BY = {
     ShardingType.DATA_PARALLEL: PartitionByType.UNIFORM,
     ShardingType.GRID_SHARD: PartitionByType.MULTI_HOST,
 }
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One way to shard one table that is not an option.
+
+    Args:
+        path: Of the table's collection in the model.
+        table: Its name.
+        sharding_type: `ShardingType` value.
+        compute_kernel: `EmbeddingComputeKernel` value; ``""`` where the type itself is refused.
+        reason: Why, as the end of a sentence: "the table may only be row_wise".
+
+    Example:
+        >>> print(Refusal("", "item", "grid_shard", "", "it is taken only where it is asked for"))
+        item: grid_shard: it is taken only where it is asked for
+    """
+
+    path: str
+    table: str
+    sharding_type: str
+    compute_kernel: str
+    reason: str
+
+    def __str__(self) -> str:
+        kernel = f" with {self.compute_kernel}" if self.compute_kernel else ""
+        return f"{self.table}: {self.sharding_type}{kernel}: {self.reason}"
 
 
 class EmbeddingEnumerator(Enumerator):

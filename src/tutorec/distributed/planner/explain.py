@@ -1,223 +1,421 @@
-"""Why a plan is as it is: what the step costs on each rank, which table causes it, and how far it is from the best.
+"""Why a plan is as it is: what the step costs on each rank and why each table is sharded as it is.
 
-Of one table tells `table_story`.
+Everything here is read from the report of the planner. What a table would cost otherwise is computed with all other
+tables where they are; nothing is searched again.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
 
 import numpy as np
 
+from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
 from tutorec.distributed.planner.changes import with_choice
-from tutorec.distributed.planner.explanation import WIDTH, Explanation, Facts
-from tutorec.distributed.planner.problem import Choice, PlanningProblem, cost, fixed_time
-from tutorec.distributed.planner.report import MEMORIES, PlanReport, names_of, type_of
+from tutorec.distributed.planner.charts import plan_figure
+from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
+from tutorec.distributed.planner.problem import Choice, Ints, Spread, cost, fixed_time
+from tutorec.distributed.planner.report import MEMORIES, PlanReport, find_table, names_of, option_perf, type_of
 from tutorec.distributed.text_table import TextTable, bytes_text, ms_text, ranks_text, several
+from tutorec.errors import PlannerError
 
-# Of more ranks or tables the ends are shown.
+WIDTH = 100
+# Of more ranks or tables only so many are shown.
 _RANKS_SHOWN, _TABLES_SHOWN = 16, 24
 _BAR = 12
+_STEP_NOTE = (
+    "step: milliseconds of the whole step if the table had to be sharded so and the other tables stayed where they are."
+)
+_PERF_NAMES = {
+    "fwd_compute": "lookup",
+    "fwd_comms": "rows home",
+    "bwd_compute": "update",
+    "bwd_comms": "gradients back",
+    "input_dist_comms": "ids",
+    "prefetch_compute": "prefetch",
+}
 
 
-def plan_story(report: PlanReport) -> Explanation:
-    """The whole plan in words and two tables.
+@dataclass(frozen=True)
+class Facts:
+    """Lines that begin with a key.
 
     Args:
-        report: Of the planner.
+        lines: ``(key, sentence)``.
+        title: The line above them.
+
+    Example:
+        >>> print(Facts([("step", "0.8 ms"), ("memory", "1.0 GiB")]))
+        step    0.8 ms
+        memory  1.0 GiB
     """
+
+    lines: Sequence[tuple[str, str]]
+    title: str = ""
+
+    def __str__(self) -> str:
+        width = max((len(key) for key, _ in self.lines), default=0)
+        texts = [self.title] if self.title else []
+        for key, sentence in self.lines:
+            head = ("  " if self.title else "") + (key.ljust(width) + "  " if width else "")
+            texts.append(_wrapped(sentence, initial_indent=head, subsequent_indent=" " * len(head)))
+        return "\n".join(texts)
+
+    def html(self) -> str:
+        """The lines as a table without a head."""
+        cell = "<td style='text-align:left;vertical-align:top'>{}</td>"
+        rows = "".join(f"<tr>{''.join(cell.format(escape(text)) for text in line)}</tr>" for line in self.lines)
+        title = f"<p><b>{escape(self.title)}</b></p>" if self.title else ""
+        return f"{title}<table><tbody>{rows}</tbody></table>"
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """Sentences and tables: printed as text of at most 100 columns, shown by a notebook as HTML.
+
+    Args:
+        blocks: From top to bottom.
+
+    Example:
+        >>> Explanation(["one table", Facts([("step", "0.8 ms")])])
+        one table
+        <BLANKLINE>
+        step  0.8 ms
+    """
+
+    blocks: Sequence[str | Facts | TextTable]
+
+    def __str__(self) -> str:
+        return "\n\n".join(_wrapped(block) if isinstance(block, str) else str(block) for block in self.blocks)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{escape(block)}</p>" if isinstance(block, str) else block.html() for block in self.blocks)
+
+
+def _wrapped(text: str, **indents: Any) -> str:
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False, **indents)
+
+
+@dataclass(eq=False)
+class PlannedSharding(ShardingPlan):
+    """The plan of a planner, with its report; everywhere else a `ShardingPlan` like any other.
+
+    It equals every plan with the same entries. `save` writes the plan without the report.
+
+    Args:
+        report: What the planner computed; None where that has been lost.
+
+    Example:
+        >>> PlannedSharding() == ShardingPlan() and ShardingPlan() == PlannedSharding()
+        True
+    """
+
+    # The page of this class resolves the inherited annotation here.
+    plan: dict[str, EmbeddingModuleShardingPlan] = field(default_factory=dict)
+    report: PlanReport | None = field(default=None, repr=False)
+
+    def explain(self, table: str | None = None) -> Explanation:
+        """Why the plan is as it is, or why one table is sharded as it is; printed, or shown by a notebook.
+
+        Args:
+            table: Its name, or path and name.
+
+        Raises:
+            KeyError: There is no such table.
+            PlannerError: The plan has no report.
+        """
+        return explain_plan(self._reported()) if table is None else explain_table(self._reported(), table)
+
+    def plot(self, claim: str | None = None) -> Any:
+        """Memory and time of each rank as a matplotlib figure.
+
+        Raises:
+            PlannerError: The plan has no report.
+        """
+        return plan_figure(self._reported(), claim)
+
+    def _reported(self) -> PlanReport:
+        if not self.plan:
+            raise PlannerError(
+                "there is nothing to explain: the model has no table that a sharder shards; plan the model that holds "
+                "the collections, with a sharder for each class of them"
+            )
+        if self.report is None:
+            raise PlannerError(
+                "this plan came without the report of its planner, which explains and plots it: ask the plan that "
+                "EmbeddingShardingPlanner.plan returned"
+            )
+        return self.report
+
+    def __eq__(self, other: object) -> bool:
+        return self.plan == other.plan if isinstance(other, ShardingPlan) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return super().__str__()
+
+
+# The whole plan
+
+
+def explain_plan(report: PlanReport) -> Explanation:
+    """Time and memory of each rank, the bound, and each table with its best alternative."""
     problem, topology = report.problem, report.inputs.topology
-    hosts, on_host = problem.world_size // topology.local_world_size, topology.local_world_size
-    machines = f" ({hosts} hosts of {on_host})" if hosts > 1 else ""
-    ranks = several(problem.world_size, f"{topology.compute_device} rank")
+    hosts, local_size = problem.world_size // topology.local_world_size, topology.local_world_size
+    machines = f" ({hosts} hosts of {local_size})" if hosts > 1 else ""
+    tables = several(sum(len(choices[0].options) for choices in problem.choices), "table")
     title = (
-        f"A plan for {several(_count_tables(problem), 'table')} on {ranks}{machines}, with "
+        f"A plan for {tables} on {several(problem.world_size, f'{topology.compute_device} rank')}{machines}, with "
         f"{several(report.inputs.batch_size, 'sample')} on each rank."
     )
     if not problem.choices:
         return Explanation([title])
-    speeds = ("speeds", f"{topology.source}.")
-    facts = Facts([*_step_facts(report), *_limit_facts(report), *_memory_facts(report), *_search_facts(report), speeds])
-    blocks: list[str | Facts | TextTable] = [title, facts, _ranks_table(report)]
-    hidden = _hidden_ranks(report)
-    if hidden:
-        blocks.append(hidden)
-    blocks.append(_tables_table(report))
-    return Explanation([*blocks, _tables_note(report)])
+    facts = [*_step_facts(report), *_memory_facts(report), _search_fact(report), ("speeds", f"{topology.source}.")]
+    return Explanation([title, Facts(facts), *_ranks_blocks(report), *_tables_blocks(report)])
 
 
-def _count_tables(problem: PlanningProblem) -> int:
-    return sum(len(choices[0].options) for choices in problem.choices)
-
-
-def _step_facts(report: PlanReport) -> list[tuple[str, str]]:
-    times = report.rank_parts.sum(axis=1)
-    slowest, shared = int(times.argmax()), fixed_time(report.problem, report.placement)
-    groups = {group for choice in report.taken for group in choice.groups}
-    latency = (
-        f" and {ms_text(shared)} ms for the exchanges of {several(len(groups), 'sharding type')}, however little they "
-        "carry"
-        if shared
-        else ""
-    )
-    step = (
+def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
+    times, fixed = report.rank_parts.sum(axis=1), fixed_time(report.problem, report.placement)
+    slowest = int(times.argmax())
+    groups = several(len({group for choice in report.taken for group in choice.groups}), "sharding type")
+    latency = f" and {ms_text(fixed)} ms for the exchanges of {groups}, however little they carry" if fixed else ""
+    text = (
         f"{ms_text(report.cost)} ms expected: {ms_text(times[slowest])} ms on rank {slowest}, which has the most to do,"
         f"{latency}. The mean of all ranks is {ms_text(times.mean())} ms."
     )
-    lines = [("step", step)]
+    yield "step", text
     if report.bound is not None and report.bound.ms > 0:
         over = max(report.cost / report.bound.ms - 1, 0.0)
-        near = "this one is among the best" if over < 5e-4 else f"this one is at most {over:.1%} above the best"
-        lines.append(
-            ("bound", f"no plan takes less than {ms_text(report.bound.ms)} ms ({report.bound.reason}): {near}.")
+        near = "among the best" if over < 5e-4 else f"at most {over:.1%} above the best"
+        yield (
+            "bound",
+            f"no plan takes less than {ms_text(report.bound.ms)} ms ({report.bound.reason}): this one is {near}.",
         )
     if report.gap is not None:
-        lines.append(("gap", f"the solver leaves {report.gap:.2%} between the plan and the best that there may be."))
-    return lines
+        yield "gap", f"the solver leaves {report.gap:.2%} between the plan and the best that there may be."
+    shards, largest = _on_ranks(report)
+    if shards[slowest] == 1 and report.problem.world_size > 1:
+        text = (
+            f"rank {slowest} has a single piece, of table {largest[slowest][0]!r}: no other place for tables makes the "
+            "step shorter, only another cut of this one."
+        )
+        yield "limit", text
 
 
-def _limit_facts(report: PlanReport) -> list[tuple[str, str]]:
-    """Where one piece is all that the slowest rank has to do."""
-    slowest = int(report.rank_parts.sum(axis=1).argmax())
-    pieces, most = _on_ranks(report)
-    if pieces[slowest] != 1 or report.problem.world_size == 1:
-        return []
-    words = (
-        f"rank {slowest} has a single piece, of table {most[slowest][0]!r}: no other place for tables makes the step "
-        "shorter, only another cut of this one."
-    )
-    return [("limit", words)]
-
-
-def _memory_facts(report: PlanReport) -> list[tuple[str, str]]:
-    lines = []
+def _memory_facts(report: PlanReport) -> Iterable[tuple[str, str]]:
     for kind, name in enumerate(MEMORIES):
         held, room, whole = (of[:, kind] for of in (report.rank_memory, report.problem.capacity, report.whole_memory))
         if not held.any():
             continue
-        fullest = int((held / np.maximum(room, 1)).argmax())
-        kept = int(whole[fullest] - room[fullest])
-        reserved = (
-            f"; {bytes_text(kept)} of its {bytes_text(whole[fullest])} are kept for everything else" if kept else ""
-        )
-        words = (
+        full = held / np.maximum(room, 1)
+        fullest = int(full.argmax())
+        kept, has = whole[fullest] - room[fullest], bytes_text(whole[fullest])
+        reserved = f"; {bytes_text(kept)} of its {has} are kept for everything else" if kept else ""
+        text = (
             f"{bytes_text(held.sum())} in all; rank {fullest} is the fullest with {bytes_text(held[fullest])} of "
-            f"{bytes_text(room[fullest])} ({held[fullest] / max(room[fullest], 1):.1%}){reserved}."
+            f"{bytes_text(room[fullest])} ({full[fullest]:.1%}){reserved}."
         )
-        lines.append((name, words))
+        yield name, text
     files = sum(int(option.total_storage.ssd) for choice in report.taken for option in choice.options)
-    return [*lines, ("SSD", f"{bytes_text(files)} in files.")] if files else lines
+    if files:
+        yield "SSD", f"{bytes_text(files)} in files."
 
 
-def _search_facts(report: PlanReport) -> list[tuple[str, str]]:
-    options = sum(len(choices) for choices in report.problem.choices)
+def _search_fact(report: PlanReport) -> tuple[str, str]:
+    options = several(sum(len(choices) for choices in report.problem.choices), "option")
     refused = len(report.inputs.refusals)
-    words = f", {several(refused, 'other')} refused" if refused else ""
+    others = f", {several(refused, 'other')} refused" if refused else ""
     how = f"; {report.searched}" if report.searched else ""
-    return [("search", f"{several(options, 'option')} in {report.seconds:.2f} s{words}{how}.")]
+    return "search", f"{options} in {report.seconds:.2f} s{others}{how}."
 
 
-def _shown_ranks(report: PlanReport) -> list[int]:
-    """All ranks of a small world; else the slowest, the fullest and the quickest."""
-    times = report.rank_parts.sum(axis=1)
-    if len(times) <= _RANKS_SHOWN:
-        return list(range(len(times)))
-    order = np.argsort(-times, kind="stable").tolist()
-    fullest = int(report.rank_memory[:, report.memory].argmax())
-    return sorted({*order[:8], fullest, *order[-3:]}, key=order.index)
-
-
-def _ranks_table(report: PlanReport) -> TextTable:
+def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
+    """A line for each rank; of a large world for the slowest, the fullest and the fastest."""
     parts, kind = report.rank_parts, report.memory
-    longest = parts.sum(axis=1).max()
-    held, room = report.rank_memory[:, kind], report.problem.capacity[:, kind]
-    pieces, most = _on_ranks(report)
+    times, held, room = parts.sum(axis=1), report.rank_memory[:, kind], report.problem.capacity[:, kind]
+    shards, largest = _on_ranks(report)
+    shown = list(range(len(times)))
+    if len(shown) > _RANKS_SHOWN:
+        slowest_first = np.argsort(-times, kind="stable").tolist()
+        fullest = int(held.argmax())
+        shown = sorted({*slowest_first[:8], fullest, *slowest_first[-3:]}, key=slowest_first.index)
     rows = []
-    for rank in _shown_ranks(report):
-        total = parts[rank].sum()
-        bar = "#" * round(_BAR * total / longest) if longest > 0 else ""
-        share = f"{most[rank][0]} {most[rank][1] / total:.0%}" if rank in most and total > 0 else ""
-        memory = f"{bytes_text(held[rank])}", f"{held[rank] / max(room[rank], 1):.0%}"
-        rows.append([str(rank), ms_text(total), bar, *map(ms_text, parts[rank]), *memory, f"{pieces[rank]}", share])
+    for rank in shown:
+        bar = "#" * round(_BAR * times[rank] / times.max()) if times.max() > 0 else ""
+        share = f"{largest[rank][0]} {largest[rank][1] / times[rank]:.0%}" if times[rank] > 0 else ""
+        memory = bytes_text(held[rank]), f"{held[rank] / max(room[rank], 1):.0%}"
+        rows.append(
+            [f"{rank}", ms_text(times[rank]), bar, *map(ms_text, parts[rank]), *memory, f"{shards[rank]}", share]
+        )
     head = ["rank", "ms", "", "lookup", "exchange", MEMORIES[kind], "full", "pieces", "largest part"]
-    return TextTable(head, rows, right=[0, 1, 3, 4, 5, 6, 7], width=WIDTH)
+    yield TextTable(head, rows, right=[0, 1, 3, 4, 5, 6, 7], width=WIDTH)
+    hidden = np.setdiff1d(np.arange(len(times)), shown)
+    if len(hidden):
+        takes, holds = ("takes", "holds") if len(hidden) == 1 else ("take", "hold")
+        times, held = times[hidden], held[hidden]
+        yield (
+            f"{several(len(hidden), 'other rank')} {takes} {ms_text(times.min())} to {ms_text(times.max())} ms and "
+            f"{holds} {bytes_text(held.min())} to {bytes_text(held.max())}."
+        )
 
 
 def _on_ranks(report: PlanReport) -> tuple[Counter[int], dict[int, tuple[str, float]]]:
-    """How many pieces each rank holds, and the table that takes most of its time, with the time."""
-    pieces: Counter[int] = Counter()
-    most: dict[int, tuple[str, float]] = {}
+    """How many shards each rank holds, and the table that takes most of its time, with the time."""
+    shards: Counter[int] = Counter()
+    largest: dict[int, tuple[str, float]] = {}
     for choice, ranks in zip(report.taken, report.placement.ranks, strict=True):
-        mine: Counter[int] = Counter()
+        times: Counter[int] = Counter()
         for rank, time in zip(ranks.tolist(), choice.time.tolist(), strict=True):
-            pieces[rank] += len(choice.options)
-            mine[rank] += time
-        for rank, time in mine.items():
-            if rank not in most or time > most[rank][1]:
-                most[rank] = names_of(choice), time
-    return pieces, most
+            shards[rank] += len(choice.options)
+            times[rank] += time
+        for rank, time in times.items():
+            if rank not in largest or time > largest[rank][1]:
+                largest[rank] = names_of(choice), time
+    return shards, largest
 
 
-def _hidden_ranks(report: PlanReport) -> str:
-    shown = set(_shown_ranks(report))
-    hidden = [rank for rank in range(report.problem.world_size) if rank not in shown]
-    if not hidden:
-        return ""
-    times, held = report.rank_parts.sum(axis=1)[hidden], report.rank_memory[hidden, report.memory]
-    return (
-        f"{several(len(hidden), 'other rank')} {'takes' if len(hidden) == 1 else 'take'} {ms_text(times.min())} to "
-        f"{ms_text(times.max())} ms and {'holds' if len(hidden) == 1 else 'hold'} {bytes_text(held.min())} to "
-        f"{bytes_text(held.max())}."
-    )
-
-
-def _heaviest(report: PlanReport) -> list[int]:
-    """Tables by the time of all their pieces, longest first."""
-    totals = np.array([choice.time.sum() for choice in report.taken])
-    return np.argsort(-totals, kind="stable").tolist()
-
-
-def _tables_table(report: PlanReport) -> TextTable:
+def _tables_blocks(report: PlanReport) -> Iterable[TextTable | str]:
+    """A line for each table, those with the most work first."""
     rows = []
-    for table in _heaviest(report)[:_TABLES_SHOWN]:
+    heaviest = np.argsort([-choice.time.sum() for choice in report.taken], kind="stable").tolist()
+    for table in heaviest[:_TABLES_SHOWN]:
         choice, ranks = report.taken[table], report.placement.ranks[table]
         where = "all" if len(set(ranks.tolist())) == report.problem.world_size > 1 else ranks_text(ranks)
-        memory = int(choice.memory.sum(axis=0)[report.memory])
-        other = best_other(report, table)
-        rest = (type_of(other[0]), ms_text(other[1])) if other is not None else ("nothing", "")
-        longest = ms_text(choice.time.max(initial=0.0))
-        rows.append([names_of(choice), type_of(choice), where, longest, bytes_text(memory), *rest])
+        memory = bytes_text(int(choice.memory[:, report.memory].sum()))
+        steps = steps_of_choices(report, table)
+        del steps[int(report.placement.chosen[table])]
+        best = min(steps, key=steps.__getitem__, default=None)
+        other = ["nothing", ""]
+        if best is not None and np.isfinite(steps[best]):
+            other = [type_of(report.problem.choices[table][best]), ms_text(steps[best])]
+        rows.append([names_of(choice), type_of(choice), where, ms_text(choice.time.max(initial=0.0)), memory, *other])
     head = ["table", "sharding", "ranks", "ms", MEMORIES[report.memory], "otherwise", "step"]
-    return TextTable(head, rows, right=[3, 4, 6], width=WIDTH)
-
-
-def _tables_note(report: PlanReport) -> str:
-    words = (
-        "ms: of the table's longest piece. otherwise: the best other way to shard the table, and what the step would "
-        "take if the other tables stayed where they are; explain('table') tells more."
+    yield TextTable(head, rows, right=[3, 4, 6], width=WIDTH)
+    hidden = Counter(type_of(report.taken[table]) for table in heaviest[_TABLES_SHOWN:])
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in hidden.most_common())
+    rest = f"{several(hidden.total(), 'table')} that take less time: {kinds}. " if hidden else ""
+    yield (
+        f"{rest}ms: of the table's longest piece. otherwise: the best other way to shard the table, and what the step "
+        "would take if the other tables stayed where they are; explain('table') tells more."
     )
-    rest = [type_of(report.taken[table]) for table in _heaviest(report)[_TABLES_SHOWN:]]
-    if not rest:
-        return words
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(rest).most_common())
-    return f"{several(len(rest), 'table')} that take less time: {kinds}. {words}"
 
 
-def best_other(report: PlanReport, table: int) -> tuple[Choice, float] | None:
-    """The best choice for a table beside the one taken, the other tables staying: it and the step in ms.
+def steps_of_choices(report: PlanReport, table: int) -> dict[int, float]:
+    """For each choice of a table ms of the step, the other tables where they are; infinite where it does not fit."""
+    steps = {}
+    for number in range(len(report.problem.choices[table])):
+        placement = report.placement
+        if number != placement.chosen[table]:
+            placement = with_choice(report.problem, placement, table, number)
+        steps[number] = np.inf if placement is None else cost(report.problem, placement)
+    return steps
 
-    Args:
-        report: Of the planner.
-        table: Its number in the problem.
+
+# One table
+
+
+def explain_table(report: PlanReport, name: str) -> Explanation:
+    """What was chosen for one table, what else there was, and what is not an option.
+
+    Raises:
+        KeyError: There is no such table.
     """
-    found = None
-    for index, choice in enumerate(report.problem.choices[table]):
-        if index == report.placement.chosen[table]:
-            continue
-        placement = with_choice(report.problem, report.placement, table, index)
-        if placement is None:
-            continue
-        ms = cost(report.problem, placement)
-        if found is None or ms < found[1]:
-            found = choice, ms
-    return found
+    table = find_table(report, name)
+    wanted = name.strip(".").rpartition(".")[2]
+    option = next(each for each in report.taken[table].options if each.name == wanted)
+    facts = option.facts
+    size = bytes_text(facts.rows * facts.row_bytes(facts.columns))
+    module = f" of module {facts.path!r}" if facts.path else ""
+    blocks = [
+        f"Table {facts.name!r}{module}: {facts.rows:,} rows of {facts.columns} columns, {size}.",
+        Facts(list(_table_facts(report, table, option))),
+        _options_table(report, table),
+        _STEP_NOTE,
+    ]
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for refusal in report.inputs.refusals:
+        if (refusal.path, refusal.table) == (facts.path, option.name):
+            reasons.setdefault((refusal.compute_kernel, refusal.reason), []).append(refusal.sharding_type)
+    if reasons:
+        lines = [("", f"{', '.join(kinds)}{kernel and ' '}{kernel}: {why}") for (kernel, why), kinds in reasons.items()]
+        blocks.append(Facts(lines, "not considered"))
+    return Explanation(blocks)
+
+
+def _table_facts(report: PlanReport, table: int, option: ShardingOption) -> Iterable[tuple[str, str]]:
+    choice, ranks, facts = report.taken[table], report.placement.ranks[table], option.facts
+    what = "bags" if facts.pooled else "lists"
+    ids = f"{facts.total_ids:,.0f} ids in {facts.total_samples:,.0f} {what} of a rank's batch"
+    yield "read by", f"{', '.join(facts.features) or 'no feature'}: {ids}"
+    others = [other.name for other in choice.options if other is not option]
+    if others:
+        yield "lies with", f"{', '.join(others)}, as colocate asks; times and bytes are of all of them"
+    kernel = f"kernel {option.compute_kernel}, {several(len(ranks), 'piece')}"
+    yield "chosen", f"{type_of(choice)}, {kernel}, on {_where(report, ranks)}"
+    longest = int(choice.time.argmax())
+    busiest = int(ranks[longest])
+    perf = np.sum([option_perf(each) for each in choice.options], axis=0)[longest].tolist()
+    parts = [f"{_PERF_NAMES[name]} {ms_text(ms)}" for name, ms in zip(PERF_FIELDS, perf, strict=True) if ms > 0]
+    rank_ms = ms_text(float(report.rank_parts[busiest].sum()))
+    yield (
+        "time",
+        f"{ms_text(choice.time[longest])} ms of rank {busiest}'s {rank_ms} ms: {', '.join(parts) or 'nothing'}",
+    )
+    for kind, memory in enumerate(MEMORIES):
+        held = choice.memory[:, kind]
+        if held.any():
+            most = f", {bytes_text(held.max())} in the largest piece" if len(held) > 1 else ""
+            yield memory, f"{bytes_text(held.sum())}{most}"
+
+
+def _where(report: PlanReport, ranks: Ints) -> str:
+    held = set(ranks.tolist())
+    if len(held) == report.problem.world_size > 1:
+        return "every rank"
+    return f"{'rank' if len(held) == 1 else 'ranks'} {ranks_text(held)}"
+
+
+def _options_table(report: PlanReport, table: int) -> TextTable:
+    kind, choices, steps = report.memory, report.problem.choices[table], steps_of_choices(report, table)
+    has_caches = any(choice.options[0].cache_load_factor is not None for choice in choices)
+    rows = []
+    for number in sorted(steps, key=lambda number: (steps[number], choices[number].preference)):
+        choice, step = choices[number], steps[number]
+        memory, factor = choice.memory[:, kind], choice.options[0].cache_load_factor
+        # The cache has its own column: of a line that is too long names are cut, and numbers are not.
+        cached = ["" if factor is None else f"{100 * factor:g} %"] if has_caches else []
+        rows.append(
+            [
+                type_of(choice) if factor is None else choice.options[0].sharding_type,
+                *cached,
+                f"{len(choice.time)}",
+                ms_text(choice.time.max(initial=0.0)),
+                ms_text(choice.time.sum()),
+                bytes_text(memory.max(initial=0)),
+                bytes_text(memory.sum()),
+                ms_text(step) if np.isfinite(step) else "-",
+                "chosen" if number == report.placement.chosen[table] else _verdict(report, choice, step),
+            ]
+        )
+    memory = MEMORIES[kind]
+    cached = ["cached"] if has_caches else []
+    head = ["option", *cached, "pieces", "ms largest", "ms all", f"{memory} largest", f"{memory} all", "step", ""]
+    return TextTable(head, rows, right=range(1, len(head) - 1), width=WIDTH)
+
+
+def _verdict(report: PlanReport, choice: Choice, step: float) -> str:
+    if np.isfinite(step):
+        over = step / report.cost - 1 if report.cost else 0.0
+        return "no better" if abs(over) < 5e-4 else f"{over:+.1%}"
+    if choice.allowed is not None and choice.spread is Spread.ALL and not choice.allowed.all():
+        return "its pin leaves ranks out"
+    lacking = int((choice.memory.max(axis=0) - report.problem.capacity.max(axis=0)).max())
+    return f"over by {bytes_text(lacking)}" if lacking > 0 else "no room with others"

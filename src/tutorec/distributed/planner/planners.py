@@ -4,7 +4,7 @@
     estimate     milliseconds and bytes of every piece               shard_estimators, cost, storage
     reserve      leave room for what is not a table                  storage_reservations
     search       one option per table, one rank per piece            search, or proposers and partitioners, or milp
-    report       why this plan, what would change it                 explain
+    report       why this plan                                       explain
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.planners``.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
@@ -26,14 +25,14 @@ from tutorec._spmd_device import device as own_device
 from tutorec.distributed import comm
 from tutorec.distributed.env import local_world_size
 from tutorec.distributed.planner.bounds import lower_bound
-from tutorec.distributed.planner.changes import Change
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraint_checks import by_table
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
+from tutorec.distributed.planner.explain import PlannedSharding
 from tutorec.distributed.planner.input_checks import able, finite
-from tutorec.distributed.planner.inputs import PlanInputs
 from tutorec.distributed.planner.interfaces import (
+    Constraints,
     Enumerator,
     Partitioner,
     PerfModel,
@@ -47,7 +46,6 @@ from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.placing import in_rank_order, place_options, placement_of, to_sharding_plan
-from tutorec.distributed.planner.planned import PlannedSharding
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
 from tutorec.distributed.planner.proposers import (
     GreedyProposer,
@@ -55,7 +53,7 @@ from tutorec.distributed.planner.proposers import (
     UniformProposer,
 )
 from tutorec.distributed.planner.remedies import why_infeasible
-from tutorec.distributed.planner.report import PlanReport
+from tutorec.distributed.planner.report import PlanInputs, PlanReport
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.stats import EmbeddingStats
 from tutorec.distributed.planner.storage_reservations import HeuristicalStorageReservation
@@ -257,16 +255,17 @@ class EmbeddingShardingPlanner:
     def _inputs(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> PlanInputs:
         """The options of every table of a model, and the room that there is for them."""
 
-        def remake(change: Change) -> PlanInputs:
-            topology = change.topology or self._topology
-            batch_size = change.batch_size or self._batch_size
-            constraints = {**self._constraints, **(change.constraints or {})}
-            changed = EmbeddingShardingPlanner(
-                topology, batch_size, storage_reservation=self._storage_reservation, constraints=constraints
-            )
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # what is without effect has been said
-                return changed._inputs(module, sharders)
+        def remake(
+            constraints: Constraints | None = None,
+            topology: Topology | None = None,
+            batch_size: int | None = None,
+        ) -> PlanInputs:
+            return EmbeddingShardingPlanner(
+                topology or self._topology,
+                batch_size or self._batch_size,
+                storage_reservation=self._storage_reservation,
+                constraints={**self._constraints, **(constraints or {})},
+            )._inputs(module, sharders)
 
         with _progress_bar("estimating") as progress:
             if isinstance(self._enumerator, EmbeddingEnumerator):
@@ -330,7 +329,7 @@ class EmbeddingShardingPlanner:
                 PlannerErrorType.PARTITION,
             )
         if best is None:
-            raise why_infeasible(inputs)
+            raise why_infeasible(inputs, proposed=True)
         return _legal(inputs.problem, best, f"what {type(self._partitioner).__name__} placed")
 
     def _planned(

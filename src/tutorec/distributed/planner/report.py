@@ -1,38 +1,115 @@
-"""What a planner knew when it decided: what explanations, figures and statistics of a plan are made of."""
+"""What a plan was made from, and what came out: the numbers behind explanations, figures and statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tutorec.distributed.planner.inputs import PlanInputs
+from tutorec.distributed.planner.bounds import Bound
+from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.cost import fixed_cost
+from tutorec.distributed.planner.enumerators import Refusal
+from tutorec.distributed.planner.interfaces import Constraints
+from tutorec.distributed.planner.kernels import kernel_model
 from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
-from tutorec.distributed.planner.problem import Choice, Placement, PlanningProblem, cost, rank_memory
-
-if TYPE_CHECKING:
-    from tutorec.distributed.planner.bounds import Bound
+from tutorec.distributed.planner.problem import (
+    Choice,
+    Floats,
+    Ints,
+    Placement,
+    PlanningProblem,
+    cost,
+    rank_memory,
+)
+from tutorec.distributed.planner.topology import Topology
+from tutorec.errors import PlannerError
 
 MEMORIES = ("HBM", "DDR")
 _COMPUTE = [PERF_FIELDS.index(name) for name in ("fwd_compute", "bwd_compute", "prefetch_compute")]
 
 
+@dataclass(frozen=True)
+class PlanInputs:
+    """What a plan is made from: the options of every table, the machines, and the constraints.
+
+    Args:
+        options: Every legal option of every table, estimated, in the order of the model's tables.
+        topology: The machines as they are.
+        reserved: The machines with the storage that tables may use.
+        batch_size: B of a rank.
+        constraints: Table name -> its constraints.
+        refusals: Ways to shard a table that are not options, and why.
+        remake: The inputs with other ``constraints`` of some tables, ``topology`` or ``batch_size``: enumerated,
+            estimated and reserved again. None in another process than the planner's, which does not have the model.
+    """
+
+    options: Sequence[ShardingOption]
+    topology: Topology
+    reserved: Topology
+    batch_size: int
+    constraints: Constraints = field(default_factory=dict)
+    refusals: tuple[Refusal, ...] = ()
+    remake: Callable[..., PlanInputs] | None = field(default=None, repr=False)
+
+    @cached_property
+    def problem(self) -> PlanningProblem:
+        """The numbers that are searched.
+
+        Raises:
+            PlannerError: Tables with the same ``colocate`` have no way of sharding in common.
+        """
+        serves = all(kernel_model(option.compute_kernel).serves for option in self.options)
+
+        def fixed(kind: str, pooled: bool) -> float:
+            # Inference exchanges nothing with other ranks.
+            return 0.0 if serves else fixed_cost(self.topology, kind, pooled)
+
+        return PlanningProblem.of(self.options, self.reserved, self.constraints, fixed)
+
+    @cached_property
+    def by_table(self) -> dict[str, list[ShardingOption]]:
+        """Path and name of each table -> its options."""
+        options: dict[str, list[ShardingOption]] = {}
+        for option in self.options:
+            options.setdefault(option.fqn, []).append(option)
+        return options
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "remake": None}
+
+    def constraint(self, table: str) -> ParameterConstraints:
+        """The constraints of a table; those that leave it free where it has none."""
+        return self.constraints.get(table) or ParameterConstraints()
+
+    def remade(self, **changes: Any) -> PlanInputs | None:
+        """The inputs after a change; None where the model is not here, or the change contradicts it."""
+        if self.remake is None:
+            return None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about constraints: their author has been warned already
+                return self.remake(**changes)
+        except PlannerError:
+            return None
+
+
 @dataclass(frozen=True, eq=False)
 class PlanReport:
-    """What a planner knew when it decided.
+    """What the planner computed.
 
     Args:
         inputs: What the plan was made from.
         placement: The choice of each table and the ranks of its pieces.
         bound: A time that no plan for these inputs can be faster than.
-        seconds: What the search took.
-        searched: How it was found, in words.
-        gap: How far the plan is from the best one at most, as a part of it, where a solver says so.
+        seconds: How long planning took.
+        searched: Name of the search.
+        gap: The share of the cost between plan and bound, where a solver has proven it.
     """
 
     inputs: PlanInputs
@@ -58,7 +135,7 @@ class PlanReport:
         return self.placement.taken(self.problem)
 
     @cached_property
-    def rank_parts(self) -> NDArray[np.float64]:
+    def rank_parts(self) -> Floats:
         """``[W, 2]`` ms of each rank: looking up and updating, exchanging."""
         parts = np.zeros((self.problem.world_size, 2))
         for choice, ranks in zip(self.taken, self.placement.ranks, strict=True):
@@ -66,12 +143,12 @@ class PlanReport:
         return parts
 
     @cached_property
-    def rank_memory(self) -> NDArray[np.int64]:
+    def rank_memory(self) -> Ints:
         """``[W, 2]`` bytes of tables on each rank: HBM, DDR."""
         return rank_memory(self.problem, self.placement)
 
     @cached_property
-    def whole_memory(self) -> NDArray[np.int64]:
+    def whole_memory(self) -> Ints:
         """``[W, 2]`` bytes that each rank has, tables or not."""
         devices = self.inputs.topology.devices
         return np.array([[device.storage.hbm, device.storage.ddr] for device in devices], dtype=np.int64)
@@ -83,19 +160,19 @@ class PlanReport:
         return int((self.rank_memory / room).max(axis=0, initial=0.0).argmax())
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the function that plans again, which holds the model; what is computed is computed again.
+        # without the cached properties, which are computed again
         names = ("placement", "bound", "seconds", "searched", "gap")
         return {"inputs": replace(self.inputs, remake=None), **{name: getattr(self, name) for name in names}}
 
 
-def choice_parts(choice: Choice) -> NDArray[np.float64]:
+def choice_parts(choice: Choice) -> Floats:
     """``[P, 2]`` ms of each piece: looking up and updating, exchanging."""
     perf = np.sum([option_perf(option) for option in choice.options], axis=0)
     compute = perf[:, _COMPUTE].sum(axis=1)
     return np.stack([compute, perf.sum(axis=1) - compute], axis=1)
 
 
-def option_perf(option: ShardingOption) -> NDArray[np.float64]:
+def option_perf(option: ShardingOption) -> Floats:
     """``[P, 6]`` ms of the pieces of an option, columns as the fields of `Perf`."""
     perf = option.pieces().perf
     assert perf is not None, f"table {option.name!r} was planned without an estimate of its time"
@@ -132,16 +209,11 @@ def find_table(report: PlanReport, name: str) -> int:
         for number, choices in enumerate(report.problem.choices)
         for option in choices[0].options
     }
-    name = str(name)
-    wanted = name.strip(".")
-    found = [fqn for fqn in known if fqn == wanted] or [fqn for fqn in known if fqn.rpartition(".")[2] == wanted]
-    if len(found) == 1:
-        return known[found[0]]
-    if found:
-        raise KeyError(f"table {name!r} is in several modules, {', '.join(found)}: give path and name")
-    raise KeyError(f"the plan has no table {name!r}; {_close(name, list(known))}")
-
-
-def _close(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=3) or list(known[:5])
-    return f"see {', '.join(map(repr, near))}" if near else "it has none"
+    wanted = str(name).strip(".")
+    matches = [fqn for fqn in known if fqn == wanted] or [fqn for fqn in known if fqn.rpartition(".")[2] == wanted]
+    if len(matches) == 1:
+        return known[matches[0]]
+    if matches:
+        raise KeyError(f"table {name!r} is in several modules, {', '.join(matches)}: give path and name")
+    near = get_close_matches(wanted, known, n=3) or list(known)[:5]
+    raise KeyError(f"the plan has no table {name!r}; see {', '.join(map(repr, near))}")
