@@ -129,6 +129,14 @@ def test_no_name_of_the_table_is_here():
     assert not here, f"remove from _torchrec_names.toml: {here}"
 
 
+def test_an_import_stops_at_a_module_that_has_a_sentence():
+    """Python imports ``a``, then ``a.b``, then ``a.b.c``: a sentence for ``c`` is read only where ``a.b`` is here."""
+    for name in absent_names():
+        parents = [name.rsplit(".", count)[0] for count in range(name.count("."), 0, -1)]
+        first = next((parent for parent in parents if not there(parent, "tutorec")), name)
+        assert instead_of(first), f"{first} of {name} is not here, and its import says nothing"
+
+
 def used_names() -> list[tuple[int, int, str]]:
     """Projects and families of projects that import a name, and the name below the root."""
     lines = USED_NAMES.read_text(encoding="utf-8").splitlines()
@@ -173,4 +181,7 @@ def test_an_entry_for_a_module_stands_for_all_inside():
 def test_every_name_of_the_table_is_one_of_torchrec():
     pytest.importorskip("torchrec", reason="torchrec is installed by `make parity` only")
     needs_more_packages = {"inference.client", "inference.dlrm_packager"}
+    # These import TorchRec's own tests, which are not in its wheel.
+    tests = ("modules", "model_parallel", "model_parallel_base", "sharding")
+    needs_more_packages |= {f"distributed.test_utils.test_{name}" for name in tests}
     assert {name for name in absent_names() if not there(name, "torchrec")} <= needs_more_packages

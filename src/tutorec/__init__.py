@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tutorec.modules.embedding_configs import EmbeddingConfig as EmbeddingConfig
     from tutorec.modules.embedding_configs import PoolingType as PoolingType
     from tutorec.modules.embedding_modules import EmbeddingBagCollection as EmbeddingBagCollection
+    from tutorec.modules.embedding_modules import EmbeddingBagCollectionInterface as EmbeddingBagCollectionInterface
     from tutorec.quant.whole_model import quantize as quantize
     from tutorec.sparse.jagged import JaggedTensor as JaggedTensor
     from tutorec.sparse.keyed import KeyedTensor as KeyedTensor
@@ -53,6 +54,7 @@ _DEFINED_IN = {
     "BaseEmbeddingConfig": ".modules.embedding_configs",
     "DataType": ".types",
     "EmbeddingBagCollection": ".modules.embedding_modules",
+    "EmbeddingBagCollectionInterface": ".modules.embedding_modules",
     "EmbeddingBagConfig": ".modules.embedding_configs",
     "EmbeddingCollection": ".modules.embedding_collection",
     "EmbeddingConfig": ".modules.embedding_configs",
@@ -77,6 +79,7 @@ __all__ = [
     "BaseEmbeddingConfig",
     "DataType",
     "EmbeddingBagCollection",
+    "EmbeddingBagCollectionInterface",
     "EmbeddingBagConfig",
     "EmbeddingCollection",
     "EmbeddingConfig",

@@ -20,6 +20,7 @@ LONG_SIGNATURES = frozenset(
         "tutorec.datasets.criteo_npy.BinaryCriteoUtils.shuffle",
         "tutorec.datasets.random_rec.RandomRecDataset.__init__",
         "tutorec.datasets.test_utils.criteo_test_utils.CriteoTest._create_dataset_npys",
+        "tutorec.distributed.collectives.functions.alltoall_sequence",
         "tutorec.distributed.model_parallel.DMPCollection.__init__",
         "tutorec.distributed.planner.interfaces.Stats.log",
         "tutorec.distributed.planner.options.ShardingOption.__init__",

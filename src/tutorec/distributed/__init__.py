@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from tutorec.distributed.model_parallel import DistributedModelParallel
     from tutorec.distributed.plan import ParameterSharding
     from tutorec.distributed.sharded_module import ModuleSharder, ShardedModule
+    from tutorec.distributed.sharded_tensor import ShardedTensor
     from tutorec.distributed.traffic import count_traffic
     from tutorec.distributed.train_pipeline.base import TrainPipelineBase
+    from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread
     from tutorec.distributed.train_pipeline.engine import TrainPipeline
     from tutorec.distributed.train_pipeline.evaluation import EvalPipelineSparseDist
     from tutorec.distributed.train_pipeline.prefetch import PrefetchTrainPipelineSparseDist
     from tutorec.distributed.train_pipeline.sparse_dist import TrainPipelineSparseDist
+    from tutorec.distributed.utils import get_unsharded_module_names
 
 _DEFINED_IN = {
     "Awaitable": "tutorec.awaitable",
+    "DataLoadingThread": ".train_pipeline.data_loading",
     "DistributedModelParallel": ".model_parallel",
     "EvalPipelineSparseDist": ".train_pipeline.evaluation",
     "ModuleSharder": ".sharded_module",
@@ -29,6 +33,7 @@ _DEFINED_IN = {
     "ParameterSharding": ".plan",
     "PrefetchTrainPipelineSparseDist": ".train_pipeline.prefetch",
     "ShardedModule": ".sharded_module",
+    "ShardedTensor": ".sharded_tensor",
     "ShardingEnv": ".env",
     "TrainPipeline": ".train_pipeline.engine",
     "TrainPipelineBase": ".train_pipeline.base",
@@ -36,11 +41,13 @@ _DEFINED_IN = {
     "count_traffic": ".traffic",
     "get_local_rank": ".comm",
     "get_local_size": ".comm",
+    "get_unsharded_module_names": ".utils",
 }
 
 
 __all__ = [
     "Awaitable",
+    "DataLoadingThread",
     "DistributedModelParallel",
     "EvalPipelineSparseDist",
     "ModuleSharder",
@@ -48,6 +55,7 @@ __all__ = [
     "ParameterSharding",
     "PrefetchTrainPipelineSparseDist",
     "ShardedModule",
+    "ShardedTensor",
     "ShardingEnv",
     "TrainPipeline",
     "TrainPipelineBase",
@@ -55,6 +63,7 @@ __all__ = [
     "count_traffic",
     "get_local_rank",
     "get_local_size",
+    "get_unsharded_module_names",
 ]
 
 __getattr__, __dir__ = lazy_package(__name__, _DEFINED_IN)

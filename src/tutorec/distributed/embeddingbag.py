@@ -220,6 +220,9 @@ class _PooledFeatures(Awaitable[KJTList]):
 class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]):
     """Shards an `EmbeddingBagCollection`.
 
+    TorchRec's ``sharded_module_order_overwrite``, the order in which its sharding types run, is not an argument here:
+    the results are the same in any order.
+
     Args:
         fused_params: The optimizer that runs inside backward: ``optimizer``, ``learning_rate``, ``eps``. SGD with a
             rate of 0.01 by default.

@@ -104,6 +104,9 @@ class QuantizedCommCodecs:
 class QCommsConfig:
     """In what type rows and gradients travel.
 
+    TorchRec's other arguments (``fp8_*``, ``mx4_*``, ``output_dtype``) set up FP8 and MX4, which are not
+    supported here.
+
     Args:
         forward_precision: Rows on their way home.
         backward_precision: Gradients on their way back.

@@ -1,0 +1,244 @@
+"""The exchanges of rows as functions, under TorchRec's names: each is one call of the modules beside this file.
+
+Group None is the default process group. What a function returns is a promise; autograd goes through it, and gradients
+are divided by W unless `set_gradient_division(False)` was called. In a group of one rank the input comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from tutorec.awaitable import Awaitable
+from tutorec.distributed.collectives.all_gather import PooledEmbeddingsAllGather
+from tutorec.distributed.collectives.pooled import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
+from tutorec.distributed.collectives.rows import Then
+from tutorec.distributed.collectives.sequence import SequenceEmbeddingsAllToAll
+from tutorec.distributed.qcomm import QuantizedCommCodecs
+
+
+def alltoall_pooled(
+    a2a_pooled_embs_tensor: torch.Tensor,
+    batch_size_per_rank: Sequence[int],
+    dim_sum_per_rank: Sequence[int],
+    dim_sum_per_rank_tensor: torch.Tensor | None = None,
+    cumsum_dim_sum_per_rank_tensor: torch.Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+    codecs: QuantizedCommCodecs | None = None,
+) -> Awaitable[torch.Tensor]:
+    """``[sum of B_s, D_mine]`` -> promise of ``[B_mine, sum of D_r]``: `PooledEmbeddingsAllToAll`.
+
+    Args:
+        a2a_pooled_embs_tensor: Every rank's samples, those of rank 0 first.
+        batch_size_per_rank: B_s: W numbers.
+        dim_sum_per_rank: D_r: W numbers.
+        dim_sum_per_rank_tensor: TorchRec's; has no effect.
+        cumsum_dim_sum_per_rank_tensor: TorchRec's; has no effect.
+        group: The ranks.
+        codecs: In what type rows and gradients travel.
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm_ops.alltoall_pooled``.
+    """
+    exchange = PooledEmbeddingsAllToAll(_ranks(group), dim_sum_per_rank, codecs=codecs)
+    return exchange(a2a_pooled_embs_tensor, batch_size_per_rank)
+
+
+def variable_batch_alltoall_pooled(
+    a2a_pooled_embs_tensor: torch.Tensor,
+    batch_size_per_rank_per_feature: Sequence[Sequence[int]],
+    batch_size_per_feature_pre_a2a: Sequence[int],
+    emb_dim_per_rank_per_feature: Sequence[Sequence[int]],
+    group: dist.ProcessGroup | None = None,
+    codecs: QuantizedCommCodecs | None = None,
+) -> Awaitable[torch.Tensor]:
+    """As `alltoall_pooled`, flat, of features that have different numbers of samples.
+
+    Args:
+        a2a_pooled_embs_tensor: For each rank the rows of its samples, feature after feature: flat.
+        batch_size_per_rank_per_feature: Samples of each rank, for each feature that is looked up here.
+        batch_size_per_feature_pre_a2a: My samples, for each feature: those of rank 0 first.
+        emb_dim_per_rank_per_feature: Columns of the features that each rank looks up.
+        group: The ranks.
+        codecs: In what type rows and gradients travel.
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm_ops.variable_batch_alltoall_pooled``.
+    """
+    ranks = _ranks(group)
+    mine = emb_dim_per_rank_per_feature[ranks.rank()]
+    counts_out = [_elements(samples, mine) for samples in batch_size_per_rank_per_feature]
+    samples = iter(batch_size_per_feature_pre_a2a)
+    counts_in = [sum(width * next(samples) for width in widths) for widths in emb_dim_per_rank_per_feature]
+    exchange = PooledEmbeddingsAllToAll(ranks, [sum(widths) for widths in emb_dim_per_rank_per_feature], codecs=codecs)
+    return exchange.variable(a2a_pooled_embs_tensor, counts_out, counts_in)
+
+
+def alltoall_sequence(
+    a2a_sequence_embs_tensor: torch.Tensor,
+    forward_recat_tensor: torch.Tensor,
+    backward_recat_tensor: torch.Tensor,
+    lengths_after_sparse_data_all2all: torch.Tensor,
+    input_splits: Sequence[int],
+    output_splits: Sequence[int],
+    variable_batch_size: bool = False,
+    group: dist.ProcessGroup | None = None,
+    codecs: QuantizedCommCodecs | None = None,
+) -> Awaitable[torch.Tensor]:
+    """A row for each id that arrived -> promise of a row for each id that I sent: `SequenceEmbeddingsAllToAll`.
+
+    Args:
+        a2a_sequence_embs_tensor: ``[N, D]``, in the order in which they were looked up: feature after feature.
+        forward_recat_tensor: Segments of rows in the order in which they are sent: those for rank 0 first.
+        backward_recat_tensor: TorchRec's, its inverse; has no effect.
+        lengths_after_sparse_data_all2all: Rows of each feature's samples here; segments are equal parts of it.
+        input_splits: Ids that were sent to each rank, whose rows come back: W numbers.
+        output_splits: Ids that came from each rank, whose rows go there: W numbers.
+        variable_batch_size: TorchRec's; has no effect, since the number of segments says it.
+        group: The ranks.
+        codecs: In what type rows and gradients travel.
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm_ops.alltoall_sequence``.
+    """
+    ranks, rows = _ranks(group), a2a_sequence_embs_tensor
+    if ranks.size() == 1:
+        return SequenceEmbeddingsAllToAll(None)(rows, (), ())
+    width = rows.shape[1]
+    if len(forward_recat_tensor):
+        lengths = lengths_after_sparse_data_all2all.view(len(forward_recat_tensor), -1).sum(1)
+        rows = rows[_segments(lengths, forward_recat_tensor.long())]
+    sent, arriving = [width * count for count in output_splits], [width * count for count in input_splits]
+    moved = SequenceEmbeddingsAllToAll(ranks, codecs)(rows.reshape(-1), sent, arriving)
+    return Then(moved, lambda flat: flat.view(-1, width))
+
+
+def reduce_scatter_pooled(
+    inputs: Sequence[torch.Tensor],
+    group: dist.ProcessGroup | None = None,
+    codecs: QuantizedCommCodecs | None = None,
+) -> Awaitable[torch.Tensor]:
+    """One tensor for each rank -> promise of the sum of what all ranks have for me.
+
+    Args:
+        inputs: W tensors, those for one rank of the same shape on every rank.
+        group: The ranks.
+        codecs: In what type rows and gradients travel.
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm_ops.reduce_scatter_pooled``.
+    """
+    return reduce_scatter_v_pooled(torch.cat(list(inputs)), [len(each) for each in inputs], group, codecs)
+
+
+def reduce_scatter_base_pooled(
+    input: torch.Tensor, group: dist.ProcessGroup | None = None, codecs: QuantizedCommCodecs | None = None
+) -> Awaitable[torch.Tensor]:
+    """``[W * B, ...]`` -> promise of ``[B, ...]``: equal parts are summed, one for each rank.
+
+    Args:
+        input: The same shape on every rank.
+        group: The ranks.
+        codecs: In what type rows and gradients travel.
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm_ops.reduce_scatter_base_pooled``.
+    """
+    return reduce_scatter_v_pooled(input, None, group, codecs)
+
+
+def reduce_scatter_v_pooled(
+    input: torch.Tensor,
+    input_splits: Sequence[int] | None,
+    group: dist.ProcessGroup | None = None,
+    codecs: QuantizedCommCodecs | None = None,
+) -> Awaitable[torch.Tensor]:
+    """``[sum of B_s, ...]`` -> promise of ``[B_mine, ...]``: `PooledEmbeddingsReduceScatter`.
+
+    Args:
+        input: The same shape on every rank.
+        input_splits: B_s: W numbers; None: equal parts.
+        group: The ranks.
+        codecs: In what type rows and gradients travel.
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm_ops.reduce_scatter_v_pooled``.
+    """
+    exchange = PooledEmbeddingsReduceScatter(_ranks(group), codecs)
+    row = input.shape[1:]
+    return Then(exchange(input.reshape(len(input), row.numel()), input_splits), lambda rows: rows.view(-1, *row))
+
+
+def reduce_scatter_v_per_feature_pooled(
+    input: torch.Tensor,
+    batch_size_per_rank_per_feature: Sequence[Sequence[int]],
+    embedding_dims: Sequence[int],
+    group: dist.ProcessGroup | None = None,
+    codecs: QuantizedCommCodecs | None = None,
+) -> Awaitable[torch.Tensor]:
+    """As `reduce_scatter_v_pooled`, flat, of features that have different numbers of samples.
+
+    Args:
+        input: For each rank the rows of its samples, feature after feature: flat.
+        batch_size_per_rank_per_feature: Samples of each rank, for each feature.
+        embedding_dims: Columns of each feature.
+        group: The ranks.
+        codecs: In what type rows and gradients travel.
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm_ops.reduce_scatter_v_per_feature_pooled``.
+    """
+    counts = [_elements(samples, embedding_dims) for samples in batch_size_per_rank_per_feature]
+    return PooledEmbeddingsReduceScatter(_ranks(group), codecs).variable(input, counts)
+
+
+def all_gather_base_pooled(
+    input: torch.Tensor, group: dist.ProcessGroup | None = None, codecs: QuantizedCommCodecs | None = None
+) -> Awaitable[torch.Tensor]:
+    """``[B, ...]`` -> promise of ``[W * B, ...]``, the rows of every rank: `PooledEmbeddingsAllGather`.
+
+    Args:
+        input: The same shape on every rank.
+        group: The ranks.
+        codecs: In what type rows and gradients travel.
+
+    Source:
+        TorchRec's ``torchrec.distributed.comm_ops.all_gather_base_pooled``.
+    """
+    return PooledEmbeddingsAllGather(_ranks(group), codecs)(input)
+
+
+def _ranks(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The group, or the default process group, of which there is one or `torch.distributed` says so."""
+    return group or dist.distributed_c10d._get_default_group()
+
+
+def _elements(samples: Sequence[int], widths: Sequence[int]) -> int:
+    return sum(count * width for count, width in zip(samples, widths, strict=True))
+
+
+def _segments(lengths: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Numbers of the rows of segments of these lengths, segment by segment in another order.
+
+    Example:
+        >>> _segments(torch.tensor([2, 0, 1]), torch.tensor([2, 1, 0]))
+        tensor([2, 0, 1])
+    """
+    starts = lengths.cumsum(0) - lengths
+    lengths, starts = lengths[order], starts[order]
+    shifts = starts - (lengths.cumsum(0) - lengths)
+    return torch.arange(int(lengths.sum()), device=lengths.device) + shifts.repeat_interleave(lengths)
+
+
+__all__ = [
+    "all_gather_base_pooled",
+    "alltoall_pooled",
+    "alltoall_sequence",
+    "reduce_scatter_base_pooled",
+    "reduce_scatter_pooled",
+    "reduce_scatter_v_per_feature_pooled",
+    "reduce_scatter_v_pooled",
+    "variable_batch_alltoall_pooled",
+]
