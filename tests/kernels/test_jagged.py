@@ -1,6 +1,8 @@
 """Jagged functions: fbgemm's operators and plain torch give the same."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from tutorec._kernels import jagged, reference, row_ranges
+from tutorec._kernels import jagged, reference
 from tutorec._kernels.backend import use_backend
 
 INTEGERS = st.sampled_from([torch.int32, torch.int64])
@@ -108,27 +110,20 @@ def dealt_bags(draw: st.DrawFn) -> Dealt:
     return Dealt(bags, bounds)
 
 
-# Which implementation the sizes of a batch would choose, which drawn batches are too small for.
-ROADS = {
-    "as its size says": {},
-    "a pass for each range": {"_FEW_RANGES": 100, "_IDS_PER_RANGE": 0, "_MANY_RANGES": 100},
-    "one sort": {"_FEW_RANGES": 100, "_IDS_PER_RANGE": 0, "_MANY_RANGES": 0},
-}
-
-
-@pytest.mark.parametrize("road", [*ROADS, "reference"])
+@pytest.mark.parametrize("run", [jagged.bucketize, reference.bucketize])
 @given(dealt=dealt_bags(), lengths_dtype=INTEGERS, ids_dtype=INTEGERS, weighted=st.booleans(), places=st.booleans())
 def test_bucketize_deals_ids_out_by_row_range(
-    road: str, dealt: Dealt, lengths_dtype: torch.dtype, ids_dtype: torch.dtype, weighted: bool, places: bool
+    run: Callable[..., Any],
+    dealt: Dealt,
+    lengths_dtype: torch.dtype,
+    ids_dtype: torch.dtype,
+    weighted: bool,
+    places: bool,
 ):
     lengths, ids = dealt.tensors(lengths_dtype, ids_dtype)
     weights = torch.arange(ids.numel()).float() if weighted else None
     segments = [len(of_feature) for of_feature in dealt.bags]
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ROADS.get(road, {}).items():
-            patch.setattr(row_ranges, name, value)
-        run = reference.bucketize if road == "reference" else jagged.bucketize
-        result = run(lengths, ids, weights, segments, dealt.bounds, places)
+    result = run(lengths, ids, weights, segments, dealt.bounds, places)
     found = result if isinstance(result, jagged.Bucketized) else jagged.Bucketized(*result)
     due_lengths, due_ids, source = dealt.due()
     assert (found.lengths.dtype, found.lengths.tolist()) == (lengths_dtype, due_lengths)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from tutorec._kernels import reference, table_steps
+from tutorec._kernels import reference
 from tutorec._kernels.backend import use_backend
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
 from tutorec._kernels.table_steps import gradient_of_table, step_rows, step_tables, touched_rows
 from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
-from tutorec._kernels.weighted_step import PooledBatch
+from tutorec._kernels.tbe_layout import PooledBatch
 
 CPU = torch.device("cpu")
 
@@ -50,15 +50,12 @@ def states(op: TableBatch) -> list[Tensor]:
 @pytest.mark.parametrize("kind", get_args(OptimizerKind))
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_the_step_equals_the_backward_of_a_fused_lookup(
-    monkeypatch: pytest.MonkeyPatch,
     backend: str,
     kind: OptimizerKind,
     columns: tuple[int, ...],
     pooling: str,
     samples: int,
 ):
-    # So that large batches are a matter of this test: both ways of row-wise Adagrad are taken.
-    monkeypatch.setattr(table_steps, "_FEW_IDS", 20)
     weighted = pooling.startswith("weighted")
     kept = cast(PoolingKind, {"weighted": "sum", "weighted mean": "mean"}.get(pooling, pooling))
     rule = OptimizerSpec(kind, 0.1, eps=1e-3)

@@ -5,7 +5,6 @@ import pickle
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from kernels.pretended_fbgemm import pretended_kernels
 from torch import Tensor
 from torch.testing import assert_close
 
-from tutorec._kernels import reference, tbe_fbgemm
+from tutorec._kernels import reference
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.tbe import GroupSpec, PoolingKind, TableBatch, TableSpec
 from tutorec._kernels.tbe_build import build_table_batch
@@ -26,12 +25,6 @@ RATE = 0.25
 
 
 every = pytest.mark.parametrize("name", IMPLEMENTATIONS)
-# fbgemm's row-wise Adagrad takes another way from so many ids on; "large batches" takes it from the first one.
-large_batches = pytest.param("fbgemm", -1, marks=needs_fbgemm, id="fbgemm-large batches")
-ways = pytest.mark.parametrize(
-    ("name", "few_ids"),
-    [*(pytest.param(*one.values, 600, marks=one.marks, id=one.values[0]) for one in IMPLEMENTATIONS), large_batches],
-)
 RULES = [
     None,
     OptimizerSpec("sgd", RATE),
@@ -122,17 +115,10 @@ def one_table(rows: int = 5, columns: int = 4, **more: object) -> GroupSpec:
     return GroupSpec((TableSpec("item", rows, columns),), (0,), **more)  # type: ignore[arg-type]
 
 
-@ways
+@every
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind if rule else "dense")
 @given(drawn=groups())
-def test_lookup_equals_reference_forward_and_backward(
-    name: str, few_ids: int, rule: OptimizerSpec | None, drawn: Drawn
-):
-    with patch.object(tbe_fbgemm, "_FEW_IDS", few_ids):
-        check_against_reference(name, rule, drawn)
-
-
-def check_against_reference(name: str, rule: OptimizerSpec | None, drawn: Drawn) -> None:
+def test_lookup_equals_reference_forward_and_backward(name: str, rule: OptimizerSpec | None, drawn: Drawn):
     op = build(drawn.spec, rule, name, drawn.tables)
     tables = [table.clone() for table in drawn.tables]
     kept = rule.states if rule else ()
@@ -219,12 +205,9 @@ def test_learning_rate_change_is_exact_and_taken_at_the_forward(name: str):
         op.learning_rate = -1
 
 
-@ways
+@every
 @pytest.mark.parametrize("rule", RULES[1:], ids=lambda rule: rule.kind)
-def test_two_batches_in_flight_update_one_after_the_other(
-    name: str, few_ids: int, rule: OptimizerSpec, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tbe_fbgemm, "_FEW_IDS", few_ids)
+def test_two_batches_in_flight_update_one_after_the_other(name: str, rule: OptimizerSpec):
     torch.manual_seed(0)
     start = torch.randn(4, 4)
     flying, plain = (build(one_table(rows=4), rule, name, [start]) for _ in range(2))

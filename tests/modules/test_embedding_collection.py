@@ -11,7 +11,6 @@ from reference import rows_of_collection
 from strategies import jagged_batches, rows_of, sequence_tables
 
 from tutorec._kernels.backend import backend, use_backend
-from tutorec._kernels.separate_rows import take_rows
 from tutorec._validation import validation
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
@@ -101,15 +100,6 @@ def test_many_ids_give_the_same_rows_as_few(name: str, data_type: DataType, ids:
     for key, table_name, own in [("f1", "t1", numbers[:3000]), ("f2@t2", "t2", numbers[3000:])]:
         assert torch.equal(found[key].values(), ec.embeddings[table_name].weight.detach()[own].float())
     assert [found[key].lengths().tolist() for key in ("f1", "f2@t2")] == [[2000, 1000], [3000, 500]]
-
-
-@both
-@pytest.mark.parametrize("count", [0, 1, 5, 5000])
-def test_rows_are_taken_from_a_table_that_is_no_plain_memory(name: str, count: int) -> None:
-    ids = torch.randint(0, 6, (count,))
-    with use_backend(name):
-        for table in (torch.randn(6, 4), torch.randn(6, 3), torch.randn(4, 6).t(), torch.randn(12, 4)[::2]):
-            assert torch.equal(take_rows(table, ids), table[ids])
 
 
 def test_results_are_named_as_torchrec_names_them() -> None:

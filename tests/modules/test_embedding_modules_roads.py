@@ -13,7 +13,7 @@ from strategies import jagged_batches, rows_of, table_sets
 from torch import Tensor, nn
 
 from tutorec._kernels.backend import backend, use_backend
-from tutorec._kernels.separate import SeparateTables
+from tutorec._kernels.scattered_tables import ScatteredTables
 from tutorec._validation import validation
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -52,13 +52,13 @@ def table_by_table(ebc: EmbeddingBagCollection, features: KeyedJaggedTensor) -> 
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each call for all tables: how many features it had."""
     seen: list[int] = []
-    pool = SeparateTables.pool
+    pool = ScatteredTables.pool
 
-    def counted(self: SeparateTables, *arguments: object) -> Tensor:
+    def counted(self: ScatteredTables, *arguments: object) -> Tensor:
         seen.append(self.geometry.starts.numel())
         return pool(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(SeparateTables, "pool", counted)
+    monkeypatch.setattr(ScatteredTables, "pool", counted)
     return seen
 
 

@@ -17,11 +17,10 @@ from torch.optim import Optimizer
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.fused_params import optimizer_spec_of_parameter
-from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim import RowWiseAdagrad, apply_optimizer_in_backward, in_backward_optimizer_filter
-from tutorec.optim import updating_lookup as lookups
-from tutorec.optim.updating_lookup import Bags, look_up
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.types import DataType
 
@@ -107,9 +106,7 @@ def test_two_steps_equal_dense_steps(
         for table in tables:
             table.embedding_dim *= 4
     drawn = [data.draw(jagged_batches(rows_of(tables), weighted=weighted)) for _ in range(2)]
-    few = data.draw(st.sampled_from([0, 600]))
-    with use_backend(name), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lookups, "_FEW_IDS", few)
+    with use_backend(name):
         ebc = EmbeddingBagCollection(tables, is_weighted=weighted)
         start = {key: table.weight.detach().clone() for key, table in ebc.embedding_bags.items()}
         dense = {key: weight.clone().requires_grad_() for key, weight in start.items()}
@@ -343,8 +340,7 @@ def test_a_variable_batch_is_updated_through_its_inverse_indices(name: str) -> N
 
 
 @needs_fbgemm
-@pytest.mark.parametrize("kind", [torch.optim.SGD, RowWiseAdagrad], ids=name_of)
-@pytest.mark.parametrize("few", [0, 1000])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, RowWiseAdagrad, torch.optim.Adagrad], ids=name_of)
 @pytest.mark.parametrize(
     ("pooling", "weights"),
     [
@@ -354,12 +350,9 @@ def test_a_variable_batch_is_updated_through_its_inverse_indices(name: str) -> N
         (PoolingType.SUM, [0.5, 2, -1, 0, 3]),
     ],
 )
-def test_one_call_and_table_by_table_move_rows_alike(
-    kind: type[Optimizer], few: int, pooling: PoolingType, weights: list[float] | None, monkeypatch: pytest.MonkeyPatch
+def test_fbgemm_and_torch_move_rows_alike(
+    kind: type[Optimizer], pooling: PoolingType, weights: list[float] | None
 ) -> None:
-    def table_by_table(*arguments: object) -> bool:
-        return False
-
     def make() -> EmbeddingBagCollection:
         tables = [
             EmbeddingBagConfig(6, 8, "t1", feature_names=["item", "user"], pooling=pooling),
@@ -370,30 +363,21 @@ def test_one_call_and_table_by_table_move_rows_alike(
     def features() -> KeyedJaggedTensor:
         return batch(weights=None if weights is None else torch.tensor(weights))
 
-    monkeypatch.setattr(lookups, "_FEW_IDS", few)
     ebc, twin = make(), make()
     twin.load_state_dict(ebc.state_dict())
-    for one in (ebc, twin):
+    for one, name in ((ebc, "fbgemm"), (twin, "torch")):
         apply_optimizer_in_backward(kind, one.parameters(), {"lr": RATE})
-    seen = []
-    step = lookups._step_in_one_call
-    monkeypatch.setattr(lookups, "_step_in_one_call", lambda *parts: seen.append(step(*parts)) or seen[-1])
-    for _ in range(2):
-        loss_of(ebc(features()).values()).backward()
-    assert seen == [True, True]
-    monkeypatch.setattr(lookups, "_step_in_one_call", table_by_table)
-    for _ in range(2):
-        loss_of(twin(features()).values()).backward()
+        with use_backend(name):
+            for _ in range(2):
+                loss_of(one(features()).values()).backward()
     for own, expected in zip(ebc.embedding_bags.values(), twin.embedding_bags.values(), strict=True):
         torch.testing.assert_close(own.weight, expected.weight)
         torch.testing.assert_close(optimizer_of(own).state[own.weight], optimizer_of(expected).state[expected.weight])
 
 
 @both
-@pytest.mark.parametrize("few", [0, 600])
-def test_gradients_that_cancel_move_no_row_far(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_cancel_move_no_row_far(name: str) -> None:
     """A row whose gradients cancel but for rounding moves by at most the rate times the root of D, as every row."""
-    monkeypatch.setattr(lookups, "_FEW_IDS", few)
     # Rows 0 to 39 are in the batch four times, with factors a, b, -a, -b; rows 40 to 239 once.
     ids = torch.cat([torch.arange(40).repeat(4), torch.arange(40, 240)])
     one, two = torch.rand(40) + 0.1, torch.rand(40) + 0.1
@@ -470,28 +454,32 @@ def test_hooks_of_an_optimizer_are_called() -> None:
     assert seen == ["stepped"]
 
 
-def test_rows_without_pooling_are_updated_too() -> None:
-    table = nn.Parameter(torch.ones(4, 2))
-    apply_optimizer_in_backward(torch.optim.SGD, [table], {"lr": RATE})
-    one, two = look_up([Bags(table, torch.tensor([3, 3, 0])), Bags(table, torch.tensor([0]))])
-    assert one.shape == (3, 2)
-    (one.sum() + 2.0 * two.sum()).backward()
-    assert table[:, 0].tolist() == [1.0 - 3 * RATE, 1.0, 1.0, 1.0 - 2 * RATE]
+@both
+def test_rows_without_pooling_are_updated_too(name: str) -> None:
+    config = EmbeddingConfig(4, 2, "t", feature_names=["one", "two"], init_fn=nn.init.ones_)
+    features = KeyedJaggedTensor(["one", "two"], torch.tensor([3, 3, 0, 0]), lengths=torch.tensor([3, 1]))
+    with use_backend(name):
+        ec = EmbeddingCollection([config])
+        apply_optimizer_in_backward(torch.optim.SGD, ec.parameters(), {"lr": RATE})
+        rows = ec(features)
+        assert rows["one"].values().shape == (3, 2)
+        (rows["one"].values().sum() + 2.0 * rows["two"].values().sum()).backward()
+    assert ec.embeddings["t"].weight[:, 0].tolist() == [1.0 - 3 * RATE, 1.0, 1.0, 1.0 - 2 * RATE]
 
 
 @both
 @pytest.mark.parametrize("pooled", [True, False])
 def test_ids_that_change_before_backward_are_noticed(name: str, pooled: bool) -> None:
-    table = EmbeddingBagConfig(6, 8, "t", feature_names=["item"])
     with use_backend(name):
-        ebc = EmbeddingBagCollection([table])
-        apply_optimizer_in_backward(torch.optim.SGD, ebc.parameters(), {"lr": RATE})
+        bags = EmbeddingBagCollection([EmbeddingBagConfig(6, 8, "t", feature_names=["item"])])
+        collection = bags if pooled else EmbeddingCollection([EmbeddingConfig(6, 8, "t", feature_names=["item"])])
+        apply_optimizer_in_backward(torch.optim.SGD, collection.parameters(), {"lr": RATE})
         ids = torch.tensor([1, 2])
         features = KeyedJaggedTensor(["item"], ids, lengths=torch.tensor([1, 1]))
-        rows = ebc(features).values() if pooled else look_up([Bags(ebc.embedding_bags["t"].weight, ids)])[0]
+        rows = collection(features) if pooled else collection(features)["item"]
         ids.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            rows.sum().backward()
+            rows.values().sum().backward()
 
 
 def test_what_cannot_be_applied_is_refused() -> None:

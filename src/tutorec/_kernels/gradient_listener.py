@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.table_steps import TouchedRows, touched_rows
-from tutorec._kernels.tbe_update import sort_rows, sum_rows
-from tutorec._kernels.weighted_step import PooledBatch
+from tutorec._kernels.tbe_layout import PooledBatch
+from tutorec._kernels.tbe_update import sum_rows
 
 # (index of the table, rows [U] rising, summed gradient of each [U, D]); may be called more than once in a backward.
 GradientListener = Callable[[int, Tensor, Tensor], None]
@@ -39,7 +39,7 @@ def report_rows(listener: GradientListener, touched: TouchedRows, rows: int) -> 
         >>> report_rows(lambda table, rows, sums: print(table, rows.tolist(), sums.tolist()), touched, rows=9)
         0 [2, 5] [[2.0], [5.0]]
     """
-    groups = sort_rows(touched.ids, touched.bags, touched.weights, rows)
+    groups = touched.sorted(rows)
     listener(touched.table, groups.rows, sum_rows(touched.grad, groups))
 
 

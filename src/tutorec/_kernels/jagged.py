@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch.compiler import is_compiling
 
 from tutorec._kernels import reference
 from tutorec._kernels.backend import BackendChoice, backend
-from tutorec._kernels.row_ranges import bucketize_on_cpu
 
 __all__ = ["Bucketized", "bucketize", "jagged_to_padded_dense", "lengths_to_offsets"]
 
@@ -137,8 +137,30 @@ def bucketize(
         )
     if not bounds:
         return Bucketized(lengths, values, weights, torch.arange(0) if keep_places else None)
-    run = bucketize_on_cpu if values.is_cpu and not is_compiling() else reference.bucketize
-    return Bucketized(*run(lengths, values, weights, segments, bounds, keep_places))
+    if not _fbgemm_runs(values) or is_compiling():
+        return Bucketized(*reference.bucketize(lengths, values, weights, segments, bounds, keep_places))
+    # The operator takes equal dtypes of what it compares, and numbers of bags only where features differ in them.
+    dtype, samples = values.dtype, max(segments)
+    uneven = min(segments) < samples
+    blocks, of_features = _row_ranges(tuple(map(tuple, bounds)))
+    counts, ids, moved, _, places = torch.ops.fbgemm.block_bucketize_sparse_features(
+        *(lengths, values.detach(), False, keep_places, blocks.to(dtype), len(bounds[0]) - 1),
+        None if weights is None else weights.detach(),
+        *((torch.tensor(segments, dtype=lengths.dtype), samples) if uneven else (None, -1)),
+        None if of_features is None else [of_feature.to(dtype) for of_feature in of_features],
+    )
+    return Bucketized(counts, ids, moved, None if places is None else places.long())
+
+
+@lru_cache(maxsize=64)
+def _row_ranges(bounds: tuple[tuple[int, ...], ...]) -> tuple[Tensor, list[Tensor] | None]:
+    """Rows of a range of each feature [F] where all its ranges but the last are equal; else ones, and the bounds."""
+    table = torch.tensor(bounds)
+    rows, block = table[:, -1:], table[:, 1:2]
+    equal = torch.minimum(torch.arange(table.shape[1]) * block, rows)
+    if bool((block > 0).all()) and torch.equal(equal, table):
+        return block[:, 0].clone(), None
+    return torch.ones(len(bounds), dtype=torch.int64), list(table)
 
 
 def _fbgemm_runs(tensor: Tensor) -> bool:

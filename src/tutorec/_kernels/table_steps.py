@@ -1,25 +1,20 @@
-"""The update of a fused lookup without the lookup: tables, a batch, the gradient of its pooled rows.
-
-Where a table has copies, every copy is moved by the batches of all ranks, which it has not looked up itself.
-"""
+"""The update of a fused lookup without the lookup: tables, a batch, the gradient of its pooled rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from tutorec._kernels.optimizer_spec import UpdateStep
-from tutorec._kernels.separate import SeparateTables, find_tables
-from tutorec._kernels.tbe_update import RowGroups, add_rows, apply_update, sort_rows, sum_rows
-from tutorec._kernels.weighted_step import FEW_IDS, PooledBatch, step_rowwise_adagrad
+from tutorec._kernels.scattered_tables import address_tables
+from tutorec._kernels.tbe_layout import PooledBatch
+from tutorec._kernels.tbe_update import RowGroups, apply_update, sort_rows, sum_rows
 
-__all__ = ["TouchedRows", "gradient_of_table", "step_rows", "step_tables", "touched_rows"]
-
-_FEW_IDS = FEW_IDS
+__all__ = ["TouchedRows", "gradient_of_table", "join_gradients", "step_rows", "step_tables", "touched_rows"]
 
 
 @dataclass(frozen=True)
@@ -42,9 +37,13 @@ class TouchedRows:
     weights: Tensor | None
     grad: Tensor
 
+    def sorted(self, rows: int) -> RowGroups:
+        """The ids sorted by row, of a table with R rows."""
+        return sort_rows(self.ids, self.bags, self.weights, rows)
+
 
 def touched_rows(batch: PooledBatch, grad: Tensor, columns: Sequence[int]) -> Iterator[TouchedRows]:
-    """The gradient of each table that a batch reads; features of one table are neighbours.
+    """The gradient of each table that a batch reads, each table once.
 
     Args:
         batch: What was looked up.
@@ -54,31 +53,50 @@ def touched_rows(batch: PooledBatch, grad: Tensor, columns: Sequence[int]) -> It
     Example:
         >>> import torch
         >>> batch = PooledBatch(torch.tensor([5, 2, 5]), torch.tensor([0, 2, 3]), None, False, (0, 0))
-        >>> [found] = touched_rows(batch, torch.tensor([[1.0, 10.0]]), columns=[1])
-        >>> found.ids.tolist(), found.grad.tolist()
+        >>> [touched] = touched_rows(batch, torch.tensor([[1.0, 10.0]]), columns=[1])
+        >>> touched.ids.tolist(), touched.grad.tolist()
         ([5, 2, 5], [[1.0], [10.0]])
     """
     samples, features = grad.shape[0], batch.feature_tables
-    if samples == 0:
-        return
-    bounds = batch.offsets[::samples].tolist()
+    bounds = batch.offsets[::samples].tolist() if samples else [0] * (len(features) + 1)
     starts = [*accumulate((columns[table] for table in features), initial=0)]
     lengths = batch.offsets.diff().view(len(features), samples)
-    first = 0
-    while first < len(features):
-        table, last = features[first], first
-        while last < len(features) and features[last] == table:
-            last += 1
-        own = slice(bounds[first], bounds[last])
-        parts = [grad[:, starts[feature] : starts[feature + 1]] for feature in range(first, last)]
-        of_bags = parts[0] if len(parts) == 1 else torch.cat(parts)
-        counts = lengths[first:last].reshape(-1)
+    of_tables: dict[int, list[TouchedRows]] = {}
+    for feature, table in enumerate(features):
+        ids = slice(bounds[feature], bounds[feature + 1])
+        of_bags = grad[:, starts[feature] : starts[feature + 1]]
         if batch.mean:
-            of_bags = of_bags / counts.clamp(min=1).unsqueeze(1)
-        bags = torch.repeat_interleave(counts, output_size=bounds[last] - bounds[first])
-        weights = None if batch.weights is None else batch.weights[own]
-        yield TouchedRows(table, batch.values[own], bags, weights, of_bags.contiguous())
-        first = last
+            of_bags = of_bags / lengths[feature].clamp(min=1).unsqueeze(1)
+        bags = torch.repeat_interleave(lengths[feature], output_size=ids.stop - ids.start)
+        weights = None if batch.weights is None else batch.weights[ids]
+        of_tables.setdefault(table, []).append(TouchedRows(table, batch.values[ids], bags, weights, of_bags))
+    for parts in of_tables.values():
+        yield join_gradients(parts)
+
+
+def join_gradients(parts: Sequence[TouchedRows]) -> TouchedRows:
+    """The gradient of one table from several of its features.
+
+    Args:
+        parts: Of one table, with bags.
+
+    Example:
+        >>> import torch
+        >>> one = TouchedRows(0, torch.tensor([5]), torch.tensor([0]), None, torch.tensor([[1.0]]))
+        >>> join_gradients([one, one]).bags.tolist()
+        [0, 1]
+    """
+    if len(parts) == 1:
+        return replace(parts[0], grad=parts[0].grad.contiguous())
+    starts = accumulate((part.grad.shape[0] for part in parts), initial=0)
+    ones = [part.grad.new_ones(1).expand(part.ids.numel()) if part.weights is None else part.weights for part in parts]
+    return TouchedRows(
+        parts[0].table,
+        torch.cat([part.ids for part in parts]),
+        torch.cat([part.bags + start for part, start in zip(parts, starts, strict=False) if part.bags is not None]),
+        None if all(part.weights is None for part in parts) else torch.cat(ones),
+        torch.cat([part.grad for part in parts]),
+    )
 
 
 def gradient_of_table(touched: TouchedRows, rows: int) -> Tensor:
@@ -87,18 +105,14 @@ def gradient_of_table(touched: TouchedRows, rows: int) -> Tensor:
     Example:
         >>> import torch
         >>> batch = PooledBatch(torch.tensor([1, 1]), torch.tensor([0, 1, 2]), None, False, (0,))
-        >>> [found] = touched_rows(batch, torch.tensor([[1.0], [10.0]]), columns=[1])
-        >>> gradient_of_table(found, rows=3).tolist()
+        >>> [touched] = touched_rows(batch, torch.tensor([[1.0], [10.0]]), columns=[1])
+        >>> gradient_of_table(touched, rows=3).tolist()
         [[0.0], [11.0], [0.0]]
     """
+    # Sorted, because rows that repeat would be added in any order on a device, and copies would drift apart.
+    groups = touched.sorted(rows)
     gradient = touched.grad.new_zeros(rows, touched.grad.shape[1])
-    if gradient.is_cpu:
-        add_rows(gradient, touched.ids, touched.bags, touched.weights, touched.grad, 1.0)
-    else:
-        # On a device rows that repeat would be added in any order, and copies would drift apart.
-        groups = sort_rows(touched.ids, touched.bags, touched.weights, rows)
-        gradient.index_add_(0, groups.rows, sum_rows(touched.grad, groups))
-    return gradient
+    return gradient.index_copy_(0, groups.rows, sum_rows(touched.grad, groups))
 
 
 @torch.no_grad()
@@ -114,9 +128,9 @@ def step_tables(
     Args:
         tables: [R, D] in float32, changed in place.
         states: What the rule keeps of each table, [R] or [R, D] each, changed in place; nothing for sgd.
-        batch: What was looked up; features of one table are neighbours.
+        batch: What was looked up.
         grad: Of the pooled rows [B, sum of D over features].
-        steps: Of each table the optimizer, the same for all, its rate, and which step it is.
+        steps: Of each table the optimizer, its rate, and which step it is.
 
     Example:
         >>> import torch
@@ -129,16 +143,15 @@ def step_tables(
     """
     if not batch.values.numel():
         return
-    found = find_tables(tables, batch.feature_tables)
-    if found is not None and _in_one_call(found, tables, states, batch, grad, steps[0]):
-        return
+    scattered = address_tables(tables, batch.feature_tables)
+    if scattered is not None and all(step == steps[0] for step in steps):
+        of_features = [state for table in batch.feature_tables for state in states[table]]
+        if scattered.step(grad, batch, of_features, steps[0]):
+            return
     for touched in touched_rows(batch, grad, [table.shape[1] for table in tables]):
-        table, step = tables[touched.table], steps[touched.table]
-        if step.rule.kind == "sgd" and table.is_cpu:
-            add_rows(table, touched.ids, touched.bags, touched.weights, touched.grad, -step.rate)
-        else:
-            groups = sort_rows(touched.ids, touched.bags, touched.weights, table.shape[0])
-            apply_update(table, states[touched.table], touched.grad, groups, step)
+        table = tables[touched.table]
+        groups = touched.sorted(table.shape[0])
+        apply_update(table, states[touched.table], touched.grad, groups, steps[touched.table])
 
 
 @torch.no_grad()
@@ -162,29 +175,3 @@ def step_rows(table: Tensor, states: Sequence[Tensor], ids: Tensor, grad: Tensor
     """
     each = torch.arange(ids.numel() + 1, device=ids.device)
     apply_update(table, states, grad, RowGroups(ids, each, each[:-1], None), step)
-
-
-def _in_one_call(
-    found: SeparateTables,
-    tables: Sequence[Tensor],
-    states: Sequence[Sequence[Tensor]],
-    batch: PooledBatch,
-    grad: Tensor,
-    step: UpdateStep,
-) -> bool:
-    """By fbgemm, where that is the fastest way; whether it was done."""
-    arguments = batch.values, batch.offsets, batch.weights, batch.mean
-    if step.rule.kind == "sgd":
-        found.step_sgd(grad, arguments, step.rate)
-        return True
-    if step.rule.kind != "rowwise_adagrad":
-        return False
-    squares = [state for (state,) in states]
-    many = batch.values.numel() > _FEW_IDS * len(tables)
-    if many and step_rowwise_adagrad(found, tables, squares, batch, grad, step.rate, step.rule.eps):
-        return True
-    if not found.geometry.grouped:
-        return False
-    of_features = [squares[table] for table in batch.feature_tables]
-    found.step_rowwise_adagrad(grad, arguments, of_features, step.rate, step.rule.eps)
-    return True

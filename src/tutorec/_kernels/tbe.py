@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from tutorec._kernels.gradient_listener import GradientListener, LookedUp, listened
 from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep, check_rate
 from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_pooling
-from tutorec._kernels.weighted_step import PooledBatch
+from tutorec._kernels.tbe_layout import PooledBatch
 
 __all__ = [
     "Cut",

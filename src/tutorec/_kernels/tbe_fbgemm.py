@@ -9,19 +9,13 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._kernels.separate import SeparateTables, find_tables
 from tutorec._kernels.tbe import GroupSpec, TableBatch, as_one_buffer
 from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
-from tutorec._kernels.weighted_step import FEW_IDS, PooledBatch, step_rowwise_adagrad
 
 __all__ = [
     "DenseTableBatchedEmbeddingBagsCodegen",
@@ -31,7 +25,6 @@ __all__ = [
 
 _SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
 _FP32_OUTPUT = 0
-_FEW_IDS = FEW_IDS
 
 
 def _stride(columns: int) -> int:
@@ -158,29 +151,9 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
         return f"fbgemm.{self.optimizer.kind}"
 
-    def _bind_kernel(self) -> None:
-        super()._bind_kernel()
-        self._found: SeparateTables | None = None
-        # The same rows for the update of large batches: one table of all rows where nothing is pooled.
-        if self.spec.pooling == "none":
-            self._rows_of_tables = [self._flat.detach().view(-1, self._table_places[0][2])]
-            self._feature_tables: tuple[int, ...] = (0,)
-            self._states_of_tables = self._kept
-        else:
-            self._rows_of_tables = [table.detach() for table in self._tables]
-            self._feature_tables = tuple(self.spec.feature_tables[feature] for feature in self._order)
-            self._states_of_tables = [state for states in self._states for state in states]
-
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
         limit = self.optimizer.max_gradient
-        many = values.numel() > _FEW_IDS * len(self.spec.tables)
-        if many and self.optimizer.kind == "rowwise_adagrad" and torch.is_grad_enabled():
-            # Rows move only with the buffer, so that what is found holds until it is bound anew.
-            found = self._found = self._found or find_tables(self._rows_of_tables, self._feature_tables)
-            if found is not None:
-                step = _RowwiseAdagradStep(self, found, self._learning_rate, self.optimizer)
-                return cast(Tensor, _LargeBatch.apply(self._flat, step, values, offsets, weights))
         head = (
             *(
                 self._flat,
@@ -209,48 +182,6 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
         return ops.split_embedding_codegen_lookup_rowwise_adagrad_function_cpu(
             *head, *state, self.optimizer.eps, rate, 0.0, 0, 0.0, _FP32_OUTPUT
         )
-
-
-@dataclass(frozen=True)
-class _RowwiseAdagradStep:
-    """The update of one batch, with the rate in force at its forward."""
-
-    op: SplitTableBatchedEmbeddingBagsCodegen
-    found: SeparateTables
-    rate: float
-    rule: OptimizerSpec
-
-    def apply(self, batch: PooledBatch, grad: Tensor) -> None:
-        tables, states = self.op._rows_of_tables, self.op._states_of_tables
-        if not batch.values.numel() or step_rowwise_adagrad(
-            self.found, tables, states, batch, grad, self.rate, self.rule.eps
-        ):
-            return
-        of_features = [states[table] for table in batch.feature_tables]
-        arguments = batch.values, batch.offsets, batch.weights, batch.mean
-        self.found.step_rowwise_adagrad(grad, arguments, of_features, self.rate, self.rule.eps)
-
-
-class _LargeBatch(torch.autograd.Function):
-    """fbgemm's lookup with row-wise Adagrad in backward by the faster of two ways; see ``weighted_step``."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hook: Tensor, step: _RowwiseAdagradStep, ids: Tensor, offsets: Tensor, weights: Tensor | None
-    ) -> Tensor:
-        # ``hook`` is the buffer: it requires grad, so that autograd records this call, and gets none.
-        ctx.step = step
-        ctx.save_for_backward(ids, offsets, weights)
-        return step.found.pool(ids, offsets, weights, step.op._pooling == "mean")
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ids, offsets, weights = ctx.saved_tensors
-        step: _RowwiseAdagradStep = ctx.step
-        batch = PooledBatch(ids, offsets, weights, step.op._pooling == "mean", step.op._feature_tables)
-        step.apply(batch, step.rule.limited(grads[0]).contiguous())
-        return None, None, None, None, None
 
 
 class DenseTableBatchedEmbeddingBagsCodegen(_RawOperators):

@@ -1,16 +1,36 @@
-"""Pure functions that cut feature-major batches and column blocks for the table-batched operators."""
+"""Feature-major batches, and pure functions that cut them and column blocks for the table-batched operators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-__all__ = ["column_slices", "empty_bags", "pick_columns", "select_features"]
+__all__ = ["PooledBatch", "column_slices", "empty_bags", "pick_columns", "select_features"]
 
 Slices = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class PooledBatch:
+    """The bags that all features look up, feature after feature.
+
+    Attributes:
+        values: Ids [N].
+        offsets: Bag bounds [F * B + 1].
+        weights: Factor of each id [N], or None for 1; without gradient.
+        mean: Whether a bag's sum is divided by its number of ids.
+        feature_tables: For each feature the index of its table [F].
+    """
+
+    values: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+    mean: bool
+    feature_tables: tuple[int, ...]
 
 
 def select_features(

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.row_rules import move_rows
 
-__all__ = ["RowGroups", "add_rows", "apply_update", "pick_rows", "sort_ids", "sort_rows", "sum_rows"]
+__all__ = ["RowGroups", "apply_update", "pick_rows", "sort_ids", "sort_rows", "sum_rows"]
 
 # Bytes of summed gradients worked on at a time; measured best between 1 and 4 MiB on 2 cores with 512 KiB of L2 each.
 _SLICE_BYTES = 2 << 20
@@ -100,44 +100,6 @@ def sum_rows(grad: Tensor, groups: RowGroups) -> Tensor:
     return F.embedding_bag(
         groups.bags, grad, groups.starts, mode="sum", per_sample_weights=weights, include_last_offset=True
     )
-
-
-@torch.no_grad()
-def add_rows(
-    matrix: Tensor, ids: Tensor, bags: Tensor | None, weights: Tensor | None, grad: Tensor, factor: float
-) -> None:
-    """Add ``factor * weights[i] * grad[bags[i]]`` to row ``ids[i]`` of a matrix, for every i.
-
-    What SGD does, without sorting: rows that repeat are moved once for each id, which sums to the same.
-
-    Args:
-        matrix: Rows [R, D], changed in place.
-        ids: [N].
-        bags: [N]; None for i itself.
-        weights: [N], or None for 1.
-        grad: [bags, D].
-        factor: Of all.
-
-    Example:
-        >>> import torch
-        >>> from tutorec._kernels.tbe_update import add_rows
-        >>> matrix = torch.zeros(3, 1)
-        >>> add_rows(matrix, torch.tensor([2, 0, 2]), None, None, torch.tensor([[1.0], [2.0], [3.0]]), factor=0.5)
-        >>> matrix.flatten().tolist()
-        [1.0, 0.0, 2.0]
-    """
-    step = max(_SLICE_BYTES // (4 * matrix.shape[1]), 1) if grad.is_cpu else max(ids.numel(), 1)
-    small = bags is not None and grad.shape[0] < ids.numel()
-    if small:  # fewer bags than ids: the factor goes where it multiplies less
-        grad = grad * factor
-    for first in range(0, ids.numel(), step):
-        part = slice(first, first + step)
-        rows = grad[part] if bags is None else grad.index_select(0, bags[part])
-        if weights is not None:
-            rows = rows * (weights[part] if small else weights[part] * factor).unsqueeze(1)
-        elif not small:
-            rows = rows * factor
-        matrix.index_add_(0, ids[part], rows)
 
 
 @torch.no_grad()

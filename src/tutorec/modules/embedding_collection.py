@@ -1,24 +1,17 @@
 """EmbeddingCollection: tables side by side whose rows are returned one per id, for models that read sequences."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
-from torch.nn import functional as F
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec._kernels.separate_rows import take_rows
+from tutorec._kernels.tbe_layout import PooledBatch
 from tutorec.modules.embedding_configs import EmbeddingConfig
-from tutorec.modules.embedding_rows import (
-    ResultOrder,
-    order_of_results,
-    plain_weights,
-    rows_in_one_call,
-    samples_of_lists,
-)
+from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.modules.embedding_tables import checked_tables, draw_weights, get_embedding_names_by_table
-from tutorec.optim.updating_lookup import Bags, look_up, updates_in_backward
+from tutorec.optim.updating_lookup import is_updated_in_backward, look_up
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -111,15 +104,12 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
             (name, table.name, table.num_embeddings) for table in tables for name in table.feature_names
         ]
         self._embedding_names_by_table = get_embedding_names_by_table(tables)
-        self._result_places = [
-            (feature, index, name)
-            for index, names in enumerate(self._embedding_names_by_table)
-            for feature, name in zip(self._feature_names[index], names, strict=True)
-        ]
-        self._features = list(dict.fromkeys(feature for feature, _, _ in self._result_places))
-        self._features_of_names = {name: feature for feature, _, name in self._result_places}
-        self._last_keys: list[str] | None = None
-        self._order = ResultOrder(None, (), ())
+        self._features_of_names = {
+            name: feature
+            for features, names in zip(self._feature_names, self._embedding_names_by_table, strict=True)
+            for feature, name in zip(features, names, strict=True)
+        }
+        self._features = list(dict.fromkeys(self._features_of_names.values()))
         self.reset_parameters()
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
@@ -134,61 +124,40 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         if not is_scripting():
             features = maybe_td_to_kjt(features, self._features)
             check_ids(features, self._feature_rows, tables=self)
-            results = self._eagerly(features)
-            if results is not None:
-                return results
         lists = features.to_dict()
-        found: dict[str, JaggedTensor] = {}
+        updated: dict[str, Tensor] = {}
+        if not is_scripting():
+            updated = self._updated_rows(features)
+        results: dict[str, JaggedTensor] = {}
         for index, table in enumerate(self.embeddings.values()):
             names = self._embedding_names_by_table[index]
             for position, feature in enumerate(self._feature_names[index]):
-                ids = lists[feature]
-                rows = table(ids.values()).float()
+                ids, name = lists[feature], names[position]
+                rows = updated[name] if name in updated else table(ids.values()).float()
                 indices = ids.values() if self._need_indices else None
-                found[names[position]] = JaggedTensor(rows, indices, ids.lengths(), None)
+                results[name] = JaggedTensor(rows, indices, ids.lengths(), None)
         if not is_scripting():
-            found = samples_of_lists(found, features, self._features_of_names)
-        return found
+            results = samples_of_lists(results, features, self._features_of_names)
+        return results
 
     @torch.jit.unused
-    def _eagerly(self, features: KeyedJaggedTensor) -> Any:
-        """The results by the fastest road, or None where the tables are to be called one by one, as modules."""
-        if type(features) is not KeyedJaggedTensor or torch.compiler.is_compiling() or is_tracing():
-            return None
-        weights = plain_weights(self.embeddings)
-        if weights is None:
-            return None
-        if updates_in_backward(weights):
-            rows = look_up([Bags(weights[table], ids) for table, ids in self._ids_of_results(features)])
-            return self._results(features, rows)
-        if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-            rows = [F.embedding(ids, weights[table]).float() for table, ids in self._ids_of_results(features)]
-            return self._results(features, rows)
-        if not features.variable_stride_per_key():
-            if features.keys() != self._last_keys:
-                self._last_keys, self._order = features.keys(), order_of_results(features.keys(), self._result_places)
-            results = rows_in_one_call(features, weights, self._order, self._need_indices)
-            if results is not None:
-                return results
-        rows = [take_rows(weights[table], ids) for table, ids in self._ids_of_results(features)]
-        return self._results(features, rows)
-
-    @torch.jit.unused
-    def _ids_of_results(self, features: KeyedJaggedTensor) -> list[tuple[int, Tensor]]:
-        """For each result its table and its ids."""
-        lists = features.to_dict()
-        return [(table, lists[feature].values()) for feature, table, _ in self._result_places]
-
-    @torch.jit.unused
-    def _results(self, features: KeyedJaggedTensor, found: list[Tensor]) -> dict[str, JaggedTensor]:
-        """The results from their rows."""
-        lists = features.to_dict()
-        results: dict[str, JaggedTensor] = {}
-        for (feature, _, name), rows in zip(self._result_places, found, strict=True):
-            ids = lists[feature]
-            indices = ids.values() if self._need_indices else None
-            results[name] = JaggedTensor._from_parts(rows, indices, ids.lengths(), ids.offsets())
-        return samples_of_lists(results, features, self._features_of_names)
+    def _updated_rows(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
+        """By name the results of the tables that backward updates: rows [N_f, D], every id a bag of its own."""
+        if type(features) is not KeyedJaggedTensor:
+            return {}
+        weights = {
+            name: table.weight
+            for table, names in zip(self.embeddings.values(), self._embedding_names_by_table, strict=True)
+            for name in names
+            if _only_looks_up(table) and is_updated_in_backward(cast(Tensor, table.weight))
+        }
+        if not weights:
+            return {}
+        lists, batches = features.to_dict(), []
+        for index, name in enumerate(weights):
+            ids = lists[self._features_of_names[name]].values()
+            batches.append(PooledBatch(ids, torch.arange(ids.numel() + 1, device=ids.device), None, False, (index,)))
+        return dict(zip(weights, look_up(cast(list[Tensor], [*weights.values()]), batches), strict=True))
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """What each table is, in order."""
@@ -231,3 +200,9 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         shape = (table.num_embeddings, table.embedding_dim)
         weight = torch.empty(shape, device=self._device, dtype=data_type_to_dtype(table.data_type))
         return nn.Embedding(*shape, _weight=weight)
+
+
+def _only_looks_up(table: nn.Module) -> bool:
+    """Whether a table is a plain one, without hooks: another one is to be called."""
+    hooked = table._forward_hooks or table._forward_pre_hooks
+    return type(table) is nn.Embedding and not hooked and table.max_norm is None and table.padding_idx is None

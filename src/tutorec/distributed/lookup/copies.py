@@ -16,7 +16,7 @@ from tutorec._kernels.gradient_listener import report_batch, report_rows
 from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.table_steps import TouchedRows, gradient_of_table, step_rows, step_tables, touched_rows
 from tutorec._kernels.tbe import TableBatch
-from tutorec._kernels.weighted_step import PooledBatch
+from tutorec._kernels.tbe_layout import PooledBatch
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.sparse_gradients import CopiedTable, TableRows
 from tutorec.distributed.env import ShardingEnv

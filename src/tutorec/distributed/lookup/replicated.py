@@ -23,7 +23,7 @@ from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.pooling import bag_weights, kernel_pooling
 from tutorec._kernels.table_steps import TouchedRows, touched_rows
-from tutorec._kernels.weighted_step import PooledBatch
+from tutorec._kernels.tbe_layout import PooledBatch
 from tutorec.distributed.collectives.autograd import gradient_divisor
 from tutorec.distributed.collectives.sparse_gradients import PooledGradients, features_of
 from tutorec.distributed.env import ShardingEnv

@@ -1,4 +1,4 @@
-"""Tables that lie apart are looked up and updated in one call as one by one."""
+"""Tables in separate memory are looked up and updated in one call as one by one."""
 
 import pytest
 import torch
@@ -7,7 +7,9 @@ from torch.testing import assert_close
 
 from tutorec._kernels import reference
 from tutorec._kernels.backend import backend, use_backend
-from tutorec._kernels.separate import find_tables, one_call_pays
+from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
+from tutorec._kernels.scattered_tables import address_tables
+from tutorec._kernels.tbe_layout import PooledBatch
 
 needs_fbgemm = pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
 FEATURES = (2, 0, 0, 1)
@@ -35,10 +37,10 @@ def expected_pool(own: list[Tensor], mean: bool, weights: Tensor | None) -> Tens
 @pytest.mark.parametrize("weighted", [False, True])
 def test_pooled_rows_equal_those_of_each_table(dtype: torch.dtype, index: torch.dtype, weighted: bool) -> None:
     own, weights = tables(dtype), torch.rand(8) if weighted else None
-    found = find_tables(own, FEATURES)
-    assert found is not None
+    scattered = address_tables(own, FEATURES)
+    assert scattered is not None
     for mean in (False, *([] if weighted else [True])):
-        pooled = found.pool(IDS.to(index), OFFSETS, weights, mean)
+        pooled = scattered.pool(PooledBatch(IDS.to(index), OFFSETS, weights, mean, FEATURES))
         assert pooled.dtype == torch.float32
         assert_close(pooled, expected_pool([table.float() for table in own], mean, weights))
 
@@ -51,17 +53,15 @@ def test_steps_move_the_rows_as_the_formulas_do(weighted: bool) -> None:
     ids = torch.tensor([1, 4, 4, 0, 0, 2, 3, 3])
     bags = torch.arange(8).repeat_interleave(OFFSETS.diff())
     columns = [0, 8, 16, 20, 32]
-    states = [torch.zeros(table.shape[0], 1) for table in own]
+    states = [torch.zeros(table.shape[0]) for table in own]
     stepped, adagrad = [table.clone() for table in own], [table.clone() for table in own]
     for sgd in (True, False):
         moved = stepped if sgd else adagrad
-        found = find_tables(moved, features)
-        assert found is not None
-        assert found.geometry.grouped
-        if sgd:
-            found.step_sgd(grad, (ids, OFFSETS, weights, False), 0.5)
-        else:
-            found.step_rowwise_adagrad(grad, (ids, OFFSETS, weights, False), [states[t] for t in features], 0.5, 1e-6)
+        scattered = address_tables(moved, features)
+        assert scattered is not None
+        rule = OptimizerSpec("sgd") if sgd else OptimizerSpec("rowwise_adagrad", eps=1e-6)
+        batch = PooledBatch(ids, OFFSETS, weights, False, features)
+        assert scattered.step(grad, batch, [states[t] for t in features], UpdateStep(rule, 0.5))
         for table, before in enumerate(own):
             mine = [feature for feature, read in enumerate(features) if read == table]
             picked, row_grads = [], []
@@ -81,9 +81,17 @@ def test_steps_move_the_rows_as_the_formulas_do(weighted: bool) -> None:
                 assert_close(states[table].view(-1), state)
 
 
-def test_features_of_one_table_apart_are_not_grouped() -> None:
-    found = find_tables(tables(), (0, 1, 0))
-    assert found is None or not found.geometry.grouped
+@needs_fbgemm
+@pytest.mark.parametrize(("kind", "features"), [("rowwise_adagrad", (0, 1, 0)), ("adagrad", (0, 1)), ("adam", (0, 1))])
+def test_what_fbgemm_would_do_wrong_is_left_to_others(kind: OptimizerKind, features: tuple[int, ...]) -> None:
+    own = tables()
+    before, scattered = [table.clone() for table in own], address_tables(own, features)
+    assert scattered is not None
+    offsets, grad = torch.arange(len(features) + 1), torch.ones(1, sum(own[table].shape[1] for table in features))
+    batch = PooledBatch(torch.zeros(len(features), dtype=torch.int64), offsets, None, False, features)
+    states = [torch.zeros(own[table].shape[0]) for table in features]
+    assert not scattered.step(grad, batch, states, UpdateStep(OptimizerSpec(kind), 0.5, 1))
+    assert all(torch.equal(*pair) for pair in zip(own, before, strict=True))
 
 
 class Odd(Tensor):
@@ -105,14 +113,14 @@ class Odd(Tensor):
     ],
     ids=["width", "bfloat16", "double", "mixed", "transposed", "strided", "no rows", "meta", "subclass"],
 )
-def test_tables_that_cannot_be_addressed_are_not_found(own: list[Tensor]) -> None:
-    assert find_tables(own, tuple(range(len(own)))) is None
+def test_tables_that_cannot_be_addressed_are_left_to_others(own: list[Tensor]) -> None:
+    assert address_tables(own, tuple(range(len(own)))) is None
 
 
 def test_nothing_is_found_without_fbgemm_or_features() -> None:
-    assert find_tables(tables(), ()) is None
+    assert address_tables(tables(), ()) is None
     with use_backend("torch"):
-        assert find_tables(tables(), (0, 1, 2)) is None
+        assert address_tables(tables(), (0, 1, 2)) is None
 
 
 @needs_fbgemm
@@ -120,13 +128,8 @@ def test_a_table_in_new_memory_is_found_there() -> None:
     parameter = nn.Parameter(torch.zeros(3, 4))
     for value in (1.0, 2.0):
         parameter.data = torch.full((3, 4), value)
-        found = find_tables([parameter], (0,))
-        assert found is not None
-        assert found.pool(torch.tensor([2]), torch.tensor([0, 1]), None, False).tolist() == [[value] * 4]
-
-
-def test_one_call_pays_on_one_thread_and_for_few_ids() -> None:
-    assert one_call_pays(1, 10**9)
-    torch.set_num_threads(2)
-    assert one_call_pays(26, 2600)
-    assert not one_call_pays(26, 10**6)
+        scattered = address_tables([parameter], (0,))
+        assert scattered is not None
+        assert scattered.pool(PooledBatch(torch.tensor([2]), torch.tensor([0, 1]), None, False, (0,))).tolist() == [
+            [value] * 4
+        ]

@@ -1,0 +1,194 @@
+"""Tables in separate memory, looked up or updated in one call.
+
+A collection keeps each table as a parameter of its own, so that it has a name and a place in ``state_dict``. fbgemm's
+CPU operators take one buffer, and of that only where each table begins: table t is read at ``buffer + offsets[t]``. So
+the first table stands for the buffer, and an offset is the distance in memory from the first table to table t. It may
+be negative; what lies in between is never touched.
+
+Memory can move (``weight.data = ...``, ``load_state_dict(assign=True)``), so addresses are read at each call; what is
+derived from them is kept for the next call with the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from operator import attrgetter
+
+import torch
+from torch import Tensor, nn
+from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
+
+from tutorec._kernels.backend import backend
+from tutorec._kernels.optimizer_spec import UpdateStep
+from tutorec._kernels.tbe_layout import PooledBatch
+
+__all__ = ["ScatteredTables", "address_tables"]
+
+_SUM, _MEAN = 0, 1  # fbgemm's codes of the pooling modes
+_FP32_OUTPUT = 0
+_PLAIN = {Tensor, nn.Parameter}
+_DTYPES = {torch.float32, torch.float16}
+# Mapped over the tables of every batch, in which a loop would cost more than a small lookup.
+_facts = attrgetter("is_cpu", "dtype", "shape")
+_is_contiguous = Tensor.is_contiguous
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """The operators' integers for a set of tables, one entry for each feature.
+
+    Attributes:
+        starts: Distance from the first table to each feature's table, in elements [F].
+        columns: Running sum of the features' widths [F + 1].
+        total: Sum of the widths.
+        widest: The largest width.
+        rows: Running sum of rows, equal for neighbours that share a table [F + 1].
+        bits: That count the rows of all tables.
+        grouped: Whether features of one table are neighbours, as the exact updates need.
+        placements: Zeros: every table is in host memory [F].
+    """
+
+    starts: Tensor
+    columns: Tensor
+    total: int
+    widest: int
+    rows: Tensor
+    bits: int
+    grouped: bool
+    placements: Tensor
+
+
+@dataclass(frozen=True)
+class ScatteredTables:
+    """Tables [R, D] in separate memory, and the table of each feature; ``address_tables`` makes it, for one call.
+
+    Attributes:
+        first: The table of the first feature.
+        geometry: Where the others are.
+
+    Example:
+        >>> import torch
+        >>> tables = [torch.ones(3, 4), torch.full((2, 8), 10.0)]
+        >>> scattered = address_tables(tables, feature_tables=(0, 1))
+        >>> batch = PooledBatch(torch.tensor([2, 0, 1]), torch.tensor([0, 2, 3]), None, False, (0, 1))
+        >>> scattered is None or scattered.pool(batch).sum().item() == 2 * 4 + 10 * 8
+        True
+    """
+
+    first: Tensor
+    geometry: _Geometry
+
+    def pool(self, batch: PooledBatch) -> Tensor:
+        """Pooled rows of a batch [B, sum of D] in float32; no autograd."""
+        geometry = self.geometry
+        # Below the autograd keys: the operator has no derivative of its own, and none is wanted here.
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.fbgemm.split_embedding_codegen_forward_cpu.default(
+                self.first.detach(),
+                *(geometry.starts, geometry.columns, geometry.total, geometry.rows, *_ids_of(batch)),
+                *(_MEAN if batch.mean else _SUM, _weights_of(batch), _FP32_OUTPUT),
+            )
+
+    def step(self, grad: Tensor, batch: PooledBatch, states: Sequence[Tensor], step: UpdateStep) -> bool:
+        """Move each row of a batch once, by fbgemm; of SGD and row-wise Adagrad.
+
+        fbgemm's element-wise Adagrad reads a row's state at the row's own offset, which in separate memory is another
+        table's or nobody's.
+
+        Args:
+            grad: Of the pooled rows [B, sum of D].
+            batch: What was looked up.
+            states: Of each feature's table [R], in float32; nothing for SGD.
+            step: The optimizer and its rate.
+
+        Returns:
+            Whether it was done.
+        """
+        geometry, rate = self.geometry, torch.tensor(step.rate)
+        if step.rule.kind not in ("sgd", "rowwise_adagrad") or not geometry.grouped:
+            return False
+        arguments = (
+            *(grad.contiguous(), self.first.detach().view(-1), geometry.placements, geometry.starts, geometry.columns),
+            *(geometry.widest, geometry.rows, geometry.bits, *_ids_of(batch), _MEAN if batch.mean else _SUM),
+            *(_weights_of(batch), False),
+        )
+        if step.rule.kind == "sgd":
+            torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu.default(*arguments, rate, _FP32_OUTPUT)
+            return True
+        first = states[0].data_ptr()
+        starts = torch.tensor([(state.data_ptr() - first) // state.itemsize for state in states])
+        torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu.default(
+            *(*arguments, states[0], geometry.placements, starts, rate, step.rule.eps),
+            *(0.0, 0, 0.0, _FP32_OUTPUT),  # weight decay and its mode (both ignored on the CPU), maximum norm
+        )
+        return True
+
+
+def address_tables(tables: Sequence[Tensor], feature_tables: Sequence[int]) -> ScatteredTables | None:
+    """The tables as fbgemm's operators can address them, or None where they cannot.
+
+    They can on the CPU under the fbgemm backend, in eager mode, where all tables are contiguous, of one dtype (float32
+    or float16), and of widths that are multiples of 4.
+
+    Args:
+        tables: [R, D] each.
+        feature_tables: For each feature the index of its table.
+    """
+    if not feature_tables or torch.compiler.is_compiling() or is_tracing() or backend().name != "fbgemm":
+        return None
+    if not (_PLAIN.issuperset(map(type, tables)) and all(map(_is_contiguous, tables))):
+        return None
+    try:
+        addresses = tuple(map(Tensor.data_ptr, tables))
+    except RuntimeError:  # a tensor without memory, such as one under a transform of torch.func
+        return None
+    geometry = _geometry(tuple(feature_tables), addresses, tuple(map(_facts, tables)))
+    return None if geometry is None else ScatteredTables(tables[feature_tables[0]], geometry)
+
+
+@lru_cache(maxsize=64)
+def _geometry(
+    features: tuple[int, ...], addresses: tuple[int, ...], facts: tuple[tuple[bool, torch.dtype, torch.Size], ...]
+) -> _Geometry | None:
+    """The operators' integers for tables at these addresses; None where they cannot take them."""
+    dtypes = {dtype for _, dtype, _ in facts}
+    if len(dtypes) > 1 or not _DTYPES.issuperset(dtypes) or not all(on_cpu for on_cpu, _, _ in facts):
+        return None
+    itemsize, shapes = dtypes.pop().itemsize, [shape for _, _, shape in facts]
+    used = sorted(set(features))
+    if any(not shapes[table][0] or shapes[table][1] % 4 for table in used):
+        return None
+    first = addresses[features[0]]
+    if any((addresses[table] - first) % itemsize for table in used):
+        return None
+    widths = [shapes[table][1] for table in features]
+    # Neighbours that look up one table share its rows; that is how the updates see that they belong together.
+    differ = [addresses[one] != addresses[two] for one, two in pairwise(features)]
+    steps = [shapes[table][0] * other for table, other in zip(features, differ, strict=False)]
+    rows = [*accumulate([*steps, shapes[features[-1]][0]], initial=0)]
+    return _Geometry(
+        starts=torch.tensor([(addresses[table] - first) // itemsize for table in features]),
+        columns=torch.tensor([*accumulate(widths, initial=0)], dtype=torch.int32),
+        total=sum(widths),
+        widest=max(widths),
+        rows=torch.tensor(rows),
+        bits=int(math.log2(rows[-1]) + 1),
+        grouped=1 + sum(differ) == len({addresses[table] for table in used}),
+        placements=torch.zeros(len(features), dtype=torch.int32),
+    )
+
+
+def _ids_of(batch: PooledBatch) -> tuple[Tensor, Tensor]:
+    """Ids and offsets, both as int32 or both as int64, as the operators take them."""
+    values, offsets = batch.values, batch.offsets
+    if values.dtype != offsets.dtype:
+        values, offsets = values.long(), offsets.long()
+    return values.contiguous(), offsets.contiguous()
+
+
+def _weights_of(batch: PooledBatch) -> Tensor | None:
+    return None if batch.weights is None else batch.weights.float()
