@@ -92,7 +92,9 @@ class Diagram:
                 (x, y), node.width, lines, boxstyle="square,pad=0", edgecolor=color, facecolor="none", linewidth=1.5
             )
         )
-        self.text(x + node.width / 2, y + lines / 2, text, align="center")
+        parts = text.split("\n")
+        for position, part in enumerate(parts):  # one by one: a page's font is narrower than the one that is measured
+            self.text(x + node.width / 2, y + lines / 2 + 0.9 * (position - (len(parts) - 1) / 2), part, align="center")
         return node
 
     def strip(
@@ -101,7 +103,7 @@ class Diagram:
         y: float,
         cells: Sequence[Any],
         *,
-        rank: int | Sequence[int | None] | None = None,
+        rank: int | str | Sequence[int | None] | None = None,
         title: str = "",
         marked: Collection[int] = (),
         cell: float = 3,
@@ -112,14 +114,15 @@ class Diagram:
             x: Left edge of the first cell, in characters.
             y: Upper edge, in lines; a title stands above it.
             cells: What is written into them.
-            rank: Whose colour, of all or of each; None: an empty cell in the page's ink.
+            rank: Whose colour, of all cells or of each; a colour by its name for what belongs to no rank; None: an
+                empty cell in the page's ink.
             title: Written above the strip.
             marked: Positions of the cells with a thick frame.
             cell: Width of one.
         """
         from matplotlib.patches import Rectangle
 
-        ranks = rank if isinstance(rank, Sequence) else [rank] * len(cells)
+        ranks: Sequence[int | str | None] = [rank] * len(cells) if rank is None or isinstance(rank, int | str) else rank
         if title:
             self.text(x, y - 0.6, title)
         for position, (value, own) in enumerate(zip(cells, ranks, strict=True)):
@@ -127,7 +130,7 @@ class Diagram:
             thick = position in marked
             self._axes.add_patch(
                 Rectangle(
-                    (left, y), cell, 1.2, facecolor=rank_color(own) if own is not None else "none",
+                    (left, y), cell, 1.2, facecolor=rank_color(own) if isinstance(own, int) else own or "none",
                     edgecolor=INK, linewidth=2.5 if thick else 0.7, zorder=3 if thick else 2,
                 )
             )  # fmt: skip

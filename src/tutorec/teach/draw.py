@@ -11,6 +11,7 @@ from tutorec.teach.gantt import Gantt, gantt
 from tutorec.teach.hosts import hosts
 from tutorec.teach.lines import lines
 from tutorec.teach.maps import STATIONS, here, jagged, life
+from tutorec.teach.mechanisms import byte_row, dlrm, lookup
 from tutorec.teach.parts import parts
 from tutorec.teach.roofline import roofline
 from tutorec.teach.stored import stored
@@ -29,8 +30,10 @@ __all__ = [
     "Gantt",
     "Picture",
     "bars",
+    "byte_row",
     "curves",
     "cuts",
+    "dlrm",
     "gantt",
     "here",
     "histogram",
@@ -38,6 +41,7 @@ __all__ = [
     "jagged",
     "life",
     "lines",
+    "lookup",
     "parts",
     "rank_color",
     "rank_frequency",

@@ -1,0 +1,114 @@
+"""Diagrams of single mechanisms: a lookup in a table, a DLRM, the bytes of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from tutorec.models.dlrm import DLRM, DLRMTrain
+from tutorec.teach.canvas import ACCENT, Chart
+from tutorec.teach.diagram import WIDTH, Diagram
+
+__all__ = ["byte_row", "dlrm", "lookup"]
+
+_CELL = 6.5
+
+
+def lookup(table: Tensor, ids: Sequence[int], pooled: Tensor, *, claim: str) -> Chart:
+    """A bag of ids selects rows of a table, and the rows become one.
+
+    Args:
+        table: Rows [R, D], with R at most 12 and D at most 4.
+        ids: The bag.
+        pooled: What the layer made of the bag, [D].
+        claim: The title; ``{ids}``, ``{rows}`` and ``{columns}`` are numbers of this lookup.
+    """
+    rows, columns = table.shape
+    diagram = Diagram(lines=1.2 * rows + 2)
+    middle = 1.2 + 0.6 * rows
+    bag = diagram.strip(1, middle - 0.6, ids, rank=ACCENT, title="bag of ids")
+    left, far = 16.0, WIDTH - columns * _CELL - 1
+    diagram.text(left, 0.6, f"table [{rows}, {columns}]")
+    for row, numbers in enumerate(table.tolist()):
+        y = 1.2 + 1.2 * row
+        diagram.text(left - 0.8, y + 0.6, str(row), align="right")
+        read = row in ids
+        drawn = diagram.strip(
+            left, y, [f"{number:.2f}" for number in numbers], rank=ACCENT if read else None, cell=_CELL
+        )
+        if read:
+            diagram.arrow(bag.right, (left - 2.6, y + 0.6))
+            diagram.arrow(drawn.right, (far - 0.4, middle))
+    diagram.strip(
+        far,
+        middle - 0.6,
+        [f"{number:.2f}" for number in pooled.tolist()],
+        rank=ACCENT,
+        title=f"pooled [{columns}]",
+        cell=_CELL,
+    )
+    return diagram.chart(claim, ids=len(ids), rows=rows, columns=columns)
+
+
+def dlrm(model: DLRMTrain, *, claim: str) -> Chart:
+    """A DLRM with its own sizes: dense numbers and pooled rows meet in dot products, and an MLP makes a logit of them.
+
+    Args:
+        model: The model; its tables have one width.
+        claim: The title; ``{vectors}`` and ``{pairs}`` are numbers of the model.
+    """
+    inner: DLRM = model.model
+    tables = inner.sparse_arch.embedding_bag_collection.embedding_bag_configs()
+    features = [(feature, table) for table in tables for feature in table.feature_names]
+    dim = tables[0].embedding_dim
+    vectors, pairs = len(features) + 1, (len(features) + 1) * len(features) // 2
+    names = [f"{_sizes(inner.dense_arch)[0]} dense numbers", *(f"{feature} ids" for feature, _ in features)]
+    boxes = [f"MLP {_arrows(inner.dense_arch)}", *(f"{t.name}\n{t.num_embeddings:,} x {dim}" for _, t in features)]
+    diagram = Diagram(lines=3.2 * vectors + 0.6)
+    middle = 1.6 * vectors
+    dots = diagram.box(43, middle - 2, f"{pairs} dot products,\nand the MLP's vector", width=17, lines=4)
+    over = diagram.box(62, middle - 2, "MLP\n" + _arrows(inner.over_arch), width=14, lines=4)
+    diagram.arrow(dots.right, over.left)
+    diagram.arrow(over.right, (WIDTH, middle))
+    diagram.text(WIDTH, middle - 2.8, "logit", align="right")
+    for position, (name, box) in enumerate(zip(names, boxes, strict=True)):
+        y = 0.4 + 3.2 * position
+        node = diagram.box(16, y, box, width=17, lines=2.4)
+        diagram.text(0, y + 1.2, name)
+        diagram.arrow((13, y + 1.2), node.left)
+        diagram.text(34, y + (0.6 if 2 * position < vectors else 1.9), f"[{dim}]")
+        diagram.arrow(node.right, (43, middle - 1.5 + 3 * position / max(1, vectors - 1)))
+    return diagram.chart(claim, vectors=vectors, pairs=pairs)
+
+
+def byte_row(parts: Mapping[str, int], *, claim: str) -> Chart:
+    """The bytes of one stored row, part after part; widths are in proportion, but wide enough for their labels.
+
+    Args:
+        parts: What is stored -> bytes, in their order.
+        claim: The title; ``{total}`` is the sum.
+    """
+    total = sum(parts.values())
+    least = 9.0
+    free = WIDTH - 2 - least * len(parts)
+    diagram = Diagram(lines=4.2)
+    x = 1.0
+    for name, count in parts.items():
+        width = least + free * count / total
+        diagram.strip(x, 1.6, [f"{count} B"], rank=ACCENT, title=name, cell=width)
+        x += width
+    diagram.text(1, 3.5, f"{total} bytes")
+    return diagram.chart(claim, total=total)
+
+
+def _sizes(mlp: nn.Module) -> list[int]:
+    """The widths of an MLP, from what goes in to what comes out."""
+    linears = [layer for layer in mlp.modules() if isinstance(layer, nn.Linear)]
+    assert all(one.out_features == two.in_features for one, two in pairwise(linears)), "layers follow each other"
+    return [linears[0].in_features, *(layer.out_features for layer in linears)]
+
+
+def _arrows(mlp: nn.Module) -> str:
+    return " > ".join(map(str, _sizes(mlp)))
