@@ -169,3 +169,40 @@ def test_reveal_without_a_prediction_says_so(capsys):
     first, second = sentences(capsys)
     assert "none made yet" in first
     assert second == "prediction 99.8: no guess was recorded, measured 3 s."
+
+
+def cards(monkeypatch):
+    """What a notebook is shown."""
+    import IPython
+
+    shown = []
+    monkeypatch.setattr(IPython, "get_ipython", object)
+    monkeypatch.setattr("IPython.display.display", shown.append)
+    return shown
+
+
+def test_a_notebook_shows_a_card_with_bars_in_proportion(monkeypatch):
+    shown = cards(monkeypatch)
+    check.predict("99.1", 3, unit="waits")
+    check.reveal("99.1", 4)
+    guess, measured = (card._repr_html_() for card in shown)
+    assert "Prediction 99.1" in guess and "3 waits, to be compared" in guess
+    assert "width: 75.0%" in measured and "width: 100.0%" in measured and "The measured value is 1.33 times" in measured
+    assert "prediction 99.1: guessed 3 waits, measured 4 waits" in repr(shown[1])
+
+
+def test_a_card_shows_a_guess_that_is_not_a_number_and_escapes_it(monkeypatch):
+    shown = cards(monkeypatch)
+    check.predict("99.2", "<b>row-wise</b>")
+    check.reveal("99.2", "table-wise")
+    assert "&lt;b&gt;row-wise" in shown[1]._repr_html_() and "Not as predicted." in shown[1]._repr_html_()
+
+
+def test_the_card_of_an_exercise_has_the_colour_of_its_verdict(monkeypatch):
+    monkeypatch.setattr(check, "find", lambda _: offsets)
+    shown = cards(monkeypatch)
+    for answer in (..., [0, 1, 3], [1, 3]):
+        check.exercise("99.1", answer)
+    untouched, right, hint = (card._repr_html_() for card in shown)
+    assert len({card.split("border-left")[1].split(";")[0] for card in (untouched, right, hint)}) == 3
+    assert "Exercise 99.1" in right and "Where does the first list begin?" in hint

@@ -15,11 +15,14 @@ Example:
 
 from __future__ import annotations
 
+import html
 import importlib
+import sys
 import textwrap
 from dataclasses import dataclass
 from typing import Any
 
+from tutorec.teach.canvas import ACCENT, RANK_COLORS
 from tutorec.teach.grading import Exercise, Verdict, grade, is_untouched, same
 from tutorec.teach.units import number, seconds, size
 
@@ -36,6 +39,34 @@ class _Prediction:
     unit: str
 
 
+@dataclass(frozen=True)
+class Card:
+    """A sentence about a prediction or an exercise: a card in a notebook, wrapped text in a terminal.
+
+    Args:
+        title: What it is about, such as "Prediction 06.1".
+        text: What a terminal shows.
+        body: What a page shows below the title, in HTML.
+        color: Of the card's left edge.
+    """
+
+    title: str
+    text: str
+    body: str
+    color: str = ACCENT
+
+    def _repr_html_(self) -> str:
+        edge = f"border: 1px solid #8886; border-left: 4px solid {self.color}; border-radius: 4px"
+        title = f'<div style="font-weight: 600">{html.escape(self.title)}</div>'
+        return f'<div class="check" style="{edge}; padding: 0.5rem 0.8rem; margin: 0.6rem 0">{title}{self.body}</div>'
+
+    def __repr__(self) -> str:
+        return textwrap.fill(
+            self.text, _COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+
+
+_COLORS = {"right": RANK_COLORS[2], "hint": RANK_COLORS[5], "wrong": RANK_COLORS[6]}
 _verdicts: dict[str, Verdict] = {}
 _predictions: dict[str, _Prediction] = {}
 
@@ -69,7 +100,9 @@ def exercise(exercise_id: str, answer: Any) -> None:
     """
     verdict = grade(find(exercise_id), answer)
     _verdicts[exercise_id] = verdict
-    _print(verdict.text)
+    said = verdict.text.removeprefix(f"exercise {exercise_id}: ")
+    body = f"<div>{html.escape(said[:1].upper() + said[1:])}</div>"
+    _show(Card(f"Exercise {exercise_id}", verdict.text, body, _COLORS.get(verdict.status, ACCENT)))
 
 
 def status(exercise_id: str) -> str:
@@ -93,10 +126,10 @@ def predict(prediction_id: str, guess: Any, *, unit: str = "") -> None:
     """
     if is_untouched(guess):
         _predictions.pop(prediction_id, None)
-        _print(f"prediction {prediction_id}: none made yet. Write a guess before you run the next cell.")
+        _sentence(prediction_id, "none made yet. Write a guess before you run the next cell.")
         return
     _predictions[prediction_id] = _Prediction(guess, unit)
-    _print(f"prediction {prediction_id}: {_say(guess, unit)}, to be compared with the measurement below.")
+    _sentence(prediction_id, f"{_say(guess, unit)}, to be compared with the measurement below.")
 
 
 def reveal(prediction_id: str, measured: Any, *, unit: str = "") -> None:
@@ -109,14 +142,44 @@ def reveal(prediction_id: str, measured: Any, *, unit: str = "") -> None:
     """
     prediction = _predictions.get(prediction_id)
     if prediction is None:
-        _print(f"prediction {prediction_id}: no guess was recorded, measured {_say(measured, unit)}.")
+        _sentence(prediction_id, f"no guess was recorded, measured {_say(measured, unit)}.")
         return
-    said = f"prediction {prediction_id}: guessed {_say(prediction.guess, prediction.unit)}"
-    _print(f"{said}, measured {_say(measured, prediction.unit)}: {_compare(prediction.guess, measured)}.")
+    guess, verdict = prediction.guess, _compare(prediction.guess, measured)
+    values = (_say(guess, prediction.unit), _say(measured, prediction.unit))
+    text = f"prediction {prediction_id}: guessed {values[0]}, measured {values[1]}: {verdict}."
+    largest = max(guess, measured, 0) if _is_number(guess) and _is_number(measured) else 0
+    rows = [
+        _bar(name, value, 100 * max(each, 0) / largest if largest else 0, color)
+        for name, value, each, color in zip(
+            ("Guess", "Measured"), values, (guess, measured), (ACCENT, RANK_COLORS[2]), strict=True
+        )
+    ]
+    body = "".join(rows) + f"<div>{html.escape(verdict[:1].upper() + verdict[1:])}.</div>"
+    _show(Card(f"Prediction {prediction_id}", text, body, RANK_COLORS[2]))
 
 
-def _print(sentence: str) -> None:
-    print(textwrap.fill(sentence, _COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+def _sentence(prediction_id: str, text: str) -> None:
+    body = f"<div>{html.escape(text[:1].upper() + text[1:])}</div>"
+    _show(Card(f"Prediction {prediction_id}", f"prediction {prediction_id}: {text}", body))
+
+
+def _bar(name: str, value: str, percent: float, color: str) -> str:
+    """A labelled line of a card, with a bar as long as the number is large beside the other one."""
+    inner = f"display: block; width: {percent:.1f}%; height: 0.5rem; background: {color}"
+    bar = f'<span style="flex: 1"><span style="{inner}"></span></span>'
+    label = f'<span style="width: 5rem">{name}</span><span style="width: 12rem">{html.escape(value)}</span>'
+    return f'<div style="display: flex; align-items: center; gap: 0.5rem">{label}{bar}</div>'
+
+
+def _show(card: Card) -> None:
+    """A card where there is a notebook, else its text."""
+    shell = sys.modules.get("IPython")
+    if shell is not None and shell.get_ipython() is not None:
+        from IPython.display import display
+
+        display(card)
+    else:
+        print(card)
 
 
 def _is_number(value: Any) -> bool:
