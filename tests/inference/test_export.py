@@ -130,5 +130,5 @@ def test_files_that_hold_no_program_are_refused(tmp_path: Path):
         load_exported(tmp_path / "bad.pt2")
     with zipfile.ZipFile(tmp_path / "other.pt2", "w") as other:
         other.writestr("other/note", "no model")
-    with pytest.raises(ValueError, match=r"other\.pt2' holds no exported program that can be read here"):
+    with pytest.raises(ValueError, match=r"other\.pt2' holds no exported program"):
         load_exported(tmp_path / "other.pt2")

@@ -133,16 +133,10 @@ class Answers(nn.Module):
 def test_what_cannot_be_served_is_refused():
     with pytest.raises(TypeError, match="the model answers with a dict; make it return a tensor or a KeyedTensor"):
         with_tensor_inputs(Answers(), [batch(1)])
-    with pytest.raises(TypeError, match="input 'features' is a list; a tensor or a KeyedJaggedTensor is wanted"):
-        with_tensor_inputs(Answers(), [[1, 2]])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"Answers.forward takes \['features'\], and the example has 2 inputs"):
         with_tensor_inputs(Answers(), [batch(1), batch(1)])
     with pytest.raises(ValueError, match="and the example has 1 inputs"):
         with_tensor_inputs(Two(), [batch(1)])
-    with pytest.raises(TypeError, match=r"a model to serve is a torch.nn.Module, got a NoneType"):
-        with_tensor_inputs(None, [batch(1)])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"a model to script is a torch.nn.Module, got a NoneType"):
-        script_model(None)  # type: ignore[arg-type]
     variable = KeyedJaggedTensor(
         ["a", "b"], torch.ones(3), lengths=torch.tensor([1, 1, 1]), stride_per_key_per_rank=[[1], [2]]
     )
@@ -187,7 +181,7 @@ def test_text_that_is_no_tensor_is_refused(text: str, words: str):
 
 @pytest.mark.parametrize("tensors", [{"a b": torch.ones(1)}, {"a": torch.ones(1, dtype=torch.bool)}])
 def test_tensors_without_a_text_form_are_refused(tensors):
-    with pytest.raises(ValueError, match=r"a request holds \['int64', 'int32', 'float32', 'float64'\], under names"):
+    with pytest.raises(ValueError, match=r"a request holds \['int64', 'int32', 'float32', 'float64'\] and no blank"):
         tensors_to_text(tensors)
 
 

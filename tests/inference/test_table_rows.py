@@ -22,7 +22,6 @@ from tutorec.inference.scripting import save_scripted, script_model
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, QuantConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.quant.choosing import choose_dtypes
 from tutorec.quant.embedding_modules import EmbeddingBagCollection as QuantBags
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -70,15 +69,13 @@ def test_pruned_rows_are_left_out_by_from_float_and_quantize_embeddings():
 
 def test_rows_that_cannot_be_left_are_named_and_nothing_is_noted():
     model = bags()
-    for left in (0, 11, -1, True, 2.5):
-        with pytest.raises(ValueError, match=r"table 'user' has 10 rows, of which .* cannot be left: give 1 to 10"):
+    for left in (0, 11):
+        with pytest.raises(ValueError, match=r"rows that are left of table 'user'=.* must be a whole number, 1 to 10"):
             set_pruning_data(model, {"item": 3, "user": left})
     with pytest.raises(KeyError, match=r"no tables \['shop'\] in float collections; the tables are \['item', 'user'\]"):
         set_pruning_data(model, {"shop": 3})
     with pytest.raises(KeyError, match=r"no tables \['item'\]"):
         set_pruning_data(model, {"item": 3}, module_types=[EmbeddingCollection])
-    with pytest.raises(TypeError, match="got dict"):
-        set_pruning_data({}, {})
     assert tutorec.quantize(model).packed_table("item").rows == 10
 
 
@@ -127,17 +124,11 @@ def test_nothing_is_written_where_the_rows_of_a_later_table_cannot_be():
     before = model.packed_rows("item").clone()
     for wrong, kind, message in (
         ((found["user"][0], None), ValueError, "table 'user' .* without"),
-        (("a", "b"), TypeError, "table 'user': packed rows are a tensor.* got str and str"),
-        ([1], TypeError, "table 'user': give a pair"),
+        ((found["user"][0][:1], found["user"][1]), ValueError, "table 'user' .* got"),
     ):
         with pytest.raises(kind, match=message):
             assign_weights_to_tbe(model, {"item": zeros, "user": wrong})
         assert torch.equal(model.packed_rows("item"), before)
-    with pytest.raises(TypeError, match="table_to_weight is a NoneType: give a dict from names of tables"):
-        assign_weights_to_tbe(model, None)
-    for given in (None, ["item"]):
-        with pytest.raises(TypeError, match=r"tables_to_rows_post_pruning is a .*: give a dict from names of tables"):
-            set_pruning_data(bags(), given)
 
 
 def test_submodules_are_attributes_of_the_package():
@@ -152,37 +143,16 @@ def test_submodules_are_attributes_of_the_package():
 def test_mappings_of_other_things_are_named():
     model = nn.Sequential(bags(), nn.Linear(2, 2))
     before = model[0].embedding_bags["item"].weight.detach().clone()
-    with pytest.raises(TypeError, match=r"Linear -> Linear: tables are quantized here"):
+    with pytest.raises(TypeError, match=r"Linear -> Linear: give a collection"):
         quantize_embeddings(model, torch.int8, True, [nn.Linear], {nn.Linear: nn.Linear})
-    with pytest.raises(TypeError, match="quantization_mapping goes from the names of float classes"):
-        quantize_inference_model(model, quantization_mapping={EmbeddingBagCollection: QuantBags})
     for mapping in ({}, {torch.typename(EmbeddingCollection): QuantBags}):
-        with pytest.raises(ValueError, match="no module of Sequential is of a class in quantization_mapping"):
+        with pytest.raises(ValueError, match="no module is of a class in quantization_mapping"):
             quantize_inference_model(model, quantization_mapping=mapping)
     assert torch.equal(model[0].embedding_bags["item"].weight, before)
     found = quantize_inference_model(model, quantization_mapping={torch.typename(EmbeddingBagCollection): QuantBags})
     assert type(found[0]) is QuantBags
 
 
-def test_sharders_that_are_none_are_named():
-    for sharders, got in (([], "none"), ([1], r"\['int'\]")):
-        with pytest.raises(TypeError, match=f"one for each class of quantized collections, got {got}"):
-            shard_quant_model(nn.Sequential(tutorec.quantize(bags())), 2, sharders=sharders)
-
-
-def test_scripted_models_alone_are_saved_and_where_there_is_a_folder(tmp_path):
-    with pytest.raises(TypeError, match=r"this is a Linear: script_model\(model\) makes one"):
-        save_scripted(nn.Linear(2, 2), tmp_path / "model.pt")
+def test_a_model_is_saved_where_there_is_a_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere' to write 'model.pt' to"):
         save_scripted(script_model(nn.Linear(2, 2).eval()), tmp_path / "nowhere" / "model.pt")
-
-
-def test_budgets_lookups_and_samples_that_are_no_numbers_are_named():
-    model = bags()
-    with pytest.raises(TypeError, match="budget_bytes=nan"):
-        choose_dtypes(model, float("nan"))
-    for count in (float("inf"), "many", -1):
-        with pytest.raises(ValueError, match=r"finite numbers that are not negative: got \{'item'"):
-            choose_dtypes(model, 10_000, lookups={"item": count})
-    with pytest.raises(TypeError, match=r"sample_rows=1\.5 is a float"):
-        choose_dtypes(model, 10_000, sample_rows=1.5)

@@ -160,7 +160,7 @@ def test_sparse_arch_names_its_vectors_in_order() -> None:
 
 
 def test_tables_of_different_widths_are_named() -> None:
-    with pytest.raises(ValueError, match="table 't1' has embedding_dim 16 and table 't0' has 8"):
+    with pytest.raises(ValueError, match=r"embedding_dim is \{'t0': 8, 't1': 16\}"):
         DLRM(_collection(8, 16), 4, [8], [8, 1])
 
 
@@ -170,7 +170,7 @@ def test_a_dense_arch_of_another_width_is_named() -> None:
 
 
 def test_no_tables_and_one_layer_raise() -> None:
-    with pytest.raises(ValueError, match="no tables"):
+    with pytest.raises(ValueError, match="needs one or more tables"):
         SparseArch(_collection())
     with pytest.raises(ValueError, match=r"layer_sizes=\[1\]"):
         OverArch(8, [1])
@@ -182,14 +182,14 @@ def test_dense_arch_ends_in_its_last_layer() -> None:
 
 @pytest.mark.parametrize("shape", [(5, 3, 4), (5, 1, 4), (5, 2, 3), (5, 8)])
 def test_interaction_of_other_vectors_than_its_features_is_refused(shape: tuple[int, ...]) -> None:
-    expected = r"dense vectors have shape \[5, 4\].*for 2 features they are \[B, D\] and \[B, 2, D\]"
+    expected = r"dense vectors are \[5, 4\] .*, not \[B, D\] and \[B, 2, D\]"
     with pytest.raises(ValueError, match=expected):
         InteractionArch(2)(torch.zeros(5, 4), torch.zeros(shape))
 
 
 def test_dense_rows_for_other_samples_than_the_ids_are_refused() -> None:
     batch = next(shop().batches(6))
-    with pytest.raises(ValueError, match="5 rows of dense features, and 6 samples of ids"):
+    with pytest.raises(ValueError, match=r"dense vectors are \[5, 8\] and the features.* \[6, "):
         _model()(batch.dense_features[:5], batch.sparse_features)
 
 
@@ -213,11 +213,6 @@ def test_a_traced_model_takes_other_batch_sizes() -> None:
     for samples in (3, 6):
         batch = next(shop().batches(samples))
         torch.testing.assert_close(traced(batch)[0], train(batch)[0])
-
-
-def test_a_number_of_layers_that_is_no_list_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"dense_arch_layer_sizes=8 must end in 8"):
-        DLRM(_collection(8), 4, 8, [16, 1])  # type: ignore[arg-type]
 
 
 def _crossed() -> DLRM_DCN:
@@ -244,7 +239,7 @@ def test_other_interactions_train_trace_and_take_a_rank_without_samples(make) ->
     no_ids = KeyedJaggedTensor(batch.sparse_features.keys(), none, lengths=none)
     empty = Batch(torch.empty(0, batch.dense_features.shape[1]), no_ids, torch.empty(0))
     assert train(empty)[0].item() == 0
-    with pytest.raises(ValueError, match="5 rows of dense features, and 6 samples of ids"):
+    with pytest.raises(ValueError, match=r"dense vectors are \[5, 8\] and the features.* \[6, "):
         model(batch.dense_features[:5], batch.sparse_features)
 
 

@@ -36,14 +36,6 @@ def test_blocks_of_any_size_find_what_scoring_all_finds(
     assert torch.equal(found, ids[in_order.indices[:, :k]])
 
 
-@pytest.mark.parametrize(("k", "columns"), [(0, 3), (5, 3), (2, 2)])
-def test_what_cannot_be_retrieved_is_refused(k: int, columns: int) -> None:
-    index = CandidateIndex(torch.arange(4), torch.zeros(4, 3))
-    words = "k is 1 to 4" if columns == 3 else "queries have 2 columns and candidates 3"
-    with pytest.raises(ValueError, match=words):
-        index.retrieve(torch.zeros(1, columns), k)
-
-
 def _towers(candidates: tuple[str, ...] = ("item",)) -> TwoTower:
     torch.manual_seed(3)
     tables = [
@@ -69,7 +61,7 @@ def test_ranks_build_the_index_of_one_process_in_the_order_of_the_ids(
 
 
 def test_an_index_of_several_features_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"candidates have \['item', 'clicked'\]: call model.candidates"):
+    with pytest.raises(ValueError, match=r"candidates have \['item', 'clicked'\]"):
         build_index(_towers(("item", "clicked")), torch.arange(3))
 
 
@@ -94,5 +86,5 @@ def test_recall_without_clicks_or_with_too_few_items_is_refused() -> None:
     with pytest.raises(ValueError, match="there are no clicks"):
         recall_at([1], [], lambda batch: torch.zeros(0, 1), "item")
     few = torch.zeros(1, 2, dtype=torch.long)
-    with pytest.raises(ValueError, match="recall at 3 needs as many items, and 2 were retrieved"):
+    with pytest.raises(ValueError, match=r"recall at 3 of 50 samples: \[50, 2\] items"):
         recall_at([1, 3], STORE.batches(50), lambda batch: few.expand(50, -1), "item")

@@ -191,7 +191,7 @@ def _diverged(rank: int, world_size: int) -> str:
 def test_a_loss_that_is_no_number_is_named_on_every_rank(ranks: Callable[..., Ranks]) -> None:
     first, second = ranks(2).run(_diverged)
     assert first == second
-    assert first.startswith("the loss of step 103 is nan, and 2 of 4 losses are no numbers: lower the learning rate")
+    assert first.startswith("the loss of step 103 is nan, and 2 of 4 are not finite: lower the learning rate")
 
 
 def _names(rank: int, world_size: int) -> tuple[list[str], list[str]]:

@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 "streamable",
                 "types",
                 "errors",
+                "_check",
                 "_validation",
                 "spmd",
                 "_spmd",

@@ -218,8 +218,8 @@ def test_no_rows_are_no_rows(data_type):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: pack_rows(torch.ones(3), DataType.INT8, name="item"), r"table 'item'.*float32 \[3\].*rows\[None\]"),
-        (lambda: pack_rows(torch.ones(3, 2, dtype=torch.int64), DataType.INT8), r"int64 \[3, 2\].*rows\.float\(\)"),
+        (lambda: pack_rows(torch.ones(3), DataType.INT8, name="item"), r"table 'item'.*float32 \[3\]"),
+        (lambda: pack_rows(torch.ones(3, 2, dtype=torch.int64), DataType.INT8), r"int64 \[3, 2\]"),
         (lambda: pack_rows(torch.ones(3, 2), DataType.BF16), "BF16"),
         (lambda: pack_rows(torch.ones(3, 0), DataType.INT8), "0 columns"),
         (lambda: pack_rows(torch.ones(3, 2), DataType.INT8, out=torch.ones(3, 2)), r"uint8 \[3, 16\]"),
@@ -230,7 +230,7 @@ def test_no_rows_are_no_rows(data_type):
         (lambda: pack_rows(torch.ones(3, 2), DataType.INT8, on_nonfinite="ignore"), "'ignore'"),  # type: ignore[arg-type]
     ],
 )
-def test_nonsense_is_refused(call, words):
+def test_rows_and_formats_that_do_not_fit_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
 

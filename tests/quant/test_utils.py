@@ -17,7 +17,6 @@ from tutorec.inference.modules import shard_quant_model
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.quant.embedding_modules import EmbeddingBagCollection as QuantBags
 from tutorec.quant.embedding_modules import (
     quant_prep_customize_row_alignment,
     quant_prep_enable_quant_state_dict_split_scale_bias_for_types,
@@ -118,16 +117,13 @@ def test_a_state_of_another_format_is_refused_by_sharded_tables_too():
             sharded.load_state_dict(state)
 
 
-def test_invalid_alignments_and_qconfigs_are_named():
+def test_invalid_alignments_are_named():
     ebc = EmbeddingBagCollection([TABLE])
     for wrong in (0, 6):
         with pytest.raises(ValueError, match=f"row alignment {wrong!r} is not a multiple of 4 bytes"):
             quantize(ebc, row_alignment=wrong)
     with pytest.raises(ValueError, match="row_alignment='16': use 'fast', 'small' or a number of bytes"):
         quantize(ebc, row_alignment="16")
-    ebc.qconfig = "int8"
-    with pytest.raises(TypeError, match="qconfig of this EmbeddingBagCollection is 'int8' and names no formats"):
-        QuantBags.from_float(ebc)
 
 
 def test_an_alignment_that_a_collection_asks_for_is_checked_before_anything_is_changed():

@@ -118,13 +118,9 @@ def load_exported(path: str | Path) -> torch.export.ExportedProgram:
         if not pickled:
             return torch.export.load(str(path))
     except Exception as error:  # torch's reader raises many kinds of errors
-        raise ValueError(
-            f"{str(path)!r} holds no exported program that can be read here; write it with save_exported: {error}"
-        ) from error
-    raise ValueError(
-        f"{str(path)!r} holds {pickled}, which torch.export.load unpickles or loads as a library, so that the file "
-        "could run any code; if you trust who wrote it, load it with torch.export.load"
-    )
+        raise ValueError(f"{str(path)!r} holds no exported program; write it with save_exported: {error}") from error
+    danger = f"{str(path)!r} holds {pickled}, which torch.export.load unpickles or loads as a library"
+    raise ValueError(f"{danger}: the file could run any code; call torch.export.load if you trust who wrote it")
 
 
 def _pickled_records(path: str | Path) -> list[str]:

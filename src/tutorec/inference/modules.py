@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tutorec._check import require_int
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingPlan, ShardingType
 from tutorec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
@@ -59,7 +60,7 @@ def quantize_embeddings(
 
     Raises:
         KeyError: A format is given for a table that there is not, or a further class without its quantized one.
-        TypeError: ``module`` is no module, a format is none, or a further class is no collection.
+        TypeError: A format is not one, or a further class is not a collection.
         ValueError: As ``tutorec.quantize``.
 
     Example:
@@ -107,7 +108,7 @@ def quantize_inference_model(
 
     Raises:
         KeyError: A format is given for a table that there is not.
-        TypeError: ``model`` is no module, a format is none, or the mapping does not go from names to collections.
+        TypeError: A format is not one, or the mapping names a class that is not a collection.
         ValueError: As ``tutorec.quantize``; or no module is of a class in the mapping.
 
     Example:
@@ -121,20 +122,11 @@ def quantize_inference_model(
         TorchRec's ``torchrec.inference.modules.quantize_inference_model``.
     """
     by_name = quantization_mapping
-    if by_name is not None and not all(isinstance(name, str) for name in by_name):
-        raise TypeError(
-            f"quantization_mapping goes from the names of float classes, as torch.typename gives them, got {[*by_name]}"
-        )
     if by_name is None:
         by_name = {torch.typename(kind): quantized for kind, quantized in QUANTIZED.items()}
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"there are tables in an nn.Module, got {type(model).__name__}")
     kinds = {type(each): by_name[torch.typename(each)] for each in model.modules() if torch.typename(each) in by_name}
     if quantization_mapping is not None and not kinds:
-        raise ValueError(
-            f"no module of {type(model).__name__} is of a class in quantization_mapping, {[*quantization_mapping]}, so "
-            "there is nothing to quantize; leave the mapping out for both collections"
-        )
+        raise ValueError(f"no module is of a class in quantization_mapping, {[*quantization_mapping]}; leave it out")
     _check_classes(kinds)
     quant_prep_enable_register_tbes(model, [*kinds])
     config = QuantConfig(output_dtype, quantization_dtype, per_table_weight_dtype)
@@ -171,7 +163,6 @@ def shard_quant_model(
 
     Raises:
         PlannerError: No plan fits the devices; a table that is larger than one needs a constraint that cuts it.
-        TypeError: It is no model, no plan, or there are no sharders.
         ValueError: There are not so many devices, nothing in the model is quantized, or the given plan does not fit.
 
     Example:
@@ -186,32 +177,17 @@ def shard_quant_model(
     Source:
         TorchRec's ``torchrec.inference.modules.shard_quant_model``; its devices are GPUs, and it lays out on ``meta``.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"a quantized model is sharded, a torch.nn.Module, and this is a {type(model).__name__}: {model!r}"
-        )
-    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-        raise ValueError(f"world_size={world_size!r} is no number of devices: give 1 or more, as world_size=2")
+    require_int("world_size", world_size, 1)
     sharders = default_quant_sharders() if sharders is None else list(sharders)
-    strange = [type(sharder).__name__ for sharder in sharders if not hasattr(sharder, "module_type")]
-    if strange or not sharders:
-        raise TypeError(
-            f"sharders are one for each class of quantized collections, got {strange or 'none'}: leave them out, or "
-            "give [QuantEmbeddingBagCollectionSharder(), QuantEmbeddingCollectionSharder()]"
-        )
     env = ShardingEnv.from_local(world_size, 0)
-    found = dict(collections_of(model, sharders))
-    if not found:
-        kinds = [sharder.module_type.__name__ for sharder in sharders]
-        raise ValueError(
-            f"the {type(model).__name__} holds no quantized collection ({' or '.join(kinds)}): quantize it first, "
-            "tutorec.quantize(model)"
-        )
+    collections = dict(collections_of(model, sharders))
+    if not collections:
+        raise ValueError(f"the {type(model).__name__} holds no quantized collection: tutorec.quantize(model) first")
     plan = sharding_plan
     if plan is None:
         if constraints is None:
             constraints = _whole_tables(
-                name for part, each in found.values() for name in each.shardable_parameters(part)
+                name for part, each in collections.values() for name in each.shardable_parameters(part)
             )
         plan = _planned(
             model, sharders, _topology(world_size, compute_device, device_memory_size, ddr_cap), constraints
@@ -226,11 +202,7 @@ def _check_classes(kinds: Mapping[type[nn.Module], type[Any]]) -> None:
         if not issubclass(kind, EmbeddingBagCollection | EmbeddingCollection) or not issubclass(
             quantized, PackedTables
         ):
-            raise TypeError(
-                f"{kind.__name__} -> {quantized.__name__}: tables are quantized here, from an EmbeddingBagCollection "
-                "or EmbeddingCollection to its quantized form; for other modules call "
-                "torch.ao.quantization.quantize_dynamic"
-            )
+            raise TypeError(f"{kind.__name__} -> {quantized.__name__}: give a collection and its quantized class")
 
 
 def default_quant_sharders() -> list[Any]:

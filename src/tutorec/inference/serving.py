@@ -93,7 +93,7 @@ def with_tensor_inputs(model: nn.Module, example: Sequence[Tensor | KeyedJaggedT
         A module to script, to export, or to call.
 
     Raises:
-        TypeError: An input is neither a tensor nor a KeyedJaggedTensor, or the answer holds something else.
+        TypeError: The answer holds something that is neither a tensor nor a KeyedTensor.
         ValueError: The number of inputs is not the number of arguments, or the batch is a variable one.
 
     Example:
@@ -113,10 +113,8 @@ def with_tensor_inputs(model: nn.Module, example: Sequence[Tensor | KeyedJaggedT
     for name, part in zip(names, example, strict=True):
         if isinstance(part, KeyedJaggedTensor):
             arguments.append((part, {field: f"{name}_{field}" if several else field for field in _fields(name, part)}))
-        elif isinstance(part, Tensor):
-            arguments.append((part, {"": name}))
         else:
-            raise TypeError(f"input {name!r} is a {type(part).__name__}; a tensor or a KeyedJaggedTensor is wanted")
+            arguments.append((part, {"": name}))
     # TorchScript's signature is that of the placeholders, which must come first.
     inputs = [{field: graph.placeholder(name, Tensor) for field, name in given.items()} for _, given in arguments]
     values = [_argument(graph, part, given) for (part, _), given in zip(arguments, inputs, strict=True)]
@@ -174,7 +172,7 @@ def tensors_to_text(tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES or len(name.split()) != 1:
             raise ValueError(
-                f"tensor {name!r} is {tensor.dtype}; a request holds {list(_DTYPES)}, under names without blanks"
+                f"tensor {name!r} is {tensor.dtype}; a request holds {list(_DTYPES)} and no blank in a name"
             )
         lines.append(" ".join([name, _NAMES[tensor.dtype], *map(str, tensor.shape)]))
         lines.append(" ".join(map(repr, tensor.detach().reshape(-1).tolist())))
@@ -212,8 +210,6 @@ def tensors_from_text(text: str) -> dict[str, Tensor]:
 
 def _argument_names(model: nn.Module, inputs: int) -> list[str]:
     """Names of the arguments of a model's forward that the inputs are for."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"a model to serve is a torch.nn.Module, got a {type(model).__name__}")
     arguments = inspect.signature(model.forward).parameters
     names = list(arguments)
     needed = [name for name, one in arguments.items() if one.default is one.empty]

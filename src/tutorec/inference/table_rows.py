@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tutorec._check import require_int
 from tutorec.distributed.quant_state import ShardedQuantModule
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -36,7 +37,6 @@ def set_pruning_data(
 
     Raises:
         KeyError: There is no such table.
-        TypeError: ``model`` is no module, or the rows are no dict.
         ValueError: More rows are left than there are, or none.
 
     Example:
@@ -49,9 +49,6 @@ def set_pruning_data(
     Source:
         TorchRec's ``torchrec.inference.modules.set_pruning_data``, which passes over names that no table has.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"there are tables in an nn.Module, got {type(model).__name__}")
-    _check_mapping("tables_to_rows_post_pruning", tables_to_rows_post_pruning, "rows that are left, {'item': 1000}")
     kinds = tuple(module_types or (EmbeddingBagCollection, EmbeddingCollection))
     found: list[tuple[nn.Module, dict[str, int]]] = []
     for module in model.modules():
@@ -65,9 +62,7 @@ def set_pruning_data(
         raise KeyError(f"there are no tables {unknown} in float collections; the tables are {sorted(known)}")
     for _, tables in found:
         for name, rows in tables.items():
-            left = tables_to_rows_post_pruning.get(name, rows)
-            if isinstance(left, bool) or not isinstance(left, int) or not 0 < left <= rows:
-                raise ValueError(f"table {name!r} has {rows} rows, of which {left!r} cannot be left: give 1 to {rows}")
+            require_int(f"rows that are left of table {name!r}", tables_to_rows_post_pruning.get(name, rows), 1, rows)
     for module, _ in found:
         setattr(module, MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT, dict(tables_to_rows_post_pruning))
     return model
@@ -114,37 +109,23 @@ def assign_weights_to_tbe(model: nn.Module, table_to_weight: Mapping[str, tuple[
 
     Raises:
         KeyError: A table's rows are missing; nothing is written then, and neither is after the errors below.
-        TypeError: ``model`` is no module, the rows are no dict, or not a pair of tensors.
         ValueError: Nothing in the model is quantized, or rows are of another layout.
 
     Source:
         TorchRec's ``torchrec.inference.modules.assign_weights_to_tbe``.
     """
     tables = _tables(model)
-    _check_mapping(
-        "table_to_weight", table_to_weight, "(payload, scale and bias), as get_table_to_weights_from_tbe does"
-    )
     missing = [name for name, _, _ in tables if name not in table_to_weight]
     if missing:
         raise KeyError(f"there are no packed rows for the tables {missing}; there are some for {list(table_to_weight)}")
     for name, collection, table in tables:
-        parts: Any = table_to_weight[name]
-        if not isinstance(parts, tuple | list) or len(parts) != 2:
-            raise TypeError(f"table {name!r}: give a pair, (payload, scale and bias), got {type(parts).__name__}")
-        check_packed(name, collection.packed_table(table), *parts)
+        check_packed(name, collection.packed_table(table), *table_to_weight[name])
     for name, collection, table in tables:
         collection.write_rows(table, *table_to_weight[name])
 
 
-def _check_mapping(what: str, given: object, remedy: str) -> None:
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{what} is a {type(given).__name__}: give a dict from names of tables to {remedy}")
-
-
 def _tables(model: nn.Module) -> list[tuple[str, Any, str]]:
     """Name in the model, collection, and name in the collection, of each quantized table."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"there are tables in an nn.Module, got {type(model).__name__}")
     found: list[tuple[str, Any, str]] = []
     for path, module in model.named_modules():
         if isinstance(module, PackedTables | ShardedQuantModule):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from tutorec._check import require_finite
 from tutorec.datasets.utils import Batch
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -47,8 +48,7 @@ def click_count_baseline(
         for key in keys:
             ids, sample, _ = _ids(batch.sparse_features, key)
             counts[key] = _add(counts[key], ids, batch.labels.double()[sample])
-    if not smoothing >= 0:
-        raise ValueError(f"click_count_baseline: smoothing={smoothing!r} is a number of rows and must be at least 0")
+    require_finite("click_count_baseline: smoothing", smoothing, least=0)
     if not 0 < clicks < rows:
         raise ValueError(f"click_count_baseline: {clicks:.0f} clicks in {rows} training rows; both classes are needed")
     rate = clicks / rows
@@ -86,10 +86,8 @@ def click_counts(batches: Iterable[Batch], feature: str, rows: int) -> Tensor:
     for batch in batches:
         ids, sample, _ = _ids(batch.sparse_features, feature)
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
-            raise ValueError(
-                f"click_counts: feature '{feature}' holds ids from {int(ids.min())} to {int(ids.max())}, and "
-                f"rows={rows} counts ids 0 to {rows - 1}: give as many rows as its table has"
-            )
+            ends = f"{int(ids.min())} to {int(ids.max())}"
+            raise ValueError(f"click_counts: '{feature}' holds ids from {ends}, and {rows=} counts 0 to {rows - 1}")
         counts += torch.bincount(ids[batch.labels[sample] != 0], minlength=rows)
     return counts
 

@@ -16,6 +16,7 @@ Names and weights are those of ``torchrec.models.deepfm``.
 import torch
 from torch import Tensor, nn
 
+from tutorec.models.dlrm import common_width
 from tutorec.modules.deepfm import DeepFM, FactorizationMachine
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedding_names_by_table
 from tutorec.sparse.keyed import KeyedTensor
@@ -127,11 +128,8 @@ class SimpleDeepFMNN(nn.Module):
     ) -> None:
         super().__init__()
         configs = embedding_bag_collection.embedding_bag_configs()
-        widths = {config.name: config.embedding_dim for config in configs}
-        if len(set(widths.values())) != 1:
-            raise ValueError(f"SimpleDeepFMNN: one or more tables of one width are needed; embedding_dim is {widths}")
         names = [name for of_table in get_embedding_names_by_table(configs) for name in of_table]
-        width = configs[0].embedding_dim
+        width = common_width("SimpleDeepFMNN", configs)
         self.sparse_arch = SparseArch(embedding_bag_collection)
         self.dense_arch = DenseArch(num_dense_features, hidden_layer_size, width)
         self.inter_arch = FMInteractionArch(width * (len(names) + 1), names, deep_fm_dimension)

@@ -25,6 +25,7 @@ be sharded or not: a sharded one answers with an awaitable, which waits when its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import comb
 from typing import Any
 
@@ -35,6 +36,7 @@ from torch.nn import functional as F
 
 from tutorec.datasets.utils import Batch
 from tutorec.modules.crossnet import LowRankCrossNet
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedding_names_by_table
 from tutorec.modules.mlp import MLP
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
@@ -52,6 +54,18 @@ def choose(n: int, k: int) -> int:
     return comb(n, k) if 0 <= k <= n else 0
 
 
+def common_width(model: str, configs: Sequence[BaseEmbeddingConfig]) -> int:
+    """The number of columns that all tables have, as inner products need it.
+
+    Raises:
+        ValueError: There are no tables, or they have different widths.
+    """
+    widths = {config.name: config.embedding_dim for config in configs}
+    if len(set(widths.values())) != 1:
+        raise ValueError(f"{model} needs one or more tables of one width; embedding_dim is {widths}")
+    return configs[0].embedding_dim
+
+
 class SparseArch(nn.Module):
     """The tables: ids in, one pooled vector per feature out.
 
@@ -59,28 +73,14 @@ class SparseArch(nn.Module):
         embedding_bag_collection: Tables of one width D; F is the number of their (table, feature) pairs.
 
     Raises:
-        TypeError: It is not a collection of tables.
         ValueError: No tables, or tables of different widths.
     """
 
     def __init__(self, embedding_bag_collection: EmbeddingBagCollection) -> None:
         super().__init__()
-        if not hasattr(embedding_bag_collection, "embedding_bag_configs"):
-            raise TypeError(
-                f"SparseArch: embedding_bag_collection is a {type(embedding_bag_collection).__name__}; pass an "
-                "EmbeddingBagCollection, which says what tables it has"
-            )
         configs = embedding_bag_collection.embedding_bag_configs()
-        if not configs:
-            raise ValueError("SparseArch: embedding_bag_collection has no tables; DLRM needs at least one")
-        for config in configs:
-            if config.embedding_dim != configs[0].embedding_dim:
-                raise ValueError(
-                    f"SparseArch: table '{config.name}' has embedding_dim {config.embedding_dim} and table "
-                    f"'{configs[0].name}' has {configs[0].embedding_dim}: inner products need one width for all tables"
-                )
         self.embedding_bag_collection = embedding_bag_collection
-        self.D: int = configs[0].embedding_dim
+        self.D: int = common_width("SparseArch", configs)
         self._sparse_feature_names = [name for names in get_embedding_names_by_table(configs) for name in names]
         self.F: int = len(self._sparse_feature_names)
 
@@ -227,16 +227,9 @@ def _check_vectors(dense: Tensor, sparse: Tensor, features: int) -> None:
     """Raise unless there is one dense vector and F more for each sample, all of one width; a trace is not asked."""
     if isinstance(dense, torch.fx.Proxy) or isinstance(sparse, torch.fx.Proxy):
         return
-    if dense.dim() != 2 or sparse.dim() != 3 or sparse.shape[1] != features or dense.shape[1] != sparse.shape[2]:
-        raise ValueError(
-            f"DLRM: dense vectors have shape {list(dense.shape)} and the features' vectors "
-            f"{list(sparse.shape)}; for {features} features they are [B, D] and [B, {features}, D]"
-        )
-    if dense.shape[0] != sparse.shape[0]:
-        raise ValueError(
-            f"DLRM: {dense.shape[0]} rows of dense features, and {sparse.shape[0]} samples of ids "
-            "(stride() of the batch); both are B"
-        )
+    one, other = list(dense.shape), list(sparse.shape)
+    if len(one) != 2 or other != [one[0], features, one[1]]:
+        raise ValueError(f"DLRM: dense vectors are {one} and the features' {other}, not [B, D] and [B, {features}, D]")
 
 
 class OverArch(nn.Module):
@@ -253,10 +246,8 @@ class OverArch(nn.Module):
 
     def __init__(self, in_features: int, layer_sizes: list[int], device: torch.device | None = None) -> None:
         super().__init__()
-        if not isinstance(layer_sizes, list | tuple) or len(layer_sizes) <= 1:
-            raise ValueError(
-                f"OverArch: layer_sizes={layer_sizes}, and it must have at least two layers, as in [32, 1]"
-            )
+        if len(layer_sizes) < 2:
+            raise ValueError(f"OverArch: layer_sizes={layer_sizes} must have at least two layers, as in [32, 1]")
         self.model: nn.Module = nn.Sequential(
             MLP(in_features, layer_sizes[:-1], bias=True, activation="relu", device=device),
             nn.Linear(layer_sizes[-2], layer_sizes[-1], bias=True, device=device),
@@ -305,15 +296,8 @@ class DLRM(nn.Module):
         super().__init__()
         self.sparse_arch = SparseArch(embedding_bag_collection)
         width, features = self.sparse_arch.D, self.sparse_arch.F
-        if (
-            not isinstance(dense_arch_layer_sizes, list | tuple)
-            or not dense_arch_layer_sizes
-            or dense_arch_layer_sizes[-1] != width
-        ):
-            raise ValueError(
-                f"DLRM: dense_arch_layer_sizes={dense_arch_layer_sizes} must end in {width}, the embedding_dim of the "
-                "tables: the dense vector takes part in the inner products"
-            )
+        if not dense_arch_layer_sizes or dense_arch_layer_sizes[-1] != width:
+            raise ValueError(f"DLRM: {dense_arch_layer_sizes=} must end in {width}, the tables' embedding_dim")
         self.dense_arch = DenseArch(dense_in_features, dense_arch_layer_sizes, device=dense_device)
         self.inter_arch = InteractionArch(features, device=dense_device)
         self.over_arch = OverArch(width + choose(features + 1, 2), over_arch_layer_sizes, device=dense_device)
@@ -415,10 +399,7 @@ class DLRM_Projection(DLRM):
         branches, products = [], 1
         for number, sizes in enumerate((interaction_branch1_layer_sizes, interaction_branch2_layer_sizes), start=1):
             if sizes[-1] % width:
-                raise ValueError(
-                    f"DLRM_Projection: interaction_branch{number}_layer_sizes={sizes} must end in a multiple of "
-                    f"{width}, the embedding_dim of the tables: the branch makes vectors of that width"
-                )
+                raise ValueError(f"interaction_branch{number}_layer_sizes={sizes} must end in a multiple of {width}")
             branches.append(DenseArch((features + 1) * width, sizes, device=dense_device))
             products *= sizes[-1] // width
         self.inter_arch = InteractionProjectionArch(features, *branches)
@@ -452,15 +433,10 @@ class DLRMTrain(nn.Module):
 
     Args:
         dlrm_module: The model.
-
-    Raises:
-        TypeError: It is no module.
     """
 
     def __init__(self, dlrm_module: DLRM) -> None:
         super().__init__()
-        if not isinstance(dlrm_module, nn.Module):
-            raise TypeError(f"DLRMTrain trains a DLRM, got a {type(dlrm_module).__name__}: DLRMTrain(DLRM(...))")
         self.model = dlrm_module
         self.loss_fn: nn.Module = nn.BCEWithLogitsLoss()
 

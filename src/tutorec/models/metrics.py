@@ -21,7 +21,6 @@ def auc(labels: Tensor, scores: Tensor) -> float:
         A number from 0 to 1; 0.5 is chance.
 
     Raises:
-        TypeError: labels or scores are no tensors.
         ValueError: shapes differ, a score or a label is NaN, or one of the two classes is absent.
 
     Example:
@@ -55,7 +54,6 @@ def normalized_entropy(labels: Tensor, probabilities: Tensor) -> float:
         The ratio; infinity when a prediction of exactly 0 or 1 is wrong.
 
     Raises:
-        TypeError: labels or predictions are no tensors.
         ValueError: shapes differ, a prediction is outside 0..1, a label is NaN, or one of the two classes is absent.
 
     Example:
@@ -66,10 +64,8 @@ def normalized_entropy(labels: Tensor, probabilities: Tensor) -> float:
     """
     labels, p = _columns("normalized_entropy", labels, probabilities)
     if float(p.min()) < 0.0 or float(p.max()) > 1.0:
-        raise ValueError(
-            f"normalized_entropy: predictions run from {float(p.min()):.4g} to {float(p.max()):.4g}, "
-            "and they must be probabilities in 0..1: apply torch.sigmoid to logits first"
-        )
+        ends = f"{float(p.min()):.4g} to {float(p.max()):.4g}"
+        raise ValueError(f"normalized_entropy: predictions run from {ends}, not 0 to 1: apply torch.sigmoid to logits")
     loss = -float(torch.where(labels, p.log(), torch.log1p(-p)).mean())
     return loss / base_entropy(labels)
 
@@ -86,34 +82,19 @@ def base_entropy(labels: Tensor) -> float:
         >>> round(base_entropy(torch.tensor([1, 0, 0, 1])), 4)  # ln 2
         0.6931
     """
-    if not isinstance(labels, Tensor) or labels.numel() == 0:
-        what = "empty" if isinstance(labels, Tensor) else f"a {type(labels).__name__}"
-        raise ValueError(f"base_entropy: labels are {what}; give a tensor of at least one label of each class")
     rate = float((labels != 0).double().mean())
-    if rate in (0.0, 1.0):
-        raise ValueError(
-            f"normalized_entropy: all {len(labels)} labels are {int(rate)}; both classes are needed: judge more samples"
-        )
+    if not 0.0 < rate < 1.0:
+        raise ValueError(f"the click rate of {len(labels)} labels is {rate}; both classes are needed")
     return -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
 
 
 def _columns(name: str, labels: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     """Labels [N] as bool and scores [N] as float64 on the CPU, checked."""
-    for what, given in (("labels", labels), ("scores", scores)):
-        if not isinstance(given, Tensor):
-            raise TypeError(f"{name}: {what} is a {type(given).__name__}; give a tensor, torch.tensor({what})")
     if labels.numel() == 0 or labels.numel() != scores.numel():
         raise ValueError(f"{name}: {labels.numel()} labels and {scores.numel()} scores; need as many, at least one")
-    scores = scores.detach().reshape(-1).double().cpu()
-    if bool(scores.isnan().any()):
-        raise ValueError(
-            f"{name}: {int(scores.isnan().sum())} of {scores.numel()} scores are NaN, the first at sample "
-            f"{int(scores.isnan().nonzero()[0])}"
-        )
-    labels = labels.detach().reshape(-1).cpu()
-    if bool(labels.isnan().any()):
-        raise ValueError(
-            f"{name}: {int(labels.isnan().sum())} of {labels.numel()} labels are NaN, the first at sample "
-            f"{int(labels.isnan().nonzero()[0])}; a label is 0, or not 0 for a click"
-        )
+    labels, scores = labels.detach().reshape(-1).cpu(), scores.detach().reshape(-1).double().cpu()
+    for what, numbers in (("labels", labels), ("scores", scores)):
+        bad = numbers.isnan().nonzero()
+        if len(bad):
+            raise ValueError(f"{name}: {len(bad)} of {len(numbers)} {what} are NaN, the first at sample {int(bad[0])}")
     return labels != 0, scores

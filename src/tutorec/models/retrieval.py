@@ -5,13 +5,12 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tutorec._check import require_int
 from tutorec.datasets.utils import Batch, step_slices
 from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
@@ -40,10 +39,8 @@ class CandidateIndex:
 
     def __post_init__(self) -> None:
         if self.ids.dim() != 1 or self.vectors.dim() != 2 or len(self.ids) != len(self.vectors):
-            raise ValueError(
-                f"CandidateIndex: ids {list(self.ids.shape)} and vectors {list(self.vectors.shape)}; give ids [N] and "
-                "vectors [N, D], one for each id"
-            )
+            shapes = f"ids {list(self.ids.shape)} and vectors {list(self.vectors.shape)}"
+            raise ValueError(f"CandidateIndex needs ids [N] and vectors [N, D], got {shapes}")
 
     def retrieve(self, queries: Tensor, k: int, block: int = _BLOCK) -> tuple[Tensor, Tensor]:
         """The k candidates with the largest inner product, for each query: exact, all N are scored.
@@ -60,8 +57,7 @@ class CandidateIndex:
             Ids [Q, k] and scores [Q, k], best first.
 
         Raises:
-            ValueError: k is no number from 1 to N, ``block`` none from 1, or queries are of another form than the
-                candidates.
+            ValueError: k is not a number from 1 to N, or ``block`` is less than 1.
 
         Example:
             >>> import torch
@@ -70,29 +66,14 @@ class CandidateIndex:
             >>> index.retrieve(torch.tensor([[2.0, 1.0]]), k=2)
             (tensor([[72, 70]]), tensor([[3., 2.]]))
         """
-        if not (_is_whole(k) and 1 <= k <= len(self.ids)):
-            most = f"k is 1 to {len(self.ids)}" if len(self.ids) else "build the index of at least one candidate"
-            raise ValueError(f"k={k!r} of {len(self.ids)} candidates: {most}")
-        if not (_is_whole(block) and block >= 1):
-            raise ValueError(f"block={block!r} must be a whole number of candidates, at least 1")
-        if not isinstance(queries, Tensor) or queries.dim() != 2:
-            found = list(queries.shape) if isinstance(queries, Tensor) else f"a {type(queries).__name__}"
-            raise ValueError(f"queries are {found}: give a tensor [Q, D], one query as query.unsqueeze(0)")
-        if queries.shape[1] != self.vectors.shape[1]:
-            raise ValueError(
-                f"queries have {queries.shape[1]} columns and candidates {self.vectors.shape[1]}: both come from one "
-                "model"
-            )
-        if queries.dtype != self.vectors.dtype:
-            raise ValueError(
-                f"queries are {queries.dtype} and candidates {self.vectors.dtype}: convert one, queries.to(dtype)"
-            )
+        require_int("retrieve: k", k, 1, len(self.ids))
+        require_int("retrieve: block", block, 1)
         scores = queries.new_empty(len(queries), 0)
         places = torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
         for first in range(0, len(self.ids), block):
-            found = queries @ self.vectors[first : first + block].t()
-            here = torch.arange(first, first + found.shape[1], device=queries.device).expand(len(queries), -1)
-            scores, places = torch.cat([scores, found], dim=1), torch.cat([places, here], dim=1)
+            products = queries @ self.vectors[first : first + block].t()
+            here = torch.arange(first, first + products.shape[1], device=queries.device).expand(len(queries), -1)
+            scores, places = torch.cat([scores, products], dim=1), torch.cat([places, here], dim=1)
             scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
             places = places.gather(1, best)
         return self.ids.to(places.device)[places], scores
@@ -114,22 +95,11 @@ def build_index(
 
     Raises:
         AgreementError: ranks give different ids, or different batch sizes.
-        TypeError: ``model`` is no two-tower model.
-        ValueError: candidates have several features, are fewer than the ranks, or ``ids`` is no list of ids.
+        ValueError: candidates have several features (call ``model.candidates`` with batches of all of them, and make
+            a CandidateIndex of the result), or are fewer than the ranks.
     """
-    if not hasattr(model, "candidate_features"):
-        raise TypeError(
-            f"build_index takes a TwoTower, got a {type(model).__name__}: the model inside of a TwoTowerTrain is "
-            ".model, that inside of a DistributedModelParallel .module"
-        )
-    if not isinstance(ids, Tensor) or ids.dim() != 1:
-        found = list(ids.shape) if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
-        raise ValueError(f"build_index: ids are {found}; give a tensor [N] of them, torch.arange(rows) for all")
     if len(model.candidate_features) != 1:
-        raise ValueError(
-            f"build_index looks up ids of one feature, and candidates have {model.candidate_features}: call "
-            "model.candidates with batches of all of them, and make a CandidateIndex of the result"
-        )
+        raise ValueError(f"build_index looks up one feature, and candidates have {model.candidate_features}")
     group = group if group is not None else comm.default_group()
     rank, world_size = (group.rank(), group.size()) if group is not None else (0, 1)
     if group is not None:
@@ -185,21 +155,16 @@ def recall_at(
         {200: 1.0}
     """
     group = group if group is not None else comm.default_group()
-    if not isinstance(ks, Sequence) or not ks or not all(_is_whole(k) and k >= 1 for k in ks):
-        raise ValueError(f"recall_at: ks={ks!r} must be whole numbers of items to look at, at least 1, as in [1, 10]")
+    for k in ks:
+        require_int("recall_at: k", k, 1)
     if group is not None:
         check_agreement("recall_at", {"ks": str(list(ks))}, ShardingEnv.from_process_group(group))
     counts = [0] * (len(ks) + 1)
     for batch in batches:
-        wanted, found = one_id_each(batch.sparse_features, feature), retrieve(batch)
-        if found.dim() != 2 or len(found) != len(wanted):
-            raise ValueError(
-                f"recall_at: {len(wanted)} samples, and what was retrieved is {list(found.shape)}; it must be ids "
-                f"[{len(wanted)}, k], best first"
-            )
-        if found.shape[1] < max(ks):
-            raise ValueError(f"recall at {max(ks)} needs as many items, and {found.shape[1]} were retrieved")
-        hits = found == wanted.unsqueeze(1)
+        wanted, items = one_id_each(batch.sparse_features, feature), retrieve(batch)
+        if items.dim() != 2 or len(items) != len(wanted) or items.shape[1] < max(ks):
+            raise ValueError(f"recall at {max(ks)} of {len(wanted)} samples: {list(items.shape)} items were retrieved")
+        hits = items == wanted.unsqueeze(1)
         counts = [
             *(counts[i] + int(hits[:, :k].any(1).sum()) for i, k in enumerate(ks)),
             counts[-1] + len(wanted),
@@ -209,10 +174,6 @@ def recall_at(
     if counts[-1] == 0:
         raise ValueError("recall_at: there are no clicks in the batches of any rank")
     return {k: counts[i] / counts[-1] for i, k in enumerate(ks)}
-
-
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def _vectors(model: Towers, ids: Tensor) -> Tensor:

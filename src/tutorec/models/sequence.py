@@ -73,9 +73,7 @@ class SequenceTower(nn.Module):
         configs = embedding_collection.embedding_configs()
         columns = {feature: config.embedding_dim for config in configs for feature in config.feature_names}
         if not columns.keys() >= {history, item} or columns[history] != columns[item]:
-            raise ValueError(
-                f"SequenceTower: '{history}' and '{item}' need rows of one width; the tables have {columns}"
-            )
+            raise ValueError(f"SequenceTower: '{history}' and '{item}' need rows of one width, and have {columns}")
         self.embedding_collection = embedding_collection
         self.candidate_features: list[str] = [item]
         self._features, self._history, self._item = list(columns), history, item

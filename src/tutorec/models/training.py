@@ -19,11 +19,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
-from numbers import Integral
 from operator import length_hint
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -146,8 +143,7 @@ def train(
     Raises:
         FloatingPointError: the loss of a step was NaN or infinite. It is raised at the end, on every rank: a rank that
             stopped alone would leave the others waiting.
-        TypeError: there is no model, no optimizer or no batches, or the model answers in another form.
-        ValueError: a rank is given fewer batches than another, or ``steps`` is no number of steps. Batches that do not
+        ValueError: a rank is given fewer batches than another, or ``steps`` is negative. Batches that do not
             say how many they are cannot be counted before: the others then wait until the group's timeout.
 
     Example:
@@ -164,15 +160,6 @@ def train(
         >>> done.steps, done.samples
         (5, 500)
     """
-    _check_arguments("train", model, batches)
-    if isinstance(optimizer, type) or not (hasattr(optimizer, "zero_grad") and hasattr(optimizer, "step")):
-        raise TypeError(
-            f"train steps an optimizer, got {getattr(optimizer, '__name__', type(optimizer).__name__)}: "
-            "combined_optimizer(model, lambda params: torch.optim.Adam(params, lr=0.01))"
-        )
-    for name, number in (("steps", 0 if steps is None else steps), ("first_step", first_step)):
-        if isinstance(number, bool) or not isinstance(number, Integral) or number < 0:
-            raise ValueError(f"train: {name}={number!r} must be a whole number of steps, 0 or more")
     group = group if group is not None else comm.default_group()
     _agree_on_steps("train", batches, steps, group)
     began, losses, sizes = time.perf_counter(), [], []
@@ -202,7 +189,7 @@ def _pipelined(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Train with each batch; what the model says of it."""
     pipeline: TrainPipelineSparseDist[Batch, tuple[Tensor, Tensor, Tensor]] = TrainPipelineSparseDist(
-        model, optimizer, _device_of(model), pipeline_postproc=True, custom_model_fwd=partial(_answer, model)
+        model, optimizer, _device_of(model), pipeline_postproc=True
     )
     try:
         while True:
@@ -234,9 +221,8 @@ def evaluate(
         The metrics, the same on every rank.
 
     Raises:
-        TypeError: there is no model or no batches, or the model answers in another form.
-        ValueError: there are no samples, a logit is NaN, all labels are of one class, or there is not one logit for
-            each; a rank is given fewer batches than another, see :func:`train`.
+        ValueError: there are no samples, a logit is NaN, or all labels are of one class; a rank is given
+            fewer batches than another, see :func:`train`.
 
     Example:
         >>> import torch
@@ -249,54 +235,28 @@ def evaluate(
         >>> 0.5 < evaluate(Cheap(), shop().batches(4096, split="test")).auc < 0.65
         True
     """
-    _check_arguments("evaluate", model, batches)
     group = group if group is not None else comm.default_group()
     _agree_on_steps("evaluate", batches, None, group)
-    was_training, found = model.training, []
+    was_training, columns = model.training, []
     model.eval()
     try:
         with _bar(progress and (group is None or group.rank() == 0), length_hint(batches) or None) as show:
             for batch in batches:
-                loss, (_, logits, labels) = _answer(model, batch)
-                if logits.numel() != labels.numel():
-                    raise ValueError(
-                        f"evaluate: the model gave {logits.numel()} logits for {labels.numel()} labels; a click model "
-                        "gives one for each, and a retrieval model is judged by recall_at"
-                    )
-                found.append(torch.stack([logits.float().reshape(-1), labels.float().reshape(-1)]))
+                loss, (_, logits, labels) = model(batch)
+                columns.append(torch.stack([logits.float().reshape(-1), labels.float().reshape(-1)]))
                 show(loss)
     finally:
         model.train(was_training)
-    columns = torch.cat(found, 1) if found else torch.zeros(2, 0, device=_device_of(model))
-    logits, labels = _gathered(columns.t().reshape(-1), group).cpu().view(-1, 2).unbind(1)
-    if not len(labels):
-        raise ValueError("evaluate: 0 labels and 0 scores in the batches of all ranks; give one of each class at least")
+    mine = torch.cat(columns, 1) if columns else torch.zeros(2, 0, device=_device_of(model))
+    logits, labels = _gathered(mine.t().reshape(-1), group).cpu().view(-1, 2).unbind(1)
     area = auc(labels, logits)  # refuses what has no AUC, before a number is divided by zero
     loss = float(F.binary_cross_entropy_with_logits(logits.double(), labels.double()))
     return Metrics(area, loss / base_entropy(labels), loss, len(labels))
 
 
-def _check_arguments(caller: str, model: Any, batches: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{caller} takes a model, got a {type(model).__name__}: {caller}(model, batches, ...)")
-    if not isinstance(batches, Iterable):
-        raise TypeError(f"{caller}: batches is a {type(batches).__name__}; give an iterable of batches, [batch]")
-
-
 def _device_of(model: nn.Module) -> torch.device:
     """Where a model computes. A rank without batches sends an empty tensor, from the same device as the other ranks."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def _answer(model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-    """What the model answers, if it is of the form that the loops need."""
-    answer = model(batch)
-    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], tuple) and len(answer[1]) == 3):
-        raise TypeError(
-            f"{type(model).__name__} answers a batch with a {type(answer).__name__}, and training needs loss, (loss "
-            "detached, logits, labels): put the model into a DLRMTrain or a TwoTowerTrain, or write one like them"
-        )
-    return answer
 
 
 def _agree_on_steps(caller: str, batches: Iterable[Batch], steps: int | None, group: dist.ProcessGroup | None) -> None:
@@ -312,10 +272,7 @@ def _agree_on_steps(caller: str, batches: Iterable[Batch], steps: int | None, gr
     counts = [count for (count,) in comm.all_gather_ints([planned], group, _STAGE)]
     if len({count for count in counts if count >= 0}) > 1:
         said = ", ".join(f"rank {rank} {'an unknown number' if n < 0 else n}" for rank, n in enumerate(counts))
-        raise ValueError(
-            f"{caller}: ranks have different numbers of batches: {said}; each step is of all ranks: give every rank as "
-            "many, empty ones where its samples have run out"
-        )
+        raise ValueError(f"{caller}: ranks have different numbers of batches: {said}; give the others empty batches")
 
 
 def _gathered(mine: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -345,10 +302,9 @@ def _check_finite(losses: Tensor, first_step: int) -> None:
     bad = (~losses.isfinite()).nonzero()
     if len(bad):
         step = int(bad[0])
-        raise FloatingPointError(
-            f"the loss of step {first_step + step + 1} is {float(losses[step])}, and {len(bad)} of {len(losses)} "
-            "losses are no numbers: lower the learning rate, or look for NaN in the dense columns"
-        )
+        where = f"the loss of step {first_step + step + 1} is {float(losses[step])}"
+        count = f"{len(bad)} of {len(losses)} are not finite"
+        raise FloatingPointError(f"{where}, and {count}: lower the learning rate, or look for NaN in the dense columns")
 
 
 @contextmanager

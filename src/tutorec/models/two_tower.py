@@ -17,13 +17,13 @@ After Yi et al., 2019, "Sampling-bias-corrected neural modeling for large corpus
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from numbers import Integral
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tutorec._check import require_int, require_one_of
 from tutorec.datasets.utils import Batch
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, get_embedding_names_by_table
 from tutorec.modules.mlp import MLP
@@ -74,7 +74,6 @@ class TwoTower(nn.Module):
         dense_device: Where the MLPs are made.
 
     Raises:
-        TypeError: There is no collection of tables, or features are not a list of names.
         ValueError: a tower has no features, or a feature that no table has.
 
     Example:
@@ -98,14 +97,6 @@ class TwoTower(nn.Module):
         dense_device: torch.device | None = None,
     ) -> None:
         super().__init__()
-        if not hasattr(embedding_bag_collection, "embedding_bag_configs"):
-            raise TypeError(
-                f"TwoTower: embedding_bag_collection is a {type(embedding_bag_collection).__name__}; pass an "
-                "EmbeddingBagCollection, which says what tables it has"
-            )
-        for what, given in (("query_features", query_features), ("candidate_features", candidate_features)):
-            if isinstance(given, str) or not isinstance(given, Sequence):
-                raise TypeError(f"TwoTower: {what} is a {type(given).__name__}; pass a list of names, ['user']")
         self.embedding_bag_collection = embedding_bag_collection
         self.query_features: list[str] = list(query_features)
         self.candidate_features: list[str] = list(candidate_features)
@@ -167,9 +158,8 @@ class TwoTowerTrain(nn.Module):
         drawn: How many are drawn; for ``"random"``.
 
     Raises:
-        TypeError: ``two_tower`` is no two-tower model.
         ValueError: ``"random"`` without rows, or for candidates of several features: nobody knows the others' ids;
-            frequencies that are no numbers [rows] of at least 0; at a batch, an id that has no frequency.
+            frequencies that are not numbers [rows] of at least 0.
     """
 
     _log_frequency: Tensor | None
@@ -183,29 +173,17 @@ class TwoTowerTrain(nn.Module):
         drawn: int = 64,
     ) -> None:
         super().__init__()
-        if negatives not in ("in_batch", "random"):
-            raise ValueError(f"negatives={negatives!r}: there are 'in_batch' and 'random'")
-        if not isinstance(two_tower, nn.Module) or not hasattr(two_tower, "candidate_features"):
-            raise TypeError(f"TwoTowerTrain trains a TwoTower, got a {type(two_tower).__name__}: TwoTower(...)")
-        counted = [number for number in (rows, drawn) if isinstance(number, Integral) and number >= 1]
-        if negatives == "random" and len(counted) < 2:
-            raise ValueError(
-                f"negatives='random' draws {drawn!r} of rows={rows!r} ids: both must be at least 1, whole numbers"
-            )
-        if negatives == "random" and len(two_tower.candidate_features) > 1:
-            raise ValueError(
-                f"negatives='random' draws ids of one feature, and candidates have {two_tower.candidate_features}: use "
-                "'in_batch', whose candidates are whole"
-            )
+        require_one_of("negatives", negatives, ("in_batch", "random"))
+        if negatives == "random":
+            require_int("rows", rows, 1)
+            require_int("drawn", drawn, 1)
+            names = two_tower.candidate_features
+            if len(names) > 1:
+                raise ValueError(f"negatives='random' draws ids of one feature; use 'in_batch' for {names}")
         self.model: Towers = two_tower
         self._negatives, self._rows, self._drawn = negatives, rows or 0, drawn
-        if frequency is not None and not (
-            isinstance(frequency, Tensor) and frequency.dim() == 1 and bool((frequency >= 0).all())
-        ):
-            raise ValueError(
-                "frequency says how often each id is a candidate: give a tensor [rows] of numbers from 0, got "
-                + (f"{list(frequency.shape)}" if isinstance(frequency, Tensor) else f"a {type(frequency).__name__}")
-            )
+        if frequency is not None and not (frequency.dim() == 1 and bool((frequency >= 0).all())):
+            raise ValueError(f"frequency must be a tensor [rows] of numbers from 0, got {list(frequency.shape)}")
         # One click more for every id: none is infinitely rare. No part of the model's state: it comes from the data.
         log_frequency = None if frequency is None else torch.log(frequency.float() + 1.0)
         self.register_buffer("_log_frequency", log_frequency, persistent=False)
@@ -224,12 +202,6 @@ class TwoTowerTrain(nn.Module):
         queries, candidates = self.model(features)
         scores = queries @ candidates.t()
         if self._log_frequency is not None:
-            if ids.numel() and int(ids.max()) >= len(self._log_frequency):
-                raise ValueError(
-                    f"feature '{self.model.candidate_features[0]}' holds id {int(ids.max())}, and frequency has "
-                    f"{len(self._log_frequency)} numbers, for ids 0 to {len(self._log_frequency) - 1}: give it one "
-                    "for each row of the table"
-                )
             scores = scores - self._log_frequency[ids]
         own = torch.arange(len(ids), device=ids.device)
         again = ids.unsqueeze(0) == ids.unsqueeze(1)
@@ -310,22 +282,16 @@ def one_id_each(features: KeyedJaggedTensor, key: str) -> Tensor:
     other = (bags.lengths() != 1).nonzero()
     if len(other):
         sample = int(other[0])
-        raise ValueError(
-            f"feature '{key}' names the candidate, one id for each sample, and sample {sample} has "
-            f"{int(bags.lengths()[sample])}"
-        )
+        raise ValueError(f"feature '{key}': sample {sample} has {int(bags.lengths()[sample])} ids and needs one")
     return bags.values()
 
 
 def _of_tower(what: str, features: Sequence[str], columns: dict[str, list[tuple[str, int]]]) -> tuple[list[str], int]:
     """Names of a tower's pooled rows, and how many columns they are together."""
-    if not features:
-        raise ValueError(f"TwoTower: {what} is empty; name at least one of {sorted(columns)}")
-    unknown = [feature for feature in features if feature not in columns]
-    if unknown:
-        raise ValueError(f"TwoTower: {what} names {unknown}, and the tables have features {sorted(columns)}")
-    found = [each for feature in features for each in columns[feature]]
-    return [name for name, _ in found], sum(width for _, width in found)
+    if not features or not set(features) <= columns.keys():
+        raise ValueError(f"TwoTower: {what}={features} must name at least one of {sorted(columns)}, and no other")
+    pooled = [each for feature in features for each in columns[feature]]
+    return [name for name, _ in pooled], sum(width for _, width in pooled)
 
 
 def _with_more_samples(features: KeyedJaggedTensor, key: str, ids: Tensor) -> KeyedJaggedTensor:

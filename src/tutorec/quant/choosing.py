@@ -2,30 +2,20 @@
 
 Every table has a *menu*: for each format the bytes that it takes and the error that it makes. Exactly one entry is to
 be chosen from each menu; the sum of the bytes is at most the budget, and the sum of the errors is the least that there
-is, up to a millionth of itself. It is the multiple-choice knapsack problem:
-
-1. *Entries that nobody chooses* go: those for which another one takes no more bytes and makes no more error.
-2. *A lower bound* comes from the continuous form of the problem, in which a table may be packed partly in one format
-   and partly in the next. Only the corners of a menu's convex hull count there, and steps from corner to corner are
-   bought in the order of error saved per byte until the budget is spent. The steps that fit whole give a choice, too.
-3. *Table by table*, all choices for the tables so far are kept as (bytes, error), less those that another one beats in
-   both, and those whose error, with the lower bound of the tables to come within the bytes that are left, is no better
-   than the best choice known. Each one, with the choice of step 2 for the tables to come, may be a better one.
+is, up to a millionth of itself. It is the multiple-choice knapsack problem (Kellerer, Pferschy and Pisinger, 2004,
+"Knapsack Problems", chapter 11), solved as an integer program by HiGHS.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tutorec._check import require_finite, require_int
 from tutorec._kernels.packed_layout import RowAlignment, row_layout
 from tutorec._kernels.packed_layout import row_alignment as alignment_for
 from tutorec.quant.packing import pack_rows, unpack_rows
@@ -35,10 +25,10 @@ from tutorec.types import data_type_to_dtype
 
 FORMATS: tuple[torch.dtype, ...] = (torch.quint2x4, torch.quint4x2, torch.int8, torch.float16)
 
-# A choice that is better by less is not looked for: where many are as good, that would take for ever.
+# A choice that is better by less, as a part of the error, is not looked for.
 _CLOSE = 1e-6
-# Sums of floats in another order differ by so much, as a part of their largest.
-_ROUNDING = 1e-13
+# The largest error of an entry as the solver sees it, whose absolute tolerances are 1e-6 and 1e-7.
+_SCALE = 1e6
 
 
 @dataclass(frozen=True)
@@ -83,7 +73,7 @@ def table_menu(
 
     Raises:
         KeyError: ``lookups`` names a table that there is not.
-        TypeError: ``model`` is no module, or a format is none.
+        TypeError: A format is not one.
         ValueError: There is nothing to quantize, a format cannot be had, lookups are negative, or a number is not
             finite.
 
@@ -95,18 +85,12 @@ def table_menu(
         [320, 640, 680, 1280]
     """
     tables = float_tables(model)
-    if isinstance(sample_rows, bool) or not isinstance(sample_rows, int):
-        raise TypeError(f"sample_rows={sample_rows!r} is a {type(sample_rows).__name__} and no number of rows")
-    if sample_rows < 1 or not dtypes:
-        raise ValueError(f"sample_rows={sample_rows} and {len(dtypes)} dtypes: there must be at least one of each")
+    require_int("sample_rows", sample_rows, 1)
+    if not dtypes:
+        raise ValueError("dtypes is empty: give at least one format to choose from")
     asked = named_formats(tables, lookups or {})
-    wrong = {
-        name: count for name, count in asked.items() if not isinstance(count, Real) or not 0 <= float(count) < math.inf
-    }
-    if wrong:
-        raise ValueError(
-            f"lookups are rows of a table that a sample looks up, finite numbers that are not negative: got {wrong}"
-        )
+    for name, count in asked.items():
+        require_finite(f"lookups of table {name!r}", count, 0)
     names = [table.name for table in tables]
     menus = {}
     for table in tables:
@@ -147,7 +131,7 @@ def choose_dtypes(
 
     Raises:
         KeyError: ``lookups`` names a table that there is not.
-        TypeError: ``model`` is no module, a format is none, or the budget no number.
+        TypeError: A format is not one.
         ValueError: Even the smallest formats do not fit, or as in ``table_menu``.
 
     Example:
@@ -157,8 +141,7 @@ def choose_dtypes(
         >>> choose_dtypes(EmbeddingBagCollection(tables), 600_000, row_alignment="small")  # 36 and 128 bytes a row
         {'small': torch.float16, 'large': torch.quint4x2}
     """
-    if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, Real) or budget_bytes != budget_bytes:
-        raise TypeError(f"budget_bytes={budget_bytes!r} is a {type(budget_bytes).__name__} and no number of bytes")
+    require_finite("budget_bytes", budget_bytes)
     menus = table_menu(model, dtypes, lookups=lookups, sample_rows=sample_rows, row_alignment=row_alignment)
     return {name: entry.dtype for name, entry in cheapest_within(menus, budget_bytes).items()}
 
@@ -178,127 +161,39 @@ def cheapest_within(menus: Mapping[str, Sequence[Entry]], budget_bytes: int) -> 
         >>> [entry.bytes for entry in cheapest_within(menus, 3).values()]
         [2, 1]
     """
-    useful = {name: _useful(entries) for name, entries in menus.items()}
-    least = sum(entries[0].bytes for entries in useful.values())
+    smallest = {name: min(menu, key=lambda entry: (entry.bytes, entry.error)) for name, menu in menus.items()}
+    sizes = {name: entry.bytes for name, entry in smallest.items()}
+    least, limit = sum(sizes.values()), budget_bytes
     if least > budget_bytes:
-        sizes = {name: entries[0].bytes for name, entries in useful.items()}
-        raise ValueError(
-            f"the tables take at least {least:,} bytes, and the budget is {budget_bytes:,}: {sizes}; allow {least:,} "
-            "bytes, offer smaller formats, or make tables smaller"
-        )
-    # Tables with the most at stake come first, so that the bound tells good choices from bad ones early.
-    order = sorted(useful, key=lambda name: useful[name][-1].error - useful[name][0].error)
-    rests = [_Rest({name: useful[name] for name in order[position:]}) for position in range(len(order) + 1)]
-    frontier = [_Choice(0, 0.0, None, None)]
-    best, decided, least_error = frontier[0], 0, rests[0].reached(budget_bytes)
-    for position, name in enumerate(order, start=1):
-        rest = rests[position]
-        grown = _undominated([choice.with_entry(entry) for choice in frontier for entry in useful[name]])
-        grown = [choice for choice in grown if rest.fits(budget_bytes - choice.bytes)]
-        for choice in grown:
-            error = choice.error + rest.reached(budget_bytes - choice.bytes)
-            if error < least_error:
-                best, decided, least_error = choice, position, error
-        worth = least_error * (1 - _CLOSE)
-        frontier = [choice for choice in grown if choice.error + rest.bound(budget_bytes - choice.bytes) < worth]
-    found = rests[decided].choice(budget_bytes - best.bytes)
-    found.update(zip(order, best.entries(), strict=False))
-    return {name: found[name] for name in menus}
+        raise ValueError(f"the tables take at least {least:,} bytes, and the budget is {budget_bytes:,}: {sizes}")
+    # A variable that is 1 only up to the solver's tolerance may hide some bytes of a large table.
+    while menus and limit > least:
+        chosen = dict(zip(menus, _choose(list(menus.values()), limit), strict=True))
+        excess = sum(entry.bytes for entry in chosen.values()) - budget_bytes
+        if excess <= 0:
+            return chosen
+        limit -= excess
+    return smallest
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """An entry for each of the first tables: its sums, the choice that it was made of, and the entry added to that."""
+def _choose(menus: Sequence[Sequence[Entry]], limit: int) -> list[Entry]:
+    """One entry of each menu: an integer program with a binary variable for each entry."""
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
 
-    bytes: int
-    error: float
-    before: _Choice | None
-    last: Entry | None
-
-    def with_entry(self, entry: Entry) -> _Choice:
-        return _Choice(self.bytes + entry.bytes, self.error + entry.error, self, entry)
-
-    def entries(self) -> list[Entry]:
-        found: list[Entry] = []
-        choice = self
-        while choice.before is not None and choice.last is not None:
-            found.append(choice.last)
-            choice = choice.before
-        return found[::-1]
-
-
-class _Rest:
-    """The tables still to come: a bound on their error within so many bytes, and a choice that comes near it.
-
-    Args:
-        menus: Their useful entries.
-    """
-
-    def __init__(self, menus: Mapping[str, Sequence[Entry]]) -> None:
-        self._smallest = {name: entries[0] for name, entries in menus.items()}
-        self._bytes = sum(entry.bytes for entry in self._smallest.values())
-        self._error = sum(entry.error for entry in self._smallest.values())
-        steps = [(*step, name) for name, entries in menus.items() for step in _steps(entries)]
-        self._steps = sorted(steps, key=lambda step: step[1] / step[0], reverse=True)
-        self._sizes = [*accumulate((step[0] for step in self._steps), initial=0)]
-        self._saved = [*accumulate((step[1] for step in self._steps), initial=0.0)]
-
-    def fits(self, budget: int) -> bool:
-        """Whether the smallest entries fit."""
-        return self._bytes <= budget
-
-    def bound(self, budget: int) -> float:
-        """No choice within the budget has less error."""
-        left, place = budget - self._bytes, self._place(budget)
-        error = self._error - self._saved[place]
-        if place < len(self._steps):
-            size, saved, *_ = self._steps[place]
-            error -= saved * (left - self._sizes[place]) / size
-        return error - _ROUNDING * self._error
-
-    def reached(self, budget: int) -> float:
-        """The error of ``choice``."""
-        return self._error - self._saved[self._place(budget)]
-
-    def choice(self, budget: int) -> dict[str, Entry]:
-        """What the whole steps that fit lead to."""
-        return self._smallest | {name: entry for _, _, entry, name in self._steps[: self._place(budget)]}
-
-    def _place(self, budget: int) -> int:
-        return bisect_right(self._sizes, budget - self._bytes) - 1
-
-
-def _steps(entries: Sequence[Entry]) -> list[tuple[int, float, Entry]]:
-    """(bytes more, error less, where to) from corner to corner of a menu's convex hull, the steepest first."""
-    corners: list[Entry] = []
-    for entry in entries:
-        while len(corners) > 1 and _slope(corners[-2], corners[-1]) <= _slope(corners[-2], entry):
-            corners.pop()
-        corners.append(entry)
-    pairs = pairwise(corners)
-    return [(later.bytes - former.bytes, former.error - later.error, later) for former, later in pairs]
-
-
-def _slope(former: Entry, later: Entry) -> float:
-    return (former.error - later.error) / (later.bytes - former.bytes)
-
-
-def _useful(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries by bytes, each with less error than all before it."""
-    kept: list[Entry] = []
-    for entry in sorted(entries, key=lambda entry: (entry.bytes, entry.error)):
-        if not kept or entry.error < kept[-1].error:
-            kept.append(entry)
-    return kept
-
-
-def _undominated(choices: Sequence[_Choice]) -> list[_Choice]:
-    """Choices by bytes, each with less error than all before it."""
-    kept: list[_Choice] = []
-    for choice in sorted(choices, key=lambda choice: (choice.bytes, choice.error)):
-        if not kept or choice.error < kept[-1].error:
-            kept.append(choice)
-    return kept
+    entries = [entry for menu in menus for entry in menu]
+    errors = np.array([entry.error for entry in entries])
+    sizes = np.array([[float(entry.bytes) for entry in entries]])
+    table = np.repeat(np.arange(len(menus)), [len(menu) for menu in menus])
+    one_each = (table == np.arange(len(menus))[:, None]).astype(float)
+    result = milp(
+        errors * (_SCALE / max(errors.max(), 1e-300)),
+        integrality=np.ones(len(entries)),
+        bounds=Bounds(0, 1),
+        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(sizes, -np.inf, limit)],
+        options={"mip_rel_gap": _CLOSE},
+    )
+    return [entries[int(i)] for i in np.where(table == np.arange(len(menus))[:, None], result.x, -1).argmax(axis=1)]
 
 
 def _sample(weight: Tensor, rows: int) -> Tensor:

@@ -237,10 +237,8 @@ def rows_of(table: BaseEmbeddingConfig) -> int:
     if left is None:
         return table.num_embeddings
     if not 0 < left <= table.num_embeddings:
-        raise ValueError(
-            f"table {table.name!r}: num_embeddings_post_pruning={left}, and the table has {table.num_embeddings} rows; "
-            "it is the number of its first rows that are kept"
-        )
+        rows = f"the table has {table.num_embeddings} rows"
+        raise ValueError(f"table {table.name!r}: num_embeddings_post_pruning={left}, and {rows}")
     return left
 
 
@@ -301,7 +299,7 @@ def write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, sc
         rows[:, : layout.scale_bytes] = scale_bias
 
 
-def check_packed(name: str, table: PackedTable, payload: object, scale_bias: object) -> None:
+def check_packed(name: str, table: PackedTable, payload: Tensor, scale_bias: Tensor | None) -> None:
     """Check that what a caller packed are the rows of a table.
 
     Args:
@@ -315,23 +313,14 @@ def check_packed(name: str, table: PackedTable, payload: object, scale_bias: obj
         ValueError: They are of another layout.
     """
     layout = table.layout
-    if not isinstance(payload, Tensor) or not isinstance(scale_bias, Tensor | None):
-        raise TypeError(
-            f"table {name!r}: packed rows are a tensor, and another or None for scale and bias, got "
-            f"{type(payload).__name__} and {type(scale_bias).__name__}; quant.packing.pack_rows makes them"
-        )
     expected, shape = [table.rows, layout.payload_bytes], list(payload.shape)
     if shape != expected or payload.dtype != torch.uint8 or (scale_bias is None) != (layout.scale_bytes == 0):
-        raise ValueError(
-            f"table {name!r} in {table.data_type}: packed rows are uint8 {expected} "
-            f"{'with' if layout.scale_bytes else 'without'} scale and bias, got {payload.dtype} {shape} "
-            f"{'without' if scale_bias is None else 'with'}"
-        )
+        wanted = f"packed rows are uint8 {expected} {'with' if layout.scale_bytes else 'without'} scale and bias"
+        given = f"{payload.dtype} {shape} {'without' if scale_bias is None else 'with'}"
+        raise ValueError(f"table {name!r} in {table.data_type}: {wanted}, got {given}")
     if scale_bias is not None and (list(scale_bias.shape) != [table.rows, 4] or scale_bias.dtype != torch.uint8):
-        raise ValueError(
-            f"table {name!r} in {table.data_type}: scale and bias are uint8 {[table.rows, 4]}, a float16 each, got "
-            f"{scale_bias.dtype} {list(scale_bias.shape)}"
-        )
+        wanted, given = [table.rows, 4], f"{scale_bias.dtype} {list(scale_bias.shape)}"
+        raise ValueError(f"table {name!r} in {table.data_type}: scale and bias are uint8 {wanted}, got {given}")
 
 
 def note_formats(tables: Iterable[PackedTable], metadata: dict[str, Any]) -> None:
@@ -356,11 +345,8 @@ def check_format(table: PackedTable, metadata: Mapping[str, Any]) -> None:
     """
     stored = metadata.get(_FORMATS, {}).get(table.name)
     if stored is not None and tuple(stored) != (table.data_type.value, table.columns):
-        raise ValueError(
-            f"table {table.name!r} holds rows of {table.columns} numbers in {table.data_type.value}, and the state to "
-            f"be loaded rows of {stored[1]} in {stored[0]}, which would be read as other numbers; quantize both models "
-            "alike"
-        )
+        here = f"table {table.name!r} holds rows of {table.columns} numbers in {table.data_type.value}"
+        raise ValueError(f"{here}, and the state has rows of {stored[1]} in {stored[0]}; quantize both models alike")
 
 
 def check_parts(table: PackedTable, parts: Sequence[tuple[str, Tensor]], found: Mapping[str, Any]) -> None:
@@ -382,15 +368,12 @@ def check_parts(table: PackedTable, parts: Sequence[tuple[str, Tensor]], found: 
         shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
         if not isinstance(given, Tensor) or given.dtype != torch.uint8:
             kind = f" of {given.dtype}" if isinstance(given, Tensor) else ""
-            raise ValueError(
-                f"table {table.name!r} holds packed rows, uint8 {list(own.shape)}, and the state to be loaded has "
-                f"{part} {shape}{kind}; load it into the float model, and quantize that"
-            )
+            here = f"table {table.name!r} holds packed rows, uint8 {list(own.shape)}"
+            raise ValueError(f"{here}, and the state has {part} {shape}{kind}; load it into the float model")
         if given.shape != own.shape:
-            raise ValueError(
-                f"table {table.name!r} holds packed rows, {part} {list(own.shape)} of {table.rows} x {table.columns} "
-                f"numbers in {table.data_type.value}, and the state to be loaded has {shape}{_why(table, parts, given)}"
-            )
+            numbers = f"{table.rows} x {table.columns} numbers in {table.data_type.value}"
+            here = f"table {table.name!r} holds packed rows, {part} {list(own.shape)} of {numbers}"
+            raise ValueError(f"{here}, and the state to be loaded has {shape}{_why(table, parts, given)}")
 
 
 def _why(table: PackedTable, parts: Sequence[tuple[str, Tensor]], given: Tensor) -> str:

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tutorec._check import require_one_of
 from tutorec._kernels.packed_layout import LEAST_ALIGNMENT, ROW_ALIGNMENT, RowLayout, row_layout
 from tutorec._kernels.packed_torch import numbers_of_rows
 from tutorec.types import DataType
@@ -65,16 +66,13 @@ def pack_rows(
         (but for the sign of a bias 0 in rows that hold both zeros).
     """
     layout = _layout_of(rows, data_type, name, alignment)
-    if on_nonfinite not in ("raise", "keep"):
-        raise ValueError(f"table {name!r}: on_nonfinite={on_nonfinite!r} is neither 'raise' nor 'keep'")
+    require_one_of("on_nonfinite", on_nonfinite, ("raise", "keep"))
     shape = (rows.shape[0], layout.row_bytes)
     if out is None:
         out = torch.empty(shape, dtype=torch.uint8, device=rows.device)
     elif out.shape != shape or out.dtype != torch.uint8:
-        raise ValueError(
-            f"table {name!r}: out is {out.dtype} {list(out.shape)}, and packed rows are uint8 {list(shape)}; "
-            "pass out=None for new memory"
-        )
+        given = f"out is {out.dtype} {list(out.shape)}"
+        raise ValueError(f"table {name!r}: {given}, and packed rows are uint8 {list(shape)}; pass out=None")
     for first, some in _chunks(rows.detach()):
         unfit = _unfit_rows(some, layout)
         if on_nonfinite == "raise" and bool(unfit.any()):
@@ -102,10 +100,8 @@ def unpack_rows(packed: Tensor, columns: int, data_type: DataType) -> Tensor:
     """
     layout = row_layout(columns, data_type, LEAST_ALIGNMENT)
     if packed.dtype != torch.uint8 or packed.dim() != 2 or packed.shape[1] < layout.row_bytes:
-        raise ValueError(
-            f"packed rows of {columns} columns in {data_type} are uint8 [R, {layout.row_bytes} or more], got "
-            f"{packed.dtype} {list(packed.shape)}; give the columns and the format that they were packed with"
-        )
+        wanted = f"packed rows of {columns} columns in {data_type} are uint8 [R, {layout.row_bytes} or more]"
+        raise ValueError(f"{wanted}, got {packed.dtype} {list(packed.shape)}")
     return numbers_of_rows(packed, layout.bits, columns)
 
 
@@ -230,10 +226,8 @@ def _join_codes(codes: Tensor, layout: RowLayout) -> Tensor:
 
 def _layout_of(rows: Tensor, data_type: DataType, name: str = "", alignment: int = ROW_ALIGNMENT) -> RowLayout:
     if rows.dim() != 2 or rows.dtype not in (torch.float32, torch.float16):
-        raise ValueError(
-            f"table {name!r}: rows to be packed are float32 or float16 [R, D], got {rows.dtype} {list(rows.shape)}; "
-            + ("convert them: rows.float()" if rows.dim() == 2 else "one row is rows[None]")
-        )
+        given = f"{rows.dtype} {list(rows.shape)}"
+        raise ValueError(f"table {name!r}: rows to be packed are float32 or float16 [R, D], got {given}")
     return row_layout(rows.shape[1], data_type, alignment)
 
 

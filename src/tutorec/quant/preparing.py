@@ -114,28 +114,17 @@ def qconfig_of(module: nn.Module, expected: type[nn.Module]) -> Any:
         expected: Its class.
 
     Raises:
-        TypeError: It is another module, or its ``qconfig`` names no formats.
+        TypeError: It is another module.
         ValueError: It is quantized already, or has no ``qconfig``.
     """
     name = expected.__name__
     if isinstance(module, PackedTables):
-        raise ValueError(
-            f"this {name} is quantized already (tables {module.table_names()}); quantize the float model, "
-            "or give each table its format in one go: QuantConfig(..., per_table_weight_dtype={...})"
-        )
+        raise ValueError(f"this {name} is quantized already (tables {module.table_names()}); quantize the float model")
     if not isinstance(module, expected):
         raise TypeError(f"from_float takes a float {name}, got {type(module).__name__}")
     qconfig = getattr(module, "qconfig", None)
     if qconfig is None:
-        raise ValueError(
-            f"this {name} has no qconfig, which says what to quantize it to; set "
-            "module.qconfig = QuantConfig(activation=torch.float, weight=torch.int8), or call tutorec.quantize(model)"
-        )
-    if not hasattr(qconfig, "activation") or not hasattr(qconfig, "weight"):
-        raise TypeError(
-            f"the qconfig of this {name} is {qconfig!r} and names no formats; set "
-            "module.qconfig = QuantConfig(activation=torch.float, weight=torch.int8)"
-        )
+        raise ValueError(f"this {name} has no qconfig: set module.qconfig, or call tutorec.quantize(model)")
     return qconfig
 
 
@@ -207,7 +196,5 @@ def device_of(tables: nn.ModuleDict, default: torch.device) -> torch.device:
     found = {name: weight_of(table).device for name, table in tables.items()}
     if len(set(found.values())) > 1:
         places = {name: str(device) for name, device in found.items()}
-        raise ValueError(
-            f"the tables are on several devices, {places}; an operator reads tables of one: move the model to it first"
-        )
+        raise ValueError(f"the tables are on several devices, {places}: move the model to one first")
     return next(iter(found.values()), default)

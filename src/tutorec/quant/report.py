@@ -132,7 +132,6 @@ def accuracy_report(float_model: nn.Module | None, quantized: nn.Module) -> Accu
         The report; print it.
 
     Raises:
-        TypeError: An argument is no module.
         ValueError: The second model has no quantized collection, or the first one has not its tables as floats.
 
     Example:
@@ -145,15 +144,10 @@ def accuracy_report(float_model: nn.Module | None, quantized: nn.Module) -> Accu
         >>> report["item_table"].largest <= report["item_table"].bound
         True
     """
-    for model in (quantized,) if float_model is None else (float_model, quantized):
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"accuracy_report takes the float model (or None) and the quantized one, got {type(model)}")
     found = tuple(_tables(float_model, quantized))
     if not any(isinstance(module, PackedTables) for module in quantized.modules()):
-        raise ValueError(
-            f"{type(quantized).__name__} has no quantized collection that is whole: the float model comes first, the "
-            "quantized one second, and before it is sharded"
-        )
+        kind = type(quantized).__name__
+        raise ValueError(f"{kind} has no quantized collection that is whole: give (float model, quantized model)")
     return AccuracyReport(found)
 
 
@@ -192,25 +186,19 @@ def _float_tables(float_model: nn.Module, path: str, quantized: PackedTables) ->
     except AttributeError:
         module = None
     if isinstance(module, PackedTables):
-        raise ValueError(
-            f"the float model is quantized {where}, perhaps in place: give the model as it was, or None and "
-            "measure while it is packed: tutorec.quantize(model, ..., inplace=True, measure=True)"
-        )
+        remedy = "tutorec.quantize(model, ..., inplace=True, measure=True) measures while it packs"
+        raise ValueError(f"the float model is quantized {where}, perhaps in place: {remedy}")
     if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
-        raise ValueError(
-            f"the float model has no collection {where}, where the quantized one has the tables "
-            f"{quantized.table_names()}; give the model that was quantized, or None"
-        )
+        tables = quantized.table_names()
+        raise ValueError(f"the float model has no collection {where}, where the quantized one has the tables {tables}")
     held = module.embedding_bags if isinstance(module, EmbeddingBagCollection) else module.embeddings
     weights = {name: weight_of(table) for name, table in held.items()}
     for name in quantized.table_names():
         table = quantized.packed_table(name)
         shape = list(weights[name].shape) if name in weights else None
         if shape is None or shape[1] != table.columns or shape[0] < table.rows:
-            raise ValueError(
-                f"table {name!r} {where} is {[table.rows, table.columns]} in the quantized model and {shape} in the "
-                "float one; give the model that was quantized, or None"
-            )
+            sizes = f"{[table.rows, table.columns]} in the quantized model and {shape} in the float one"
+            raise ValueError(f"table {name!r} {where} is {sizes}; give the model that was quantized, or None")
     return weights
 
 

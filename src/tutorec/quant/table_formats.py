@@ -111,11 +111,9 @@ def check_numbers(table: str, weight: Tensor) -> None:
         count += wrong.numel()
     column = int((~torch.isfinite(weight[first])).nonzero()[0])
     rows = f"{count} of its {weight.shape[0]} rows {'is' if count == 1 else 'are'} not finite"
-    raise ValueError(
-        f"table {table!r} holds {float(weight[first, column])} in row {first}, column {column} ({rows}): no scale "
-        "and bias could stand for such a row. Find out what it learned from, restore or zero the row, or pass "
-        "on_nonfinite='keep' to tutorec.quantize, whose result reads as NaN there"
-    )
+    remedy = "restore or zero the row, or pass on_nonfinite='keep' to tutorec.quantize: it reads as NaN there"
+    number = float(weight[first, column])
+    raise ValueError(f"table {table!r} holds {number} in row {first}, column {column} ({rows}): {remedy}")
 
 
 def enumerate_chunks(weight: Tensor, numbers: int = 1 << 18) -> Iterable[tuple[int, Tensor]]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tutorec._check import require_one_of
 from tutorec._kernels.freed_memory import return_freed_memory
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment, row_layout
 from tutorec._kernels.packed_layout import row_alignment as alignment_for
@@ -103,7 +104,7 @@ def quantize(
 
     Raises:
         KeyError: ``per_table`` names a table that there is not.
-        TypeError: ``model`` is no module, or a format is none.
+        TypeError: A format is not one.
         ValueError: There is no collection, one is quantized or sharded already, a table cannot be packed (nothing was
             changed then), or a format cannot be had.
 
@@ -157,11 +158,10 @@ def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Mo
 
     Raises:
         KeyError: The config names a table that there is not.
-        TypeError: ``model`` is no module, or a format is none.
+        TypeError: A format is not one.
         ValueError: As ``quantize``.
     """
-    if swap.on_nonfinite not in ("raise", "keep"):
-        raise ValueError(f"on_nonfinite={swap.on_nonfinite!r}: there are 'raise' and 'keep'")
+    require_one_of("on_nonfinite", swap.on_nonfinite, ("raise", "keep"))
     tables = float_tables(model, swap.quantized)
     formats = _formats(tables, config.weight, config.per_table_weight_dtype or {})
     output_dtype = output_type(config.activation)
@@ -208,7 +208,6 @@ def float_tables(model: nn.Module, kinds: Collection[type[nn.Module]] = tuple(QU
         kinds: Classes of the collections.
 
     Raises:
-        TypeError: It is no module.
         ValueError: It has no collection, or a quantized, sharded or derived one.
 
     Example:
@@ -217,8 +216,6 @@ def float_tables(model: nn.Module, kinds: Collection[type[nn.Module]] = tuple(QU
         >>> [table.full_name for table in float_tables(nn.Sequential(ebc))]
         ['0.item']
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"there are tables in an nn.Module, got {type(model).__name__}")
     for path, module in model.named_modules():
         _check_kind(path, module, kinds)
     tables = []
@@ -228,10 +225,7 @@ def float_tables(model: nn.Module, kinds: Collection[type[nn.Module]] = tuple(QU
             tables.append(FloatTable(path, config.name, held[config.name], len(config.feature_names)))
     if not any(True for _ in _collections(model, kinds)):
         wanted = " and no ".join(kind.__name__ for kind in kinds)
-        raise ValueError(
-            f"{type(model).__name__} has no {wanted}, so there is nothing to quantize; tables that are plain "
-            "nn.Embedding belong into a collection"
-        )
+        raise ValueError(f"{type(model).__name__} has no {wanted}, so there is nothing to quantize")
     return tables
 
 
@@ -286,24 +280,16 @@ def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]
     """Check that a submodule is none that this function cannot quantize and must not pass over."""
     kind, where = type(module), f"{path!r}" if path else "the model"
     if isinstance(module, PackedTables):
-        raise ValueError(
-            f"{where} is quantized already (tables {module.table_names()}); start from the float model, and give every "
-            "table its format in one go: tutorec.quantize(model, dtype, per_table={...})"
-        )
+        raise ValueError(f"{where} is quantized already (tables {module.table_names()}); quantize the float model")
     if any(one.__module__.startswith("tutorec.distributed") for one in kind.__mro__):
-        raise ValueError(
-            f"{where} is a {kind.__name__}: its tables are spread over devices. Quantize first and shard then: make "
-            "the model anew, load into it what tutorec.distributed.checkpoint.full_state_dict(model) gives on rank 0, "
-            "quantize it, and shard it with tutorec.inference.modules.shard_quant_model"
-        )
+        remedy = "load checkpoint.full_state_dict(model) into an unsharded one, quantize it, and call shard_quant_model"
+        raise ValueError(f"{where} is a {kind.__name__}, whose tables are spread over devices: {remedy}")
     if isinstance(module, nn.parallel.DistributedDataParallel):
         raise ValueError(f"{where} is wrapped in DistributedDataParallel, which is for training; quantize its .module")
     derived = next((base for base in kinds if isinstance(module, base)), None)
     if derived is not None and kind not in kinds:
-        raise ValueError(
-            f"{where} is a {kind.__name__}, a subclass of {derived.__name__} whose forward may differ; quantize "
-            f"it with a subclass of the quantized {derived.__name__} by torch.ao.quantization.quantize_dynamic"
-        )
+        differs = f"a subclass of {derived.__name__} whose forward may differ"
+        raise ValueError(f"{where} is a {kind.__name__}, {differs}; call torch.ao.quantization.quantize_dynamic")
 
 
 def _check_range(table: FloatTable, data_type: DataType) -> None:

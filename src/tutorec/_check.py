@@ -1,0 +1,65 @@
+"""Checks of values that people type: whole numbers, finite numbers, one of several names."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+
+def is_int(value: Any, least: int | None = None) -> bool:
+    """Whether a value is a whole number, not a bool, and at least ``least``."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and (least is None or int(value) >= least)
+
+
+def require_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """The value as an int.
+
+    Raises:
+        ValueError: It is not a whole number, or is outside of ``least`` to ``most``.
+
+    Example:
+        >>> from tutorec._check import require_int
+        >>> require_int("epochs", 1.5, least=1)
+        Traceback (most recent call last):
+        ValueError: epochs=1.5 must be a whole number, at least 1
+    """
+    if not is_int(value, least) or (most is not None and value > most):
+        raise ValueError(f"{name}={value!r} must be a whole number{_limits(least, most)}")
+    return int(value)
+
+
+def require_finite(name: str, value: Any, least: float | None = None) -> float:
+    """The value as a float.
+
+    Raises:
+        ValueError: It is not a finite number, or is below ``least``.
+    """
+    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or (least is not None and value < least):
+        raise ValueError(f"{name}={value!r} must be a finite number{_limits(least, None)}")
+    return float(value)
+
+
+def require_one_of(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Check that a value is one of several.
+
+    Raises:
+        ValueError: It is another one.
+    """
+    if value not in choices:
+        raise ValueError(
+            f"{name}={value!r} must be one of {', '.join(map(repr, choices))}{did_you_mean(value, choices)}"
+        )
+
+
+def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
+    """The end of a message: ``; did you mean 'item'?`` where one of the choices is close, else nothing."""
+    close = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _limits(least: float | None, most: float | None) -> str:
+    return (", at least {}" if most is None else ", {} to {}").format(least, most) if least is not None else ""
