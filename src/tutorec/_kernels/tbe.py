@@ -260,6 +260,10 @@ class TableBatch(nn.Module, ABC):
             state["step"] = count
         return found
 
+    def autograd_leaf(self) -> Tensor:
+        """The tensor by which autograd records a fused lookup; its gradient is always None."""
+        return self._flat
+
     def rows_at(self, table: int, ids: Tensor) -> Tensor:
         """Rows of a table as they are now, ``[N, D]``."""
         return self._tables[table].index_select(0, ids)

@@ -133,6 +133,10 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
             self._fbgemm._buffers.pop(name, None)
             setattr(self._fbgemm, name, tensor)
 
+    def autograd_leaf(self) -> Tensor:
+        """The empty parameter of fbgemm's module."""
+        return self._fbgemm.placeholder_autograd_tensor
+
     def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         assert self.optimizer is not None, "a fused operator is built with an optimizer"
         # Without gradients there is no backward, and the batch is not counted.

@@ -28,7 +28,8 @@ samples that one of these has on rank r,
 
 where a table whose ids, weights and rows, of all ranks together, are more than 8 * R * D bytes leaves the sums over f,
 and adds its R * D numbers to E instead, of which rank r has E_r = E / W (the first E % W ranks one more). Where rows
-move without gradient, as Adam's do, R more say which of them are in the batch.
+move without gradient, as Adam's do, R more say which of them are in the batch. A table whose gradients are limited number
+by number is not summed.
 
 Where tables are sharded within groups and R groups have replicas, ranks that hold the same shards average them. Their
 E numbers are cut into blocks of at most 2 ** 22, of which each replica adds up its part, as even as can be. For each
@@ -243,8 +244,9 @@ def _replicated(tables: Sequence[PlacedTable], batches: StepBatches) -> Bytes:
         bags = lists if pooled else ids
         weight_bytes = 4 if table.weighted else 0
         looked_up = sum(ids) * (id_bytes + weight_bytes) + sum(lists) * 4 + sum(bags) * table.columns * 4
-        if looked_up > 8 * table.rows * table.columns:
-            marked = table.optimizer is not None and table.optimizer.moves_without_gradient
+        rule = table.optimizer
+        if looked_up > 8 * table.rows * table.columns and (rule is None or rule.max_gradient is None):
+            marked = rule is not None and rule.moves_without_gradient
             elements += table.rows * (table.columns + marked)
             continue
         for rank in ranks:

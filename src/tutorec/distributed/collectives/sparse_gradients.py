@@ -20,7 +20,8 @@ says whether it is in the batch:
     gradient rows      sum over f as bags of  4 * B_r * D_f
     gradient sums      4 * E_s to rank s, and then  4 * E_r           two issues
 
-A table travels as bags unless the sum over ranks of its ids, weights and rows is more than 8 * R * D bytes. With a
+A table travels as bags unless the sum over ranks of its ids, weights and rows is more than 8 * R * D bytes. A table
+whose gradients are limited number by number travels as bags, since a limited sum is not the sum of limited terms. With a
 variable batch B_r is the largest number of samples of a feature. Rows that are not pooled travel as bags of one id:
 without lengths, N_rf in the place of B_r, and sizes are 8 * F.
 """
@@ -30,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -54,11 +56,13 @@ class CopiedTable:
         rows: R.
         columns: D.
         features: How many features read it; those of all tables stand one after the other.
+        summable: Whether its gradient may travel as a sum.
     """
 
     rows: int
     columns: int
     features: int
+    summable: bool = True
 
 
 @dataclass(frozen=True)
@@ -166,8 +170,7 @@ class PooledGradients:
         return _Sums(gradients, self._group)
 
 
-@dataclass(frozen=True)
-class TableRows:
+class TableRows(NamedTuple):
     """Gradients of rows of one table that every rank has looked up one by one.
 
     Args:
@@ -243,7 +246,8 @@ def cheaper_as_bags(table: CopiedTable, bytes_of_ids: int, bags: int) -> bool:
         >>> cheaper_as_bags(table, bytes_of_ids=0, bags=200), cheaper_as_bags(table, bytes_of_ids=1, bags=200)
         (True, False)
     """
-    return bytes_of_ids + bags * table.columns * _FLOAT <= 2 * table.rows * table.columns * _FLOAT
+    few = bytes_of_ids + bags * table.columns * _FLOAT <= 2 * table.rows * table.columns * _FLOAT
+    return few or not table.summable
 
 
 def features_of(tables: Sequence[CopiedTable], chosen: Sequence[bool]) -> list[int]:

@@ -2,20 +2,20 @@
 
     my samples, every feature    KJT [F x B]
       | input_dist    nothing to do
-      | lookup        pool rows out of my copies                  forward:  no traffic
-      |                                                           backward: gradients travel, copies move alike
+      | lookup        pool rows of my replicas                    forward:  no traffic
+      |                                                           backward: batches and gradients to all ranks
       | output_dist   nothing to do
     my samples, every column     [B, D]
 
-    the copies of two ranks              the bag [0, 3] of rank 0, with the gradient g of its sum
+    the replicas of two ranks            the bag [0, 3] of rank 0, with the gradient g of its sum
 
         rank 0   rows 0, 1, 2, 3         both ranks get  ids 0, 3 and g
-        rank 1   rows 0, 1, 2, 3         both ranks move rows 0 and 3 of their copy by g / 2
+        rank 1   rows 0, 1, 2, 3         both ranks move rows 0 and 3 of their replica by g / 2
 
 What travels is the batch with the gradients of its pooled rows, or, where that is more bytes, the gradient of the whole
 table: `collectives.sparse_gradients` has the formula. Every rank then makes the update for all ranks' samples.
 
-For tables that are small, or read in every sample: each rank pays for all their rows, and looks them up for nothing.
+For tables that are small, or read in every sample: each rank has all their rows.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
 from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
-from tutorec.distributed.lookup.replicated import ReplicatedPooledEmbeddingsLookup
-from tutorec.distributed.lookup.replicated_rows import ReplicatedEmbeddingsLookup
+from tutorec.distributed.lookup.data_parallel import ReplicatedEmbeddingsLookup, ReplicatedPooledEmbeddingsLookup
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,
@@ -66,7 +65,7 @@ class DpPooledEmbeddingSharding(PooledEmbeddingSharding):
     Args:
         tables: The tables, in the collection's order.
         env: The ranks.
-        codecs: As of the other types; gradients of copies travel in float32.
+        codecs: As of the other types; gradients of replicas travel in float32.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class DpSequenceEmbeddingSharding(SequenceEmbeddingSharding):
     Args:
         tables: The tables, in the collection's order.
         env: The ranks.
-        codecs: As of the other types; gradients of copies travel in float32.
+        codecs: As of the other types; gradients of replicas travel in float32.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.fused_params import optimizer_spec_of_parameter
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
@@ -54,11 +55,10 @@ def placed_tables(
     for path, module_plan in by_path.items():
         configs, is_weighted = _tables_of(path, tables, list(by_path), weighted)
         check_plan_covers([config.name for config in configs], module_plan)
-        marking = _marking_rows(path, tables)
+        optimizers = _optimizers(path, tables)
         for config in configs:
             table = _placed(path, config, module_plan[config.name], topology, is_weighted)
-            marks_rows = config.name in marking and not table.leaves_gradient
-            found.append(replace(table, marks_rows=marks_rows))
+            found.append(table if table.leaves_gradient else replace(table, optimizer=optimizers.get(config.name)))
     return found
 
 
@@ -126,13 +126,12 @@ def _placed(
     )
 
 
-def _marking_rows(path: str, tables: Any) -> set[str]:
-    """Tables of a collection whose optimizer in backward moves rows without gradient, as Adam's does."""
+def _optimizers(path: str, tables: Any) -> dict[str, OptimizerSpec | None]:
+    """Table -> the optimizer that its weights bring along, which updates them in backward."""
     if not isinstance(tables, nn.Module):
-        return set()
+        return {}
     named = [(name.split(".")[-2], weight) for name, weight in tables.get_submodule(path).named_parameters()]
-    specs = {table: optimizer_spec_of_parameter(table, weight) for table, weight in named}
-    return {table for table, spec in specs.items() if spec is not None and spec.moves_without_gradient}
+    return {table: optimizer_spec_of_parameter(table, weight) for table, weight in named}
 
 
 def _tables_of(path: str, tables: Any, paths: Sequence[str], weighted: bool) -> tuple[Configs, bool]:

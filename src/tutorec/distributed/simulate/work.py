@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed import shard_traffic as stages
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.constants import DENSE_GRADIENT_PASSES, ROW_READ_BYTES
@@ -42,8 +43,8 @@ class SimulatedTable:
         update_factor: Time of an update for the time of a lookup.
         id_ms: Milliseconds of each id of an update, beyond the bytes that are moved.
         leaves_gradient: Whether its kernel leaves a gradient as large as the piece.
-        marks_rows: Whether its optimizer moves rows whose gradient is 0, so that a summed gradient says of each row
-            whether it is in the batch.
+        optimizer: What updates it in backward; None: one that neither moves rows whose gradient is 0 nor limits
+            gradients.
     """
 
     path: str
@@ -59,7 +60,7 @@ class SimulatedTable:
     update_factor: float
     id_ms: float
     leaves_gradient: bool
-    marks_rows: bool = False
+    optimizer: OptimizerSpec | None = None
 
     def lookup_ms(self, ids: Floats, columns: Ints | int, numbers: Floats) -> Floats:
         """Milliseconds to look so many ids up in pieces of so many columns, which gives so many numbers."""
@@ -224,8 +225,10 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
         if table.leaves_gradient:
             work.update_ms += table.whole_ms(size)
         looked_up = loads.members @ (ids * (id_bytes + weight_bytes) + lists * 4 + numbers * 4)
-        if looked_up > 8 * table.rows * table.columns and world_size > 1:
-            elements += table.rows * (table.columns + table.marks_rows)
+        rule = table.optimizer
+        summable = rule is None or rule.max_gradient is None
+        if looked_up > 8 * table.rows * table.columns and world_size > 1 and summable:
+            elements += table.rows * (table.columns + (rule is not None and rule.moves_without_gradient))
             work.update_ms += own[loads.classes] + table.whole_ms(size)
             continue
         work.update_ms += loads.members @ own

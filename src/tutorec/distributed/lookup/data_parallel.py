@@ -1,0 +1,409 @@
+"""Tables that every rank has whole: looked up like any other, and updated on all ranks by the samples of all.
+
+    forward    my bags -> my pooled rows                                                   (no traffic)
+    backward   my bags and the gradient of my rows -> those of all ranks -> the lookup's own backward
+
+Backward the lookup runs once more, on the batch of all ranks, and is differentiated there. A fused kernel makes the
+step that one table would make on all samples; a dense kernel leaves the mean gradient. Every rank computes the same
+from the same numbers in the same order, so that replicas stay equal to the last bit. Where ranks have exchanged the
+gradient of a whole table (`sparse_gradients` says when), each of its rows is a bag of its own in that batch.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from tutorec._kernels.pooling import bag_weights, kernel_pooling
+from tutorec._kernels.tbe import TableBatch
+from tutorec.distributed import comm
+from tutorec.distributed.collectives.autograd import gradient_divisor
+from tutorec.distributed.collectives.kjt import ArrivedIds
+from tutorec.distributed.collectives.sparse_gradients import (
+    CopiedTable,
+    PooledGradients,
+    RowGradients,
+    features_of,
+)
+from tutorec.distributed.env import ShardingEnv
+from tutorec.distributed.grouping import TableGroup
+from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
+from tutorec.distributed.lookup.grouped import GroupedLookup, GroupedPooledEmbeddingsLookup
+from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
+from tutorec.distributed.lookup.variable import flatten_by_rank, pad_bags
+from tutorec.optim.fused import EmbeddingFusedOptimizer
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+class FeatureBags(NamedTuple):
+    """The bags of one feature.
+
+    Args:
+        lengths: ``[B]``.
+        ids: ``[N]``.
+        weights: ``[N]`` or None.
+        gradient: Of the pooled rows ``[B, D]``.
+    """
+
+    lengths: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor | None
+    gradient: torch.Tensor
+
+
+class ReplicatedLookup(EmbeddingLookup):
+    """A lookup in tables that every rank has.
+
+    To build one is a collective: every replica becomes rank 0's. Every backward is one, too.
+
+    Args:
+        lookup: In this rank's replicas, without an exchange.
+        groups: The tables.
+        env: The ranks.
+        ids_dtype: What ids travel as.
+    """
+
+    def __init__(
+        self, lookup: GroupedLookup, groups: Sequence[TableGroup], env: ShardingEnv, ids_dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self._lookup = lookup
+        self._env, self._ids_dtype = env, ids_dtype
+        self._columns = [columns for group in groups for columns in group.columns]
+        self._operators = [module for module in lookup.modules() if isinstance(module, TableBatch)]
+        tables = [(shard.table, op) for g, op in zip(groups, self._operators, strict=True) for shard in g.shards]
+        self._operator_of = [operator for _, operator in tables]
+        self._tables = [
+            CopiedTable(
+                table.rows,
+                table.columns,
+                len(table.features),
+                # A sum is not cut to the limits that its terms are cut to.
+                summable=operator.optimizer is None or operator.optimizer.max_gradient is None,
+            )
+            for table, operator in tables
+        ]
+        broadcast_rows(lookup, env)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        """As of the lookup in my replicas."""
+        if not torch.is_grad_enabled():
+            return self._lookup(batch)
+        self.process_group()
+        for optimizer in self.fused_optimizers():  # without gradients a lookup does not see a frozen parameter
+            optimizer.check_parameters()
+        # Recorded also where nothing needs a gradient here: the other ranks count on this one.
+        anchor = torch.empty(0, device=self._tensors(batch)[0].device, requires_grad=True)
+        return cast(torch.Tensor, _LocalLookup.apply(anchor, self, batch, *self.dense_parameters()))
+
+    @abstractmethod
+    def _tensors(self, batch: Any) -> list[torch.Tensor]:
+        """What a batch consists of."""
+
+    @abstractmethod
+    def _gather(self, batch: Any, gradient: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """My batch and the gradient of what it has looked up -> those of all ranks."""
+
+    def gradients(self, batch: Any, gradient: torch.Tensor, rates: Sequence[float]) -> list[torch.Tensor | None]:
+        """Update the fused tables by the samples of all ranks; every rank calls it together.
+
+        Args:
+            batch: Mine.
+            gradient: Of what it has looked up.
+            rates: Learning rate of each fused optimizer at the forward.
+
+        Returns:
+            Of each dense table its gradient ``[R, D]``, the mean over ranks.
+        """
+        # Once divided here, it is the mean over ranks that is added up.
+        everyone, gradient = self._gather(batch, gradient / gradient_divisor(self._env.world_size))
+        dense = self.dense_parameters()
+        asked = [*dense, *(operator.autograd_leaf() for operator in self._operators if operator.optimizer)]
+        wanted = [leaf for leaf in asked if leaf.requires_grad]
+        if not wanted:
+            return [None] * len(dense)
+        with torch.enable_grad(), _learning_rates(self.fused_optimizers(), rates):
+            rows = self._lookup(everyone)
+        found = iter(torch.autograd.grad(rows, wanted, gradient, allow_unused=True))
+        return [next(found) if parameter.requires_grad else None for parameter in dense]
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(``table.weight``, its rows as a parameter), group after group."""
+        return self._lookup.named_weights()
+
+    def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
+        """One for each group that is updated during backward."""
+        return self._lookup.fused_optimizers()
+
+    def rebind(self) -> None:
+        """Point parameters at the operators' memory again, after it has moved."""
+        self._lookup.rebind()
+
+    def process_group(self) -> dist.ProcessGroup:
+        """The ranks.
+
+        Raises:
+            ValueError: There is no process group, so that replicas cannot be kept equal.
+        """
+        group = self._env.group_for("training data_parallel tables")
+        assert group is not None, "in a world of 1 there are no replicas"
+        return group
+
+    def dense_parameters(self) -> list[nn.Parameter]:
+        """The rows of tables that get a gradient, table after table."""
+        weights = [rows for operator in self._operators for rows in operator.table_weights()]
+        return [rows for rows in weights if isinstance(rows, nn.Parameter)]
+
+    def _marked(self, table: int) -> bool:
+        """Whether a table's summed gradient has one column more, which says which rows are in a batch."""
+        rule = self._operator_of[table].optimizer
+        return rule is not None and rule.moves_without_gradient
+
+    def _table_gradient(self, table: int, ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient ``[R, D]`` of a table, from that of each id ``[N, D]``; ``[R, D + 1]`` with marks."""
+        size = self._tables[table]
+        found = gradient.new_zeros(size.rows, size.columns).index_add_(0, ids, gradient)
+        if not self._marked(table):
+            return found
+        marks = found.new_zeros(size.rows, 1).index_fill_(0, ids.long(), 1.0)
+        return torch.cat([found, marks], dim=1)
+
+    def _touched(self, table: int, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows that a summed gradient moves, and their gradients; the others keep their values and their state."""
+        moved = gradient[:, -1] if self._marked(table) else gradient.any(dim=1)
+        rows = moved.nonzero().view(-1)
+        columns = self._tables[table].columns
+        return rows.to(self._ids_dtype), gradient[:, :columns].index_select(0, rows)
+
+
+class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
+    """My samples, every feature of the tables that all ranks have -> my samples' pooled rows.
+
+    Args:
+        groups: The tables.
+        rows_of: Writes the initial rows of a table.
+        device: Where the rows live.
+        env: The ranks.
+        ids_dtype: What ids travel as.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[TableGroup],
+        rows_of: ShardRows,
+        device: torch.device,
+        env: ShardingEnv,
+        ids_dtype: torch.dtype,
+    ) -> None:
+        super().__init__(GroupedPooledEmbeddingsLookup(groups, rows_of, device), groups, env, ids_dtype)
+
+    def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
+        """My slots, B samples -> ``[B, D]``; of a variable batch each slot's samples' columns, flattened."""
+        if batch.variable_stride_per_key() and torch.is_grad_enabled():
+            return flatten_by_rank(super().forward(pad_bags(batch)), batch, self._columns)
+        return super().forward(batch)
+
+    def _tensors(self, batch: KeyedJaggedTensor) -> list[torch.Tensor]:
+        weights = batch.weights_or_none()
+        return [batch.values(), batch.lengths(), *([] if weights is None else [weights])]
+
+    def _gather(self, batch: KeyedJaggedTensor, gradient: torch.Tensor) -> tuple[KeyedJaggedTensor, torch.Tensor]:
+        weights, counts = batch.weights_or_none(), batch.length_per_key()
+        lengths = batch.lengths().view(len(self._columns), -1)
+        exchange = PooledGradients(self.process_group(), self._tables, self._ids_dtype, weights is not None)
+        agreed = exchange.agree(lengths.shape[1], counts)
+        arriving = summed = None
+        if any(agreed.as_bags):
+            arriving = exchange.gather(agreed, lengths, batch.values(), weights, gradient)
+        in_sum = [table for table, as_bags in enumerate(agreed.as_bags) if not as_bags]
+        if in_sum:
+            mine = self._by_feature(lengths, batch.values(), weights, gradient, counts, self._columns)
+            summed = exchange.add([self._gradient_of_bags(table, mine) for table in in_sum])
+        features: list[FeatureBags] = []
+        if arriving is not None:
+            chosen, every = features_of(self._tables, agreed.as_bags), arriving.wait()
+            if not in_sum:
+                return self._batch(batch.keys(), every.lengths, every.values, every.weights), every.grad
+            totals = [sum(of_rank[feature] for of_rank in agreed.ids) for feature in chosen]
+            columns = [self._columns[feature] for feature in chosen]
+            features = self._by_feature(every.lengths, every.values, every.weights, every.grad, totals, columns)
+        assert summed is not None, "a table travels as bags or as a sum"
+        sums, bags = iter(summed.wait()), iter(features)
+        merged: list[FeatureBags] = []
+        for table, as_bags in enumerate(agreed.as_bags):
+            count = self._tables[table].features
+            merged += [next(bags) for _ in range(count)] if as_bags else self._bags_of_sum(table, next(sums), weights)
+        return self._padded(batch.keys(), merged)
+
+    def _gradient_of_bags(self, table: int, bags: Sequence[FeatureBags]) -> torch.Tensor:
+        """What this rank adds to the sum over ranks."""
+        first = sum(each.features for each in self._tables[:table])
+        spec = self._operator_of[table].spec
+        ids, gradients = [], []
+        for lengths, values, weights, gradient in bags[first : first + self._tables[table].features]:
+            offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+            factors = bag_weights(spec.pooling, offsets, weights, values.numel())
+            if kernel_pooling(spec.pooling, spec.weighted) == "mean":
+                gradient = gradient / lengths.clamp(min=1).unsqueeze(1)
+            of_ids = gradient.repeat_interleave(lengths, dim=0, output_size=values.numel())
+            ids.append(values)
+            gradients.append(of_ids if factors is None else of_ids * factors.unsqueeze(1))
+        return self._table_gradient(table, torch.cat(ids), torch.cat(gradients))
+
+    def _bags_of_sum(self, table: int, gradient: torch.Tensor, weights: torch.Tensor | None) -> list[FeatureBags]:
+        """The rows of a summed gradient as bags of the table's first feature; its other features have none."""
+        rows, of_rows = self._touched(table, gradient)
+        ones = None if weights is None else torch.ones_like(rows, dtype=torch.float32)
+        bags = FeatureBags(torch.ones_like(rows), rows, ones, of_rows)
+        none = FeatureBags(bags.lengths[:0], rows[:0], None if ones is None else ones[:0], of_rows[:0])
+        return [bags] + [none] * (self._tables[table].features - 1)
+
+    @staticmethod
+    def _by_feature(
+        lengths: torch.Tensor,
+        values: torch.Tensor,
+        weights: torch.Tensor | None,
+        gradient: torch.Tensor,
+        counts: list[int],
+        columns: list[int],
+    ) -> list[FeatureBags]:
+        """Bags ``[F, B]``, their ids and weights ``[N]`` and gradients ``[B, sum of D]``, cut by feature."""
+        parts = [None] * len(counts) if weights is None else weights.split_with_sizes(counts)
+        blocks = gradient.split_with_sizes(columns, dim=1)
+        return [
+            FeatureBags(*of_feature)
+            for of_feature in zip(lengths, values.split_with_sizes(counts), parts, blocks, strict=True)
+        ]
+
+    def _padded(self, keys: list[str], bags: Sequence[FeatureBags]) -> tuple[KeyedJaggedTensor, torch.Tensor]:
+        """The batch of features that differ in their number of bags, and its gradient: padded with empty bags."""
+        most = max(each.lengths.shape[0] for each in bags)
+        lengths = [F.pad(each.lengths, (0, most - each.lengths.shape[0])) for each in bags]
+        gradients = [F.pad(each.gradient, (0, 0, 0, most - each.gradient.shape[0])) for each in bags]
+        weights = [each.weights for each in bags if each.weights is not None]
+        ids = torch.cat([each.ids for each in bags])
+        batch = self._batch(keys, torch.stack(lengths), ids, torch.cat(weights) if weights else None)
+        return batch, torch.cat(gradients, dim=1)
+
+    @staticmethod
+    def _batch(
+        keys: list[str], lengths: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None
+    ) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor._from_parts(keys, ids, weights, lengths.reshape(-1), None, lengths.shape[1], None)
+
+
+class ReplicatedEmbeddingsLookup(ReplicatedLookup):
+    """My ids, every feature of the tables that all ranks have -> their rows.
+
+    Args:
+        groups: The tables.
+        rows_of: Writes the initial rows of a table.
+        device: Where the rows live.
+        env: The ranks.
+        ids_dtype: What ids travel as.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[TableGroup],
+        rows_of: ShardRows,
+        device: torch.device,
+        env: ShardingEnv,
+        ids_dtype: torch.dtype,
+    ) -> None:
+        super().__init__(GroupedEmbeddingsLookup(groups, rows_of, device, ranks=1), groups, env, ids_dtype)
+
+    def _tensors(self, batch: ArrivedIds) -> list[torch.Tensor]:
+        return [batch.values]
+
+    def _gather(self, batch: ArrivedIds, gradient: torch.Tensor) -> tuple[ArrivedIds, torch.Tensor]:
+        counts = batch.counts[0]
+        exchange = RowGradients(self.process_group(), self._tables, self._ids_dtype)
+        agreed = exchange.agree(counts)
+        in_sum = [table for table, as_bags in enumerate(agreed.as_bags) if not as_bags]
+        arriving = exchange.gather(agreed, batch.values, gradient) if any(agreed.as_bags) else None
+        summed = exchange.add(self._gradients(batch.values, counts, gradient, in_sum)) if in_sum else None
+        bags, sums = iter(arriving.wait() if arriving else ()), iter(summed.wait() if summed else ())
+        totals: list[int] = []
+        ids, rows = [], []
+        for table, (size, as_bags) in enumerate(zip(self._tables, agreed.as_bags, strict=True)):
+            of_table = tuple(next(bags)) if as_bags else self._touched(table, next(sums))
+            ids.append(of_table[0])
+            rows.append(of_table[1].reshape(-1))
+            # All of them stand for the table's first feature.
+            totals += [ids[-1].numel()] + [0] * (size.features - 1)
+        return ArrivedIds(torch.cat(ids), [totals]), torch.cat(rows)
+
+    def _gradients(
+        self, values: torch.Tensor, counts: list[int], gradient: torch.Tensor, tables: list[int]
+    ) -> list[torch.Tensor]:
+        """What this rank adds to the sums over ranks."""
+        ends = [*accumulate((table.features for table in self._tables), initial=0)]
+        of_tables = [sum(counts[first:last]) for first, last in pairwise(ends)]
+        numbers = [count * size.columns for count, size in zip(of_tables, self._tables, strict=True)]
+        ids, rows = values.split_with_sizes(of_tables), gradient.split_with_sizes(numbers)
+        return [
+            self._table_gradient(table, ids[table], rows[table].view(-1, self._tables[table].columns))
+            for table in tables
+        ]
+
+
+class _LocalLookup(torch.autograd.Function):
+    """Looks my batch up; backward updates by the batch of all ranks, and gives dense tables their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, lookup: ReplicatedLookup, batch: Any, *dense: nn.Parameter
+    ) -> torch.Tensor:
+        ctx.lookup, ctx.batch = lookup, batch
+        # Autograd refuses the backward where one of them has been written to.
+        ctx.save_for_backward(*lookup._tensors(batch))
+        found = lookup._lookup(batch)
+        ctx.rates = [optimizer.operator.learning_rate for optimizer in lookup.fused_optimizers()]
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        _ = ctx.saved_tensors
+        return None, None, None, *ctx.lookup.gradients(ctx.batch, gradients[0], ctx.rates)
+
+
+@contextmanager
+def _learning_rates(optimizers: Sequence[EmbeddingFusedOptimizer], rates: Sequence[float]) -> Iterator[None]:
+    """Other learning rates for a while: an update takes the rate of its forward, whatever was set since."""
+    now = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    try:
+        for optimizer, rate in zip(optimizers, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate
+        yield
+    finally:
+        for optimizer, rate in zip(optimizers, now, strict=True):
+            optimizer.param_groups[0]["lr"] = rate
+
+
+@torch.no_grad()
+def broadcast_rows(lookup: EmbeddingLookup, env: ShardingEnv) -> None:
+    """Give every replica rank 0's rows; every rank calls it. Where there is no process group nothing is done."""
+    group = env.process_group
+    if group is None or group.size() == 1:
+        return
+    for rows in (parameter.detach() for _, parameter in lookup.named_weights() if parameter.numel()):
+        sent = rows.contiguous()
+        comm.broadcast(sent, 0, group, "initial rows")
+        if not rows.is_contiguous():
+            rows.copy_(sent)
+
+
+__all__ = ["ReplicatedEmbeddingsLookup", "ReplicatedLookup", "ReplicatedPooledEmbeddingsLookup"]
