@@ -12,9 +12,9 @@ from torch import Tensor
 from tutorec._kernels.optimizer_spec import UpdateStep
 from tutorec._kernels.scattered_tables import address_tables
 from tutorec._kernels.tbe_layout import PooledBatch
-from tutorec._kernels.tbe_update import RowGroups, apply_update, sort_rows, sum_rows
+from tutorec._kernels.tbe_update import RowGroups, apply_update, sort_rows
 
-__all__ = ["TouchedRows", "gradient_of_table", "join_gradients", "step_rows", "step_tables", "touched_rows"]
+__all__ = ["TouchedRows", "join_gradients", "step_tables", "touched_rows"]
 
 
 @dataclass(frozen=True)
@@ -99,22 +99,6 @@ def join_gradients(parts: Sequence[TouchedRows]) -> TouchedRows:
     )
 
 
-def gradient_of_table(touched: TouchedRows, rows: int) -> Tensor:
-    """The gradient of a whole table, [R, D]: zero for rows that are not in the batch.
-
-    Example:
-        >>> import torch
-        >>> batch = PooledBatch(torch.tensor([1, 1]), torch.tensor([0, 1, 2]), None, False, (0,))
-        >>> [touched] = touched_rows(batch, torch.tensor([[1.0], [10.0]]), columns=[1])
-        >>> gradient_of_table(touched, rows=3).tolist()
-        [[0.0], [11.0], [0.0]]
-    """
-    # Sorted, because rows that repeat would be added in any order on a device, and copies would drift apart.
-    groups = touched.sorted(rows)
-    gradient = touched.grad.new_zeros(rows, touched.grad.shape[1])
-    return gradient.index_copy_(0, groups.rows, sum_rows(touched.grad, groups))
-
-
 @torch.no_grad()
 def step_tables(
     tables: Sequence[Tensor],
@@ -152,26 +136,3 @@ def step_tables(
         table = tables[touched.table]
         groups = touched.sorted(table.shape[0])
         apply_update(table, states[touched.table], touched.grad, groups, steps[touched.table])
-
-
-@torch.no_grad()
-def step_rows(table: Tensor, states: Sequence[Tensor], ids: Tensor, grad: Tensor, step: UpdateStep) -> None:
-    """Move different rows of one table, each by a gradient of its own.
-
-    Args:
-        table: [R, D], changed in place.
-        states: What the rule keeps, [R] or [R, D] each, changed in place; nothing for sgd.
-        ids: Different rows [U].
-        grad: [U, D].
-        step: The optimizer, its rate, and which step it is.
-
-    Example:
-        >>> import torch
-        >>> from tutorec._kernels.optimizer_spec import OptimizerSpec
-        >>> table = torch.zeros(3, 1)
-        >>> step_rows(table, (), torch.tensor([2]), torch.ones(1, 1), UpdateStep(OptimizerSpec("sgd"), rate=0.5))
-        >>> table.flatten().tolist()
-        [0.0, 0.0, -0.5]
-    """
-    each = torch.arange(ids.numel() + 1, device=ids.device)
-    apply_update(table, states, grad, RowGroups(ids, each, each[:-1], None), step)

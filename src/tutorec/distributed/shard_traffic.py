@@ -28,8 +28,8 @@ samples that one of these has on rank r,
 
 where a table whose ids, weights and rows, of all ranks together, are more than 8 * R * D bytes leaves the sums over f,
 and adds its R * D numbers to E instead, of which rank r has E_r = E / W (the first E % W ranks one more). Where rows
-move without gradient, as Adam's do, R more say which of them are in the batch. A table whose gradients are limited number
-by number is not summed.
+move without gradient, as Adam's do, R more say which of them are in the batch. A table whose gradients are
+limited number by number is not summed.
 
 Where tables are sharded within groups and R groups have replicas, ranks that hold the same shards average them. Their
 E numbers are cut into blocks of at most 2 ** 22, of which each replica adds up its part, as even as can be. For each

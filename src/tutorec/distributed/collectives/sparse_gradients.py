@@ -21,9 +21,9 @@ says whether it is in the batch:
     gradient sums      4 * E_s to rank s, and then  4 * E_r           two issues
 
 A table travels as bags unless the sum over ranks of its ids, weights and rows is more than 8 * R * D bytes. A table
-whose gradients are limited number by number travels as bags, since a limited sum is not the sum of limited terms. With a
-variable batch B_r is the largest number of samples of a feature. Rows that are not pooled travel as bags of one id:
-without lengths, N_rf in the place of B_r, and sizes are 8 * F.
+whose gradients are limited number by number always does: a limited sum is not the sum of limited terms. With a variable
+batch B_r is the largest number of samples of a feature. Rows that are not pooled travel as bags of one id: without
+lengths, N_rf in the place of B_r, and sizes are 8 * F.
 """
 
 from __future__ import annotations
