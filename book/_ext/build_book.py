@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "_build"
-SOURCE_SUFFIXES = {".py", ".ipynb", ".md", ".yml", ".bib", ".css", ".svg", ".txt", ".json", ".js"}
+SOURCE_SUFFIXES = {".py", ".html", ".ipynb", ".md", ".yml", ".bib", ".css", ".svg", ".txt", ".json", ".js"}
 
 
 def digest(paths: Iterable[Path], *words: str) -> str:

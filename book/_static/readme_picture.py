@@ -1,7 +1,7 @@
-"""Draw the README's picture: every byte that one training step sends between two ranks, counted.
+"""Draw the first picture of the README and of the book: one batch on two ranks, with every byte that crosses.
 
-`python book/_static/readme_picture.py` starts two ranks, runs one step and writes readme.png beside this file. The
-numbers are counted where tensors are handed to torch.distributed, and are the same on every machine.
+`python book/_static/readme_picture.py` starts two ranks, runs one step and writes two_ranks.png and two_ranks.html
+beside this file. The bytes are counted where tensors are handed to torch.distributed, and are the same everywhere.
 """
 
 from __future__ import annotations
@@ -11,54 +11,53 @@ from pathlib import Path
 import torch
 
 from tutorec import EmbeddingBagCollection, EmbeddingBagConfig, Ranks
-from tutorec.datasets.random import shop
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.distributed.traffic import count_traffic
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.lists import kjt_from_lists
+from tutorec.spmd import device
 from tutorec.teach import draw
 
-SAMPLES = 1024
 COLUMNS = 64
-PICTURE = Path(__file__).with_name("readme.png")
-# Stages as the library names them -> what the picture calls them.
-TITLES = {
-    "input ids": "sends ids to their table",
-    "output rows": "sends pooled rows home",
-    "output gradients": "sends gradients to the table",
-}
+HOLDER = {"user": 0, "product": 1}
+VISITS = [
+    {"user": [[2], []], "product": [[7], [7, 2]]},
+    {"user": [[2, 3], [4, 1]], "product": [[1, 2, 1], [5]]},
+]
+STAGES = {"ids": "input ids", "rows": "output rows", "gradients": "output gradients"}
+HERE = Path(__file__).parent
 
 
-def one_step(rank: int, world_size: int) -> dict[str, int]:
-    """Forward and backward of one batch of the shop; bytes sent by this rank in each stage."""
-    tables = [
-        EmbeddingBagConfig(500, COLUMNS, "user_table", feature_names=["user"]),
-        EmbeddingBagConfig(200, COLUMNS, "item_table", feature_names=["item", "clicked"]),
-    ]
+def one_step(rank: int, batches: list[KeyedJaggedTensor]) -> dict[str, int]:
+    """Forward and backward of the rank's batch; bytes that this rank sends in each stage."""
+    tables = [EmbeddingBagConfig(4096, COLUMNS, f"{feature}_table", feature_names=[feature]) for feature in HOLDER]
     module = EmbeddingBagCollection(tables)
-    plan = construct_module_sharding_plan(module, {"user_table": table_wise(rank=0), "item_table": table_wise(rank=1)})
+    plan = construct_module_sharding_plan(module, {f"{key}_table": table_wise(rank=r) for key, r in HOLDER.items()})
     env = ShardingEnv.from_process_group(torch.distributed.group.WORLD)
     sharded = EmbeddingBagCollectionSharder().shard(module, plan, env)
-    first, second = (batch.sparse_features for batch in list(shop().batches(SAMPLES, rank, world_size))[:2])
-    sharded(first).values().sum().backward()  # builds the dists and compares the ranks, once
+    batch = batches[rank].to(device())
+    sharded(batch).values().sum().backward()  # the first batch builds the exchanges and compares the ranks
     with count_traffic() as traffic:
-        sharded(second).values().sum().backward()
+        sharded(batch).values().sum().backward()
     return traffic.by_stage()
 
 
 def main() -> None:
     """Run the step, draw what was counted, save the picture."""
+    batches = [kjt_from_lists(lists) for lists in VISITS]
     with Ranks(2) as world:
-        counted = world.run(one_step)
-    values = {f"rank {rank} {title}": counted[rank][stage] for stage, title in TITLES.items() for rank in range(2)}
-    ids, total = sum(one["input ids"] for one in counted), sum(sum(one.values()) for one in counted)
+        counted = world.run(one_step, batches)
+    sent = {name: [one[stage] for one in counted] for name, stage in STAGES.items()}
     claim = (
-        f"One training step of {SAMPLES:,} samples on each of two ranks moves {total / 2**20:.2f} MiB: "
-        f"{ids / total:.0%} of it are ids and lengths, the rest are rows and their gradients"
+        "One training step of two samples on each of two ranks: {ids} bytes of ids and lengths cross, {rows:,} bytes "
+        "of pooled rows come back, and {gradients:,} bytes of gradients return to the tables"
     )
-    chart = draw.bars(values, unit="B", ranks=[0, 1] * len(TITLES), claim=claim)
-    picture = draw.show(chart, alt="; ".join(f"{what}: {count:,} bytes" for what, count in values.items()))
-    picture.save(str(PICTURE))
+    chart = draw.swim_lanes(batches, HOLDER, COLUMNS, sent, mark=7, claim=claim)
+    picture = draw.show(chart, alt="One lane for each rank, from its batch down to the update of its table")
+    picture.save(str(HERE / "two_ranks.png"))
+    (HERE / "two_ranks.html").write_text(picture._repr_html_() + "\n", encoding="utf-8")
     print(picture.alt)
 
 
