@@ -124,11 +124,23 @@ def test_unknown_table_is_refused_before_planning(tables: str, monkeypatch: pyte
     ("text", "message"),
     [
         (None, "tables.yaml"),
-        ("tables: [{name: a, name: b, num_embeddings: 4, embedding_dim: 4}]", "has 'name' twice, first in line 1"),
-        ("tables: [{name: a, num_embeddings: 1e30, embedding_dim: 4}]", "num_embeddings of table 'a' is '1e30'"),
-        ("tables: [", "tables.yaml, line 2 is no YAML"),
-        (TABLES.replace("1000", "many"), "tables.yaml, line 4: num_embeddings of table 'item' is 'many'"),
+        (
+            "tables: [{name: a, name: b, num_embeddings: 4, embedding_dim: 4}]",
+            "tables.yaml: line 1: 'name' is given 2 times",
+        ),
+        (
+            "tables: [{name: a, num_embeddings: 1e30, embedding_dim: 4}]",
+            "tables.yaml: table 'a': num_embeddings is 1,000",
+        ),
+        ("tables: [", "tables.yaml: this is not YAML"),
+        (
+            TABLES.replace("1000", "many"),
+            "tables.yaml: table 'item': num_embeddings must be a whole number, got 'many'",
+        ),
         (TABLES.replace("row_wise", "row"), "table 'user' names 'row', which is no ShardingType"),
+        ("tables: [{name: a, num_embeddings: 8, embedding_dim: 4, pin: [-1]}]", "of table 'a' names rank -1"),
+        ("tables: [{name: a, num_embeddings: 8, embedding_dim: 4, pooling_factors: x}]", "of table 'a' has 'x'"),
+        ("{tables: [{name: a, num_embeddings: 8, embedding_dim: 4}], batch_size: 0.5}", "batch_size=0.5"),
         (TABLES + "fused_params: {optimizer: magic}", "tables.yaml: fused_params names the optimizer 'magic'"),
     ],
 )
