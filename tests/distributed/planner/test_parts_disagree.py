@@ -20,7 +20,7 @@ from tutorec.distributed.planner.options import Perf, Shard, ShardingOption, Sto
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner, to_sharding_plan
-from tutorec.distributed.planner.proposers import DynamicProgrammingProposer, GreedyProposer, UniformProposer
+from tutorec.distributed.planner.proposers import DynamicProgrammingProposer, GreedyProposer
 from tutorec.distributed.planner.stats import EmbeddingStats
 from tutorec.distributed.planner.topology import BasicCommsBandwidths, CustomTopologyData, Topology
 from tutorec.errors import PlannerError
@@ -72,26 +72,16 @@ class Says(ShardEstimator):
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"enumerator": SimpleNamespace(enumerate=lambda *_: None)}, "SimpleNamespace.enumerate returned is None"),
-        ({"enumerator": SimpleNamespace(enumerate=lambda *_: ["t0"])}, r"returned\[0\] is 't0' and no ShardingOption"),
         ({"enumerator": EmbeddingEnumerator(TWO, estimator=[])}, "'t0' as table_wise has no estimate of its time"),
         ({"enumerator": EmbeddingEnumerator(TWO, estimator=Says(NAN, 1))}, "'t0' as table_wise: shard 0 .* nan ms"),
         ({"enumerator": EmbeddingEnumerator(TWO, estimator=Says(-1.0, 1))}, r"shard 0 .* -6.0 ms"),
         ({"enumerator": EmbeddingEnumerator(TWO, estimator=Says(1.0, -5))}, r"shard 0 .* -5 bytes"),
         ({"enumerator": EmbeddingEnumerator(Topology(4, "cuda"))}, "cut into 4 shards, and there are 2 ranks"),
-        ({"storage_reservation": SimpleNamespace(reserve=lambda *_: None)}, "SimpleNamespace.reserve returned=None"),
         (
             {"storage_reservation": SimpleNamespace(reserve=lambda *_: Topology(4, "cuda"))},
             "cut into 2 shards, and there are 4 ranks",
         ),
-        ({"proposer": Once(5)}, "what Once proposed is 5 and no list"),
-        ({"proposer": Once(["t0"])}, r"what Once proposed\[0\] is 't0'"),
         ({"proposer": Once([table(), table()])}, "what Once proposed has table 't0' twice"),
-        ({"partitioner": SimpleNamespace(partition=lambda *_: None)}, "what SimpleNamespace placed is None"),
-        ({"performance_model": SimpleNamespace(rate=lambda _: NAN)}, "SimpleNamespace.rate returned nan"),
-        ({"performance_model": SimpleNamespace(rate=lambda _: None)}, "SimpleNamespace.rate returned None"),
-        ({"callbacks": [5]}, r"callbacks=\[5\] holds 5"),
-        ({"callbacks": 5}, "callbacks=5 holds 5"),
         ({"proposer": GreedyProposer(), "timeout_seconds": 1e-9}, "timeout_seconds=1e-09 ended after 0 proposals"),
     ],
 )
@@ -135,25 +125,13 @@ def test_an_option_without_shards_is_not_placed():
     ("make", "words"),
     [
         (lambda: GreedyPerfPartitioner("perf"), "sort_by='perf' is no SortBy"),
-        (lambda: GreedyPerfPartitioner().partition("t0", TWO), "proposal is 't0' and no list"),
         (lambda: GreedyPerfPartitioner().partition([table(), table()], TWO), "proposal has table 't0' twice"),
-        (lambda: GreedyPerfPartitioner().partition([table()], None), "storage_constraint=None"),
         (lambda: GreedyPerfPartitioner().partition([table()], TWO, hbm_per_device=NAN), "hbm_per_device=nan"),
         (lambda: GreedyPerfPartitioner().partition([table()], TWO, hbm_per_device=-1), "hbm_per_device=-1"),
         (lambda: GreedyProposer(threshold="3"), "threshold='3'"),
         (lambda: GreedyProposer(threshold=-1), "threshold=-1"),
-        (lambda: UniformProposer().load([5]), r"search_space\[0\] is 5"),
-        (lambda: EmbeddingEnumerator(TWO, estimator=5), "estimator=5"),
-        (lambda: EmbeddingEnumerator(TWO, estimator=Says), "estimator=Says is a class"),
-        (lambda: EmbeddingEnumerator(TWO).populate_estimates([5]), r"sharding_options\[0\] is 5"),
-        (lambda: Topology(2, "cuda", generalized_comms_bandwidths=5), "generalized_comms_bandwidths=5"),
         (lambda: Topology(2, "cuda", uneven_sharding_perf_multiplier=NAN), "uneven_sharding_perf_multiplier=nan"),
-        (lambda: CustomTopologyData(5, 2), "data=5"),
-        (lambda: CustomTopologyData({"hbm_cap": "12"}, 2), "hbm_cap='12': give a list"),
-        (lambda: CustomTopologyData({"hbm_cap": [1, 2]}, "2"), "world_size='2'"),
         (lambda: CustomTopologyData({}, 2).get_data("hbm_cap"), "no 'hbm_cap'"),
-        (lambda: EmbeddingShardingPlanner(TWO).collective_plan(bags((8, 4)), pg=-100), "pg=-100"),
-        (lambda: EmbeddingShardingPlanner(TWO).plan(bags((8, 4)), {5}), r"sharders=\[EmbeddingBagCollectionSharder"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_named(make, words):
@@ -169,10 +147,7 @@ def test_bandwidths_of_ones_own_are_taken():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"pooling_factors": {1: 2}}, r"pooling_factors=\{1: 2\}"),
-        ({"feature_names": 5}, "feature_names=5"),
-        ({"feature_names": "tf0"}, "feature_names='tf0'.* is no list"),
-        ({"is_weighted": "no"}, "is_weighted='no'"),
+        ({"feature_names": "tf0"}, "feature_names='tf0'.* is not a list"),
     ],
 )
 def test_constraints_of_the_wrong_kind_are_named(given, words):

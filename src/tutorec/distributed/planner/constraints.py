@@ -1,17 +1,34 @@
-"""What a person lays down for a table, where the planner is not to choose freely.
+"""Constraints of a table, where the planner is not to choose freely, and their checks.
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.types.ParameterConstraints``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import math
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 from tutorec.distributed.cache_params import CacheParams
+from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.planner.constants import DEVICES
+from tutorec.errors import PlannerError, PlannerErrorType
 
 POOLING_FACTOR = 1.0
+_E = TypeVar("_E", bound=Enum)
+_NAMED = 5  # tables in a message; others are counted
+_WITHOUT_EFFECT = {
+    "enforce_hbm": "the rows of a cache, and their optimizer state, are always in the faster memory",
+    "stochastic_rounding": "tables are trained in 32 bits",
+    "bounds_check_mode": "ids are always checked: tutorec.validation(False) switches that off",
+    "key_value_params": "there is no key-value store; the kernel fused_uvm keeps tables in files",
+    "use_virtual_table": "there is no key-value store; the kernel fused_uvm keeps tables in files",
+    "output_dtype": "rows are looked up as float32: get_qcomm_codecs_registry narrows them while they travel",
+}
 
 
 @dataclass
@@ -39,7 +56,7 @@ class ParameterConstraints:
         key_value_params: TorchRec's, for tables on disk.
         use_virtual_table: TorchRec's, for tables on disk.
         pin: Ranks that may hold a piece of the table; None: all. tutorec's own.
-        colocate: A word: tables with the same word are cut alike and lie on the same ranks. tutorec's own.
+        colocate: Tables with the same name here are cut alike and lie on the same ranks. tutorec's own.
 
     Example:
         >>> ParameterConstraints(sharding_types=["row_wise"]).pooling_factors
@@ -69,5 +86,145 @@ class ParameterConstraints:
     colocate: str | None = None
 
     def __hash__(self) -> int:
-        # As in TorchRec: by value, and lists are none. Equal constraints print alike.
+        # As in TorchRec by value, though lists have no hash. Equal constraints print alike.
         return hash(repr(self))
+
+
+def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str) -> tuple[_E, ...]:
+    """The members of an enumeration that a constraint names, by value or themselves.
+
+    Args:
+        kind: `ShardingType` or `EmbeddingComputeKernel`.
+        values: What the constraint lists; None: nothing.
+        field: Name of the constraint, for the message.
+        table: Name of the table, for the message.
+
+    Raises:
+        PlannerError: There is no such member, or a single name stands in place of a list.
+
+    Example:
+        >>> members(ShardingType, ["row_wise", ShardingType.TABLE_WISE], "sharding_types", "item")
+        (<ShardingType.ROW_WISE: 'row_wise'>, <ShardingType.TABLE_WISE: 'table_wise'>)
+    """
+    if isinstance(values, str):
+        raise _bad(f"ParameterConstraints({field}={values!r}) of table {table!r} is not a list: {field}=[{values!r}]")
+    named = []
+    for value in values or ():
+        try:
+            named.append(kind(value))
+        except ValueError:
+            known = [each.value for each in kind]
+            near = difflib.get_close_matches(str(value), known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise _bad(
+                f"ParameterConstraints({field}=...) of table {table!r} names {value!r}, which {kind.__name__} does not "
+                f"have; {hint}there are {', '.join(known)}"
+            ) from None
+    return tuple(named)
+
+
+def asked_types(constraint: ParameterConstraints, table: str) -> tuple[ShardingType, ...]:
+    """The sharding types that a constraint allows; empty: all."""
+    return members(ShardingType, constraint.sharding_types, "sharding_types", table)
+
+
+def asked_kernels(constraint: ParameterConstraints, table: str) -> tuple[EmbeddingComputeKernel, ...]:
+    """The kernels that a constraint allows; empty: all."""
+    return members(EmbeddingComputeKernel, constraint.compute_kernels, "compute_kernels", table)
+
+
+def check_names(constraints: Mapping[str, ParameterConstraints], tables: Collection[str]) -> None:
+    """Check that each constraint is for a table that exists.
+
+    Raises:
+        PlannerError: One is not.
+
+    Example:
+        >>> check_names({"itme": ParameterConstraints()}, ["item", "user"])
+        Traceback (most recent call last):
+            ...
+        tutorec.errors.PlannerError: constraints name table 'itme', which no module has; did you mean 'item'?
+    """
+    for name in constraints:
+        if name in tables:
+            continue
+        near = difflib.get_close_matches(str(name), tables, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the tables are {_listed(tables)}"
+        if not tables:
+            hint = "the sharders shard no table of this model: give one for the class of each collection"
+        raise _bad(f"constraints name table {name!r}, which no {'sharded ' if not tables else ''}module has; {hint}")
+
+
+def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) -> None:
+    """Check the numbers of a table's constraints.
+
+    Args:
+        name: Of the table.
+        constraint: Its constraints.
+        world_size: W.
+
+    Raises:
+        PlannerError: A number is negative where it counts something, or a rank does not exist.
+
+    Example:
+        >>> check_numbers("item", ParameterConstraints(pin=[4]), world_size=4)
+        Traceback (most recent call last):
+            ...
+        tutorec.errors.PlannerError: ParameterConstraints(pin=[4]) of table 'item' names rank 4; there are ranks 0 to 3
+    """
+
+    def wrong(field: str, problem: str) -> PlannerError:
+        return _bad(f"ParameterConstraints({field}={getattr(constraint, field)!r}) of table {name!r} {problem}")
+
+    if constraint.min_partition is not None and not constraint.min_partition >= 1:
+        raise wrong("min_partition", "is not a number of columns: at least 1, and usually a multiple of 4")
+    for counts, least in (("pooling_factors", 0), ("num_poolings", 0), ("batch_sizes", 1)):
+        numbers = getattr(constraint, counts)
+        for number in () if numbers is None else numbers:
+            if isinstance(number, str) or not least <= number < math.inf:
+                raise wrong(counts, f"has {number!r}, where a number of at least {least} belongs")
+        if numbers is not None and not len(numbers):
+            raise wrong(counts, "lists no numbers, one per feature")
+    if isinstance(constraint.feature_names, str):
+        raise wrong("feature_names", "is not a list of names: feature_names=['feature']")
+    if constraint.device_group not in (None, *DEVICES):
+        raise wrong("device_group", f"is not one of {', '.join(DEVICES)}, or None")
+    pin = constraint.pin
+    for rank in () if pin is None else pin:
+        if rank not in range(world_size):
+            raise wrong("pin", f"names rank {rank!r}; there are ranks 0 to {world_size - 1}")
+    if pin is not None and not len(pin):
+        raise wrong("pin", "leaves it no rank: name one, or pin=None for all")
+
+
+def warn_without_effect(constraints: Mapping[str, ParameterConstraints]) -> None:
+    """Warn of constraints that have no effect here, and of a ``colocate`` that only one table has.
+
+    Example:
+        >>> warn_without_effect({"item": ParameterConstraints(sharding_types=["row_wise"])})
+    """
+    for unused, reason in _WITHOUT_EFFECT.items():
+        given = [name for name, each in constraints.items() if getattr(each, unused) not in (None, False)]
+        warn_of(given, f"{unused} has no effect: {reason}")
+    together: dict[str | None, list[str]] = {}
+    for name, each in constraints.items():
+        together.setdefault(each.colocate, []).append(name)
+    for word, names in together.items():
+        if word is not None and len(names) == 1:
+            warn_of(names, f"colocate={word!r} has no effect: no other table has that word")
+
+
+def warn_of(tables: Sequence[str], what: str) -> None:
+    """One warning for all tables that it concerns, none where there are none."""
+    if tables:
+        # The caller of a planner, past the enumerator.
+        warnings.warn(f"constraints of table {_listed(tables)}: {what}", UserWarning, stacklevel=4)
+
+
+def _listed(names: Collection[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(map(repr, list(names)[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+
+
+def _bad(message: str) -> PlannerError:
+    return PlannerError(message, PlannerErrorType.INPUT_VALIDATION)

@@ -18,21 +18,18 @@ from torch import nn
 from tutorec.distributed.cache_params import CacheParams, sharder_cache
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner.constants import BATCH_SIZE
-from tutorec.distributed.planner.constraint_checks import (
-    asked,
-    by_table,
+from tutorec.distributed.planner.constraints import (
+    ParameterConstraints,
+    asked_kernels,
+    asked_types,
     check_names,
     check_numbers,
-    no_option,
     warn_of,
     warn_without_effect,
 )
-from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.input_checks import able
 from tutorec.distributed.planner.interfaces import Enumerator, ShardEstimator
 from tutorec.distributed.planner.kernels import registered_kernels
-from tutorec.distributed.planner.model_tables import ModelTable, check_model, model_tables
-from tutorec.distributed.planner.option_checks import check_options
+from tutorec.distributed.planner.model_tables import ModelTable, model_tables
 from tutorec.distributed.planner.options import PartitionByType, Pieces, ShardingOption
 from tutorec.distributed.planner.options import Shard as Shard
 from tutorec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
@@ -43,6 +40,7 @@ from tutorec.distributed.shard_geometry import MIN_CW_DIM, cut_arrays, slice_wid
 from tutorec.distributed.shard_geometry import calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.tables import IN_FILE
+from tutorec.errors import PlannerError, PlannerErrorType
 
 _IN_FILE = [kernel.value for kernel in IN_FILE]
 _LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # half an order of magnitude apart: each halves the memory or so
@@ -142,11 +140,10 @@ class EmbeddingEnumerator(Enumerator):
         estimator: ShardEstimator | Sequence[ShardEstimator] | None = None,
         use_exact_enumerate_order: bool | None = False,
     ) -> None:
-        able("topology", topology, "world_size devices intra_group_size", "give Topology(...) or Topology.preset(...)")
         self._topology = topology
         self._local_size = min(topology.intra_group_size, topology.world_size)
         self._batch_size = batch_size
-        self._constraints = by_table(constraints)
+        self._constraints = dict(constraints or {})
         if estimator is None:
             self._estimators: list[ShardEstimator] = [
                 EmbeddingPerfEstimator(topology, self._constraints),
@@ -154,8 +151,6 @@ class EmbeddingEnumerator(Enumerator):
             ]
         else:
             self._estimators = list(estimator) if isinstance(estimator, Sequence) else [estimator]
-        for each in self._estimators:
-            able("estimator", each, "estimate", "give EmbeddingPerfEstimator(topology) or one of your own")
         self._breadth_first = bool(use_exact_enumerate_order)
         self._sharder_map: dict[str, ModuleSharder[Any]] = {}
         self._last_options: list[ShardingOption] | None = None
@@ -183,10 +178,9 @@ class EmbeddingEnumerator(Enumerator):
             sharders: One for each class of collections.
 
         Raises:
-            PlannerError: There is no model or no list of sharders; or a constraint names no table, holds what makes no
-                sense, or leaves its table no option.
+            PlannerError: A constraint names a table that does not exist, has a number that makes no sense, or leaves
+                its table no option.
         """
-        check_model(module, sharders)
         self._sharder_map = {sharder_name(sharder.module_type): sharder for sharder in sharders}
         for name, constraint in self._constraints.items():
             check_numbers(name, constraint, self._topology.world_size)
@@ -207,12 +201,7 @@ class EmbeddingEnumerator(Enumerator):
         return options
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """Write costs into options, in the place of what stood there.
-
-        Raises:
-            PlannerError: They are no options.
-        """
-        check_options("sharding_options", sharding_options)
+        """Write costs into options, in place of those that they had."""
         done, total = 0, len(sharding_options) * len(self._estimators)
         for estimator in self._estimators:
             for first in range(0, len(sharding_options), _BLOCK):
@@ -231,11 +220,10 @@ class EmbeddingEnumerator(Enumerator):
         first_refusal = len(self.refusals)
         ways = list(self._ways(table))
         if not ways:
-            asked_types = {kind.value for kind in asked(constraint, facts.name)[0]}
-            removed = [
-                str(r) for r in self.refusals[first_refusal:] if r.sharding_type in asked_types or not asked_types
-            ]
-            raise no_option(facts.name, removed, self._remedy(table))
+            kinds = {kind.value for kind in asked_types(constraint, facts.name)}
+            removed = [str(each) for each in self.refusals[first_refusal:] if each.sharding_type in kinds or not kinds]
+            head = f"the constraints of table {facts.name!r} leave no way to shard it: {self._remedy(table)}"
+            raise PlannerError("\n  ".join([head, *removed]), PlannerErrorType.STRICT_CONSTRAINTS)
         width = slice_width(facts.columns, constraint.min_partition or MIN_CW_DIM)
         effects.note(facts.name, facts.columns, width, constraint, {kind for kind, _ in ways})
         words = {
@@ -265,7 +253,8 @@ class EmbeddingEnumerator(Enumerator):
 
     def _ways(self, table: ModelTable) -> Iterator[tuple[ShardingType, str]]:
         """The types and kernels that a table may have, in its sharder's order; the others are refused with a reason."""
-        wanted_types, wanted_kernels = asked(table.constraint, table.facts.name)
+        wanted_types = asked_types(table.constraint, table.facts.name)
+        wanted_kernels = asked_kernels(table.constraint, table.facts.name)
         wanted_values = [kernel.value for kernel in wanted_kernels]
         device = self._topology.compute_device
         built = [ShardingType(value) for value in table.sharder.sharding_types(device)]
@@ -309,16 +298,16 @@ class EmbeddingEnumerator(Enumerator):
         return None
 
     def _remedy(self, table: ModelTable) -> str:
-        """Which constraint, once dropped, would leave the table what; tried by listing the ways anew."""
-        kept, found = self.refusals, []
+        """For each constraint the sharding types that the table could have without it."""
+        kept, freed_types = self.refusals, []
         for field in ("sharding_types", "compute_kernels", "pin"):
             if getattr(table.constraint, field):
                 self.refusals = []
                 freed = replace(table, constraint=replace(table.constraint, **{field: None}))
                 kinds = list(dict.fromkeys(kind.value for kind, _ in self._ways(freed)))
-                found += [f"without {field} it may be {', '.join(kinds)}"] if kinds else []
+                freed_types += [f"without {field} it may be {', '.join(kinds)}"] if kinds else []
         self.refusals = kept
-        return "; ".join(found) or f"{type(table.sharder).__name__} builds nothing that the planner can estimate"
+        return "; ".join(freed_types) or f"{type(table.sharder).__name__} builds nothing that the planner can estimate"
 
     def _refuse(self, table: ModelTable, kind: str, kernel: str, reason: str) -> None:
         self.refusals.append(Refusal(table.facts.path, table.facts.name, kind, kernel, reason))

@@ -61,38 +61,6 @@ def finite(what: str, number: object, remedy: str, *, positive: bool = False, mo
     raise bad_input(f"{what}={number!r} is no {range_of}{'' if most == math.inf else f' to {most:g}'}: {remedy}")
 
 
-def able(what: str, given: object, methods: str, remedy: str) -> None:
-    """Check that an object can do what is asked of it.
-
-    Args:
-        what: Its name, for the message.
-        given: The object.
-        methods: Words: methods or attributes that it needs.
-        remedy: What to give instead.
-
-    Raises:
-        PlannerError: It lacks one, or is a class and no object of it.
-
-    Example:
-        >>> able("proposer", "greedy", "load propose", "give GreedyProposer()")
-        Traceback (most recent call last):
-            ...
-        tutorec.errors.PlannerError: proposer='greedy' is of type str, without 'load': give GreedyProposer()
-    """
-    if isinstance(given, type):
-        raise bad_input(f"{what}={given.__name__} is a class: give an object of it, {given.__name__}(...); {remedy}")
-    for method in methods.split():
-        # A str has a method partition, too.
-        if isinstance(given, str) or not hasattr(given, method):
-            raise bad_input(f"{what}={short(given)} is of type {type(given).__name__}, without {method!r}: {remedy}")
-
-
-def short(given: object) -> str:
-    """What was given, for a message, at most 60 characters of it."""
-    text = repr(given)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def bad_input(message: str) -> PlannerError:
     """The error for input that cannot be."""
     return PlannerError(message, PlannerErrorType.INPUT_VALIDATION)

@@ -12,14 +12,11 @@ from torch import nn
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.input_checks import able, whole
+from tutorec.distributed.planner.input_checks import whole
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.table_facts import TableFacts
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
-
-# What the planner asks of a sharder.
-_OF_SHARDER = "module_type shardable_parameters sharding_types compute_kernels"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +67,6 @@ def shardable_modules(
         >>> list(shardable_modules(nn.Sequential(EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item")])), []))
         []
     """
-    check_model(module, sharders)
     by_type = {sharder.module_type: sharder for sharder in sharders}
     waiting = [("", module)]
     while waiting:
@@ -81,31 +77,6 @@ def shardable_modules(
             continue
         children = [(f"{path}.{name}" if path else name, child) for name, child in part.named_children()]
         waiting = [*waiting, *children] if breadth_first else [*children, *waiting]
-
-
-def check_model(module: object, sharders: object) -> None:
-    """Check that these are a model and a list of sharders.
-
-    Args:
-        module: The model.
-        sharders: Those that shard it.
-
-    Raises:
-        PlannerError: They are not.
-    """
-    if not isinstance(module, nn.Module):
-        raise PlannerError(
-            f"module={module!r} is a {type(module).__name__} and no nn.Module: give the model that holds the tables",
-            PlannerErrorType.INPUT_VALIDATION,
-        )
-    if not isinstance(sharders, Sequence) or isinstance(sharders, str):
-        some = type(sharders).__name__ if hasattr(sharders, "module_type") else "EmbeddingBagCollectionSharder"
-        raise PlannerError(
-            f"sharders={sharders!r} is no list: give sharders=[{some}(...)], one for each class of collections",
-            PlannerErrorType.INPUT_VALIDATION,
-        )
-    for sharder in sharders:
-        able("sharders", sharder, _OF_SHARDER, "as EmbeddingBagCollectionSharder()")
 
 
 def model_tables(

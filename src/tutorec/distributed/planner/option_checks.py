@@ -2,42 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from tutorec.distributed.planner.input_checks import bad_input, short
+from tutorec.distributed.planner.input_checks import bad_input
 from tutorec.distributed.planner.options import Floats, Ints, ShardingOption
-
-
-def check_options(what: str, options: object) -> None:
-    """Check that something is a list of sharding options.
-
-    Args:
-        what: Where it comes from, for the message.
-        options: What was given.
-
-    Raises:
-        PlannerError: It is none.
-
-    Example:
-        >>> check_options("proposal", ["item"])
-        Traceback (most recent call last):
-            ...
-        tutorec.errors.PlannerError: proposal[0] is 'item' and no ShardingOption: an EmbeddingEnumerator lists them
-    """
-    if not isinstance(options, Sequence) or isinstance(options, str):
-        raise bad_input(
-            f"{what} is {short(options)} and no list of sharding options: an EmbeddingEnumerator lists them"
-        )
-    for index, option in enumerate(options):
-        if not isinstance(option, ShardingOption):
-            raise bad_input(
-                f"{what}[{index}] is {short(option)} and no ShardingOption: an EmbeddingEnumerator lists them"
-            )
 
 
 def check_one_each(what: str, options: Sequence[ShardingOption]) -> None:
@@ -107,24 +78,3 @@ def placed_ranks(option: ShardingOption, world_size: int) -> Ints:
             f"ranks 0 to {world_size - 1}: place it on the topology that the plan is for"
         )
     return ranks
-
-
-def checked_rating(model: object, rating: object) -> float:
-    """What a performance model said of a plan, as a number.
-
-    Args:
-        model: Who said it.
-        rating: What.
-
-    Raises:
-        PlannerError: It is no number.
-
-    Example:
-        >>> checked_rating("a model", 2)
-        2.0
-    """
-    if not isinstance(rating, Real) or math.isnan(rating):
-        raise bad_input(
-            f"{type(model).__name__}.rate returned {short(rating)}: return a number, the smaller the better the plan"
-        )
-    return float(rating)

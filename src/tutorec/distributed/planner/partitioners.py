@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.input_checks import able, finite, whole
+from tutorec.distributed.planner.input_checks import finite, whole
 from tutorec.distributed.planner.interfaces import Partitioner
-from tutorec.distributed.planner.option_checks import check_one_each, check_options
+from tutorec.distributed.planner.option_checks import check_one_each
 from tutorec.distributed.planner.options import PERF_FIELDS, Floats, Ints, PartitionByType, ShardingOption
 from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.proposers import option_bytes, option_times
@@ -101,9 +101,7 @@ class GreedyPerfPartitioner(Partitioner):
             PlannerError: A shard fits nowhere, the number of shards does not suit the ranks, or a table is there twice.
             ValueError: An option is not estimated.
         """
-        check_options("proposal", proposal)
         check_one_each("proposal", proposal)
-        able("storage_constraint", storage_constraint, "devices local_world_size", "give the topology to place on")
         ranks = _Ranks.of(storage_constraint)
         if hbm_per_device:
             finite("hbm_per_device", hbm_per_device, "give bytes of a rank, or None", most=MOST_BYTES)

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan, ShardingType
-from tutorec.distributed.planner.input_checks import able
-from tutorec.distributed.planner.option_checks import check_one_each, check_options, placed_ranks
+from tutorec.distributed.planner.option_checks import check_one_each, placed_ranks
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, Spread
 from tutorec.distributed.planner.topology import Topology
@@ -91,9 +90,7 @@ def to_sharding_plan(sharding_options: Sequence[ShardingOption], topology: Topol
     Source:
         TorchRec's ``to_sharding_plan``.
     """
-    check_options("sharding_options", sharding_options)
     check_one_each("sharding_options", sharding_options)
-    able("topology", topology, "world_size local_world_size compute_device", "give the one that the plan is for")
     plan: dict[str, EmbeddingModuleShardingPlan] = {}
     for option in sharding_options:
         plan.setdefault(option.path, EmbeddingModuleShardingPlan())[option.name] = _entry(option, topology)

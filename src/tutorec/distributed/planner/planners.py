@@ -26,11 +26,10 @@ from tutorec.distributed import comm
 from tutorec.distributed.env import local_world_size
 from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.constants import BATCH_SIZE
-from tutorec.distributed.planner.constraint_checks import by_table
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.explain import PlannedSharding
-from tutorec.distributed.planner.input_checks import able, finite
+from tutorec.distributed.planner.input_checks import finite
 from tutorec.distributed.planner.interfaces import (
     Constraints,
     Enumerator,
@@ -40,8 +39,7 @@ from tutorec.distributed.planner.interfaces import (
     Stats,
     StorageReservation,
 )
-from tutorec.distributed.planner.model_tables import check_model
-from tutorec.distributed.planner.option_checks import check_one_each, check_options, checked_rating
+from tutorec.distributed.planner.option_checks import check_one_each
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.perf_models import NoopPerfModel
@@ -65,14 +63,6 @@ from tutorec.distributed.text_table import several
 from tutorec.errors import PlannerError, PlannerErrorType
 
 _STAGE = "plan"
-# What the planner calls of the parts that it may be given.
-_NEEDS = {
-    "enumerator": "enumerate",
-    "storage_reservation": "reserve",
-    "proposer": "load propose feedback",
-    "partitioner": "partition",
-    "performance_model": "rate",
-}
 
 Progress = Callable[[float], None]
 
@@ -136,13 +126,7 @@ class EmbeddingShardingPlanner:
         self._topology = topology if topology is not None else _topology_of_process_group()
         self._default_topology = topology is None
         self._batch_size = BATCH_SIZE if batch_size is None else batch_size
-        self._constraints = by_table(constraints)
-        _check_parts(
-            enumerator=enumerator,
-            storage_reservation=storage_reservation,
-            partitioner=partitioner,
-            performance_model=performance_model,
-        )
+        self._constraints = dict(constraints or {})
         self._enumerator = enumerator or EmbeddingEnumerator(self._topology, self._batch_size, self._constraints)
         self._own_enumerator = enumerator is None
         self._storage_reservation = storage_reservation or HeuristicalStorageReservation(percentage=0.15)
@@ -160,19 +144,7 @@ class EmbeddingShardingPlanner:
             [EmbeddingStats()] if stats is None else stats if isinstance(stats, list) else [stats]
         )
         self._debug = debug
-        given = callbacks if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
-        self._callbacks: list[Any] = list(given)
-        for each in self._callbacks:
-            if not callable(each):
-                raise PlannerError(
-                    f"callbacks={callbacks!r} holds {each!r}, which cannot be called: give functions from the placed "
-                    "options to those to use",
-                    PlannerErrorType.INPUT_VALIDATION,
-                )
-        for index, each in enumerate(self._proposers):
-            able(f"proposer {index}", each, _NEEDS["proposer"], "give GreedyProposer() or one of your own")
-        for each in self._stats:
-            able("stats", each, "log", "give EmbeddingStats() or one of your own")
+        self._callbacks = list(callbacks or [])
         if timeout_seconds is not None and timeout_seconds != math.inf:
             finite("timeout_seconds", timeout_seconds, "a search needs some; None: all that it takes", positive=True)
         self._timeout_seconds = timeout_seconds
@@ -191,7 +163,6 @@ class EmbeddingShardingPlanner:
         """
         start = time.perf_counter()
         sharders = get_default_sharders() if sharders is None else sharders
-        check_model(module, sharders)
         sharders = list(sharders)
         inputs = self._inputs(module, sharders)
         if not inputs.options:
@@ -227,7 +198,6 @@ class EmbeddingShardingPlanner:
                 PlannerErrorType.INPUT_VALIDATION,
             )
         found: PlannedSharding | Exception | None = None
-        able("pg", group, "rank size", "give a process group that this rank belongs to, or None for all ranks")
         if group.rank() == 0:
             try:
                 found = self._with_measured_speeds().plan(module, sharders)
@@ -271,12 +241,9 @@ class EmbeddingShardingPlanner:
             if isinstance(self._enumerator, EmbeddingEnumerator):
                 self._enumerator.progress = progress
             options = self._enumerator.enumerate(module, sharders)
-        check_options(f"what {type(self._enumerator).__name__}.enumerate returned", options)
         reserved = self._storage_reservation.reserve(
             self._topology, self._batch_size, module, sharders, self._constraints
         )
-        whose = f"what {type(self._storage_reservation).__name__}.reserve returned"
-        able(whose, reserved, "world_size devices local_world_size", "return the topology less what is reserved")
         return PlanInputs(
             options=options,
             topology=self._topology,
@@ -308,7 +275,6 @@ class EmbeddingShardingPlanner:
             proposer.load(list(inputs.options), self._enumerator)
             while (proposal := proposer.propose()) is not None and time.perf_counter() < deadline:
                 self._num_proposals += 1
-                check_options(f"what {type(proposer).__name__} proposed", proposal)
                 check_one_each(f"what {type(proposer).__name__} proposed", proposal)
                 try:
                     placed = self._partitioner.partition(deepcopy(proposal), inputs.reserved)
@@ -316,8 +282,7 @@ class EmbeddingShardingPlanner:
                     proposer.feedback(False, proposal, storage_constraint=inputs.reserved)
                     continue
                 self._num_plans += 1
-                check_options(f"what {type(self._partitioner).__name__} placed", placed)
-                rating = checked_rating(self._perf_model, self._perf_model.rate(placed))
+                rating = self._perf_model.rate(placed)
                 if best is None or rating < best_rating:
                     best, best_rating = placed, rating
                 proposer.feedback(True, placed, rating, inputs.reserved)
@@ -424,35 +389,26 @@ class OptimalPlanner(EmbeddingShardingPlanner):
         return placement, f"mixed-integer program ({result.status})", result.gap
 
 
-def _legal(problem: PlanningProblem, placed: object, whose: str) -> Placement:
-    """The answer that options are which somebody else has placed.
+def _legal(problem: PlanningProblem, placed: Sequence[ShardingOption], whose: str) -> Placement:
+    """The placement that options of a partitioner or a callback have.
 
     Args:
-        problem: What they answer.
-        placed: The options.
+        problem: The planning problem.
+        placed: An option for each table.
         whose: Who placed them, for the message.
 
     Raises:
-        PlannerError: They are no option for each table, or lie where they must not.
+        PlannerError: A table has no option, or shards are on ranks where they must not be.
     """
-    if not isinstance(placed, list) or not all(isinstance(option, ShardingOption) for option in placed):
-        raise PlannerError(f"{whose} is no list of sharding options: return the options, with a rank for each shard")
     try:
         placement = placement_of(problem, placed)
     except KeyError as error:
-        raise PlannerError(f"{whose} is no plan: {error.args[0]}") from None
+        raise PlannerError(f"{whose} is not a plan: {error.args[0]}") from None
     if broken := broken_rules(problem, placement):
         pinned = "; pin and colocate are kept by the planner's own search: leave proposer and partitioner out"
         hint = pinned if any("allowed" in each for each in broken) else ""
-        raise PlannerError(f"{whose} is no plan: {'; '.join(broken[:3])}{hint}")
+        raise PlannerError(f"{whose} is not a plan: {'; '.join(broken[:3])}{hint}")
     return placement
-
-
-def _check_parts(**parts: object) -> None:
-    """Check that each part that was given, by the name of its argument, can do what is asked of it."""
-    for name, part in parts.items():
-        if part is not None:
-            able(name, part, _NEEDS[name], "give an object that does, or leave it out")
 
 
 def _topology_of_process_group() -> Topology:

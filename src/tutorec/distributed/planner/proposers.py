@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tutorec.distributed.planner.input_checks import able, whole
+from tutorec.distributed.planner.input_checks import whole
 from tutorec.distributed.planner.interfaces import Enumerator, Proposer
-from tutorec.distributed.planner.option_checks import check_options
 from tutorec.distributed.planner.options import Floats, ShardingOption
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -81,12 +80,7 @@ def _score(option: ShardingOption, use_depth: bool) -> float:
 
 
 def _by_table(options: Sequence[ShardingOption]) -> dict[str, list[ShardingOption]]:
-    """The options of each table, tables in the order of their first option.
-
-    Raises:
-        PlannerError: They are no options.
-    """
-    check_options("search_space", options)
+    """The options of each table, tables in the order of their first option."""
     tables: dict[str, list[ShardingOption]] = {}
     for option in options:
         tables.setdefault(option.fqn, []).append(option)
@@ -384,7 +378,6 @@ class DynamicProgrammingProposer(Proposer):
         Raises:
             ValueError: An option is not estimated.
         """
-        check_options("search_space", search_space)
         totals = np.array([option_bytes(option).sum(axis=0)[:2] for option in search_space]).reshape(-1, 2)
         kind = 0 if totals[:, 0].any() else 1  # options for machines without HBM are told apart by DDR
         order = np.argsort(totals[:, kind], kind="stable")
@@ -438,7 +431,6 @@ class DynamicProgrammingProposer(Proposer):
         Raises:
             PlannerError: There are more bins than memory to keep them in.
         """
-        able("storage_constraint", topology, "devices", "give the topology whose memory is to be shared")
         memory = np.array([[device.storage.hbm, device.storage.ddr] for device in topology.devices], np.float64)
         kind = 0 if memory[:, 0].sum() > 0 else 1
         bins = self._bins_per_device * len(topology.devices)

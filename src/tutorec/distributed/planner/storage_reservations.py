@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from tutorec.distributed.planner.input_checks import able, finite
+from tutorec.distributed.planner.input_checks import finite
 from tutorec.distributed.planner.interfaces import Constraints, StorageReservation
 from tutorec.distributed.planner.model_tables import model_tables, shardable_modules
 from tutorec.distributed.planner.options import Storage
@@ -215,7 +215,6 @@ class HeuristicalStorageReservation(StorageReservation):
         Raises:
             PlannerError: A device has less.
         """
-        able("topology", topology, "devices compute_device", "give Topology(...)")
         needs = self._needs_of(module, sharders, batch_size, constraints)
         self._needs, self._on_device = needs, topology.compute_device != "cpu"
         reserved = _less(topology, self._percentage, needs.dense + needs.batches)

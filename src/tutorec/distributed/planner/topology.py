@@ -21,7 +21,7 @@ from tutorec.distributed import comm
 from tutorec.distributed.env import ranks_per_host
 from tutorec.distributed.planner import constants
 from tutorec.distributed.planner.constants import DEVICES
-from tutorec.distributed.planner.input_checks import able, finite, whole
+from tutorec.distributed.planner.input_checks import finite, whole
 from tutorec.distributed.planner.options import Perf, Storage
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -67,14 +67,7 @@ class CustomTopologyData:
     supported_fields = ("ddr_cap", "hbm_cap", "ssd_cap")
 
     def __init__(self, data: Mapping[str, Sequence[int]], world_size: int) -> None:
-        whole("world_size", world_size, 1, "give the number of ranks")
-        if not isinstance(data, Mapping):
-            raise _bad(f"CustomTopologyData has data={data!r}: give a dict, {{'hbm_cap': [bytes of each rank]}}")
         for key, numbers in data.items():
-            if not isinstance(numbers, Sequence) or isinstance(numbers, str):
-                raise _bad(
-                    f"CustomTopologyData has {key}={numbers!r}: give a list, a number for each of {world_size} ranks"
-                )
             if key not in self.supported_fields:
                 raise _bad(f"CustomTopologyData knows nothing of {key!r}: give {', '.join(self.supported_fields)}")
             if len(numbers) != world_size:
@@ -236,9 +229,6 @@ class Topology:
         self.world_size: int = int(world_size)
         self.local_world_size: int = int(local_world_size or world_size)
         self.intra_group_size: int = (pod_size or 1) * self.local_world_size
-        if generalized_comms_bandwidths is not None:
-            remedy = "give BasicCommsBandwidths(...), or a GeneralizedCommsBandwidth of your own"
-            able("generalized_comms_bandwidths", generalized_comms_bandwidths, "get_bw", remedy)
         self.hbm_mem_bw: float = hbm_mem_bw
         self.ddr_mem_bw: float = _or(ddr_mem_bw, usual.ddr_mem_bw)
         self.ssd_mem_bw: float = ssd_mem_bw

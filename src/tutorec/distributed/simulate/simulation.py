@@ -28,7 +28,6 @@ from torch import nn
 
 from tutorec.distributed import shard_traffic as stages
 from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
-from tutorec.distributed.planner.input_checks import able
 from tutorec.distributed.shard_traffic import StepBatches
 from tutorec.distributed.simulate.exchanges import Exchange
 from tutorec.distributed.simulate.ids import Floats
@@ -73,7 +72,6 @@ def simulate(
         ValueError: Plan, tables, load and topology do not belong together; a slow rank does not exist.
         PlannerError: Nothing is known of a compute kernel, or the topology is none.
     """
-    able("topology", topology, "world_size local_world_size", "give Topology(...) or Topology.preset(...)")
     world_size, local_size = topology.world_size, ranks_per_host(topology)
     placed = placed_tables(plan, tables, topology, weighted)
     loads = rank_loads(load, world_size)
