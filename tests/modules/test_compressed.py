@@ -262,7 +262,7 @@ def test_a_collection_names_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="table 't' has 4 columns, and Block stores 5"):
         CompressedEmbeddingBagCollection(one, {"t": Block(5)})
     narrow = [EmbeddingBagConfig(R, 1, "t")]
-    with pytest.raises(ValueError, match="table 't_quotient': embedding_dim must be positive, got 0"):
+    with pytest.raises(ValueError, match="table 't_quotient': embedding_dim must be a positive whole number, got 0"):
         CompressedEmbeddingBagCollection(narrow, {"t": QR(operation="concatenate")})
     with pytest.raises(ValueError, match="num_buckets=0 must be at least 1"):
         QR(0)

@@ -252,7 +252,7 @@ def test_tables_that_do_not_go_together_are_refused(tables: list[EmbeddingConfig
 
 
 def test_pooled_tables_are_refused() -> None:
-    with pytest.raises(TypeError, match="takes tables of EmbeddingConfig, got EmbeddingBagConfig 't'"):
+    with pytest.raises(TypeError, match="takes tables of EmbeddingConfig, got EmbeddingBagConfig: "):
         EmbeddingCollection([EmbeddingBagConfig(10, 4, "t")])  # type: ignore[list-item]
 
 

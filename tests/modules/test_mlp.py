@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -39,31 +37,9 @@ def test_makers_of_activations_are_called_for_each_layer() -> None:
     assert MLP(3, [4], activation=lambda rows: rows * 2)(torch.zeros(1, 3)).shape == (1, 4)
 
 
-def test_bad_layers_are_refused() -> None:
-    with pytest.raises(ValueError, match="layer_sizes is empty"):
-        MLP(3, [])
+def test_an_unknown_activation_is_named() -> None:
     with pytest.raises(ValueError, match=r"'tanh' is not known; use one of \['relu', 'sigmoid', 'swish_layernorm'\]"):
         MLP(3, [4], activation="tanh")
-
-
-@pytest.mark.parametrize(
-    ("layer_sizes", "kind", "message"),
-    [
-        (4, TypeError, r"layer_sizes=4 is no list; write \[4\]"),
-        ([4, 0], ValueError, "layer 1 of layer_sizes=.* has 0 columns"),
-        ([-1], ValueError, "layer 0 of layer_sizes=.* has -1 columns"),
-        ([4, 2.0], TypeError, "layer 1 of layer_sizes=.* has 2.0 columns, no whole number"),
-    ],
-)
-def test_a_layer_that_cannot_be_is_named(layer_sizes: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        MLP(3, layer_sizes)
-
-
-@pytest.mark.parametrize("activation", ["relu", None, 7, nn.ReLU])
-def test_an_activation_that_cannot_be_called_is_refused_where_it_is_given(activation: Any) -> None:
-    with pytest.raises(TypeError, match="is no function of a tensor and no module; pass one"):
-        Perceptron(3, 4, activation=activation)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -87,9 +63,3 @@ def test_a_normalized_gate_is_the_number_times_the_sigmoid_of_its_normal_form() 
     normal = (rows - rows.mean((1, 2), keepdim=True)) / (rows.var((1, 2), keepdim=True, correction=0) + 1e-5).sqrt()
     torch.testing.assert_close(gate(rows), rows * torch.sigmoid(normal))
     assert list(gate.state_dict()) == ["norm.0.weight", "norm.0.bias"]
-
-
-@pytest.mark.parametrize("sizes", [0, "x", [3, 0], [2.5]])
-def test_a_swish_over_no_columns_is_refused(sizes):
-    with pytest.raises(ValueError, match=r"SwishLayerNorm: input_dims=.* no number of columns from 1"):
-        SwishLayerNorm(sizes)

@@ -547,12 +547,3 @@ def test_a_deep_copy_of_a_tensor_and_of_tied_tables_carries_its_optimizer() -> N
     assert twin is again
     twin.sum().backward()
     assert (twin.tolist(), weight.tolist(), twin.grad) == ([0.5, 0.5], [1.0, 1.0], None)
-
-
-def test_what_is_no_optimizer_or_no_list_is_refused() -> None:
-    weight, no_class = nn.Parameter(torch.ones(3, 2)), cast(Any, "sgd")
-    with pytest.raises(TypeError, match="optimizer_class is 'sgd'; pass a class of optimizers"):
-        apply_optimizer_in_backward(no_class, [weight], {"lr": 0.1})
-    with pytest.raises(TypeError, match=r"params is one tensor of shape \[3, 2\]; pass a list"):
-        apply_optimizer_in_backward(torch.optim.SGD, weight, {"lr": 0.1})
-    assert not hasattr(weight, "_in_backward_optimizers")

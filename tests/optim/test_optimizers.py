@@ -94,17 +94,6 @@ def test_numbers_that_cannot_be_are_refused(options: dict[str, Any], said: str) 
         PartialRowWiseAdam([nn.Parameter(torch.ones(1, 1))], **options)
 
 
-def test_what_is_no_matrix_or_not_dense_is_refused() -> None:
-    vector = nn.Parameter(torch.ones(3))
-    vector.grad = torch.ones(3)
-    with pytest.raises(ValueError, match=r"shape \[3\], and it takes matrices"):
-        PartialRowWiseAdam([vector]).step()
-    weight = nn.Parameter(torch.ones(2, 2))
-    weight.grad = torch.ones(2, 2).to_sparse()
-    with pytest.raises(ValueError, match=r"gradient of a parameter \[2, 2\] is sparse"):
-        PartialRowWiseAdam([weight]).step()
-
-
 def test_it_is_fused_where_its_table_is_sharded() -> None:
     weight = nn.Parameter(torch.ones(3, 2))
     apply_optimizer_in_backward(PartialRowWiseAdam, [weight], {"lr": 0.5, "betas": (0.8, 0.9), "weight_decay": 0.1})
@@ -147,17 +136,10 @@ def two() -> list[nn.Parameter]:
 @pytest.mark.parametrize(
     ("kind", "arguments", "error", "said"),
     [
-        (
-            torch.optim.SGD,
-            {"learning_rate": 0.1},
-            TypeError,
-            r"SGD takes no \['learning_rate'\]; .* may hold lr, momentum",
-        ),
-        (RowWiseAdagrad, {"learning_rate": 0.1}, TypeError, r"RowWiseAdagrad takes no \['learning_rate'\]"),
-        (torch.optim.Adam, {"lr": 0.1, "params": []}, TypeError, r"Adam takes no \['params'\]"),
-        (torch.optim.SGD, {"lr": -0.1}, ValueError, r"SGD: the learning rate is -0.1, and must be a finite number"),
-        (torch.optim.Adam, {"lr": math.nan}, ValueError, r"Adam: the learning rate is nan"),
-        (RowWiseAdagrad, {"lr": 0.1}, ValueError, r"a parameter has shape \[3\], and it takes matrices"),
+        (torch.optim.SGD, {"learning_rate": 0.1}, TypeError, "unexpected keyword argument 'learning_rate'"),
+        (RowWiseAdagrad, {"learning_rate": 0.1}, TypeError, r"RowWiseAdagrad does not take \['learning_rate'\]"),
+        (torch.optim.SGD, {"lr": -0.1}, ValueError, "Invalid learning rate: -0.1"),
+        (torch.optim.Adam, {"lr": math.nan}, ValueError, "Invalid learning rate: nan"),
     ],
 )
 def test_bad_arguments_leave_every_parameter_as_it_is(kind: Any, arguments: Any, error: Any, said: str) -> None:
@@ -172,11 +154,6 @@ def test_bad_parameters_leave_the_others_as_they_are() -> None:
     bad.requires_grad_(False)
     with pytest.raises(ValueError, match=r"a parameter of shape \[3\] does not require grad"):
         apply_optimizer_in_backward(torch.optim.SGD, [good, bad], {"lr": 0.1})
-    named: Any = nn.Linear(1, 1).named_parameters()
-    with pytest.raises(
-        TypeError, match=r"params holds a tuple and no tensor; pass model.parameters\(\), without names"
-    ):
-        apply_optimizer_in_backward(torch.optim.SGD, named, {"lr": 0.1})
     assert not hasattr(good, "_in_backward_optimizers")
 
 

@@ -59,13 +59,3 @@ def test_rows_of_16_bits_have_a_state_of_32() -> None:
 def test_a_negative_number_is_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}={value} must be a number of at least 0"):
         RowWiseAdagrad([torch.nn.Parameter(torch.ones(1, 1))], **{name: value})
-
-
-def test_what_is_no_matrix_or_not_dense_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \[3\], and it takes matrices"):
-        RowWiseAdagrad([torch.nn.Parameter(torch.ones(3))])
-    weight = torch.nn.Parameter(torch.ones(2, 2))
-    optimizer = RowWiseAdagrad([weight])
-    weight.grad = torch.ones(2, 2).to_sparse()
-    with pytest.raises(ValueError, match=r"gradient of a parameter \[2, 2\] is sparse"):
-        optimizer.step()

@@ -124,12 +124,6 @@ def test_schedules_that_cannot_be_are_refused(stages: list[WarmupStage], options
         WarmupOptimizer(plain(), stages, **options)
 
 
-def test_what_has_no_names_is_refused() -> None:
-    wrong: Any = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    with pytest.raises(TypeError, match=r"WarmupOptimizer wraps a KeyedOptimizer, got a SGD: give it names with Keyed"):
-        WarmupOptimizer(wrong, [])
-
-
 def warm(inner: KeyedOptimizer, **options: Any) -> WarmupOptimizer:
     return WarmupOptimizer(inner, [WarmupStage(P.LINEAR, max_iters=100, value=0.01)], **options)
 
@@ -261,7 +255,7 @@ def test_a_scheduler_on_a_warmup_reaches_fused_tables_at_the_next_forward(build:
     assert moved_by(inner, batch) == 0.5
 
 
-@pytest.mark.parametrize("bad", [-0.5, math.nan, math.inf, "fast"])
+@pytest.mark.parametrize("bad", [-0.5, math.nan, math.inf])
 def test_a_rate_that_cannot_be_is_refused_by_name_at_the_next_forward(bad: Any) -> None:
     inner, batch = fused()
     OptimizerWrapper(inner).param_groups[0]["lr"] = bad
@@ -305,10 +299,8 @@ def test_a_warmup_is_pickled_with_its_position() -> None:
     assert two.param_groups[0]["lr"] == pytest.approx(0.1 * (0.01 + 0.99 * 0.02))
 
 
-def test_a_stage_may_name_its_policy_and_must_be_a_stage():
+def test_a_stage_may_name_its_policy():
     weight = torch.nn.Parameter(torch.zeros(1))
     plain = KeyedOptimizerWrapper({"w": weight}, lambda params: torch.optim.SGD(params, lr=1.0))
     warm = WarmupOptimizer(plain, [WarmupStage("linear", max_iters=2, value=0.5)], lr=0.1)  # type: ignore[arg-type]
     assert warm.param_groups[0]["lr"] == pytest.approx(0.05)
-    with pytest.raises(TypeError, match="a stage is a WarmupStage, got a int"):
-        WarmupOptimizer(plain, [1])  # type: ignore[list-item]

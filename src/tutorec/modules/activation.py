@@ -11,9 +11,6 @@ class SwishLayerNorm(nn.Module):
         input_dims: Sizes of the last dimensions, over which is normalized; a number for one of them.
         device: Where the weights live.
 
-    Raises:
-        ValueError: A size is no whole number from 1.
-
     Example:
         >>> import torch
         >>> SwishLayerNorm(2)(torch.tensor([[-1.0, 1.0]]))  # normalized it is itself
@@ -25,9 +22,6 @@ class SwishLayerNorm(nn.Module):
 
     def __init__(self, input_dims: int | list[int] | torch.Size, device: torch.device | None = None) -> None:
         super().__init__()
-        for size in [input_dims] if isinstance(input_dims, int | str) else input_dims:
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"SwishLayerNorm: input_dims={input_dims!r} has {size!r}, no number of columns from 1")
         self.norm: nn.Module = nn.Sequential(nn.LayerNorm(input_dims, device=device), nn.Sigmoid())
 
     def forward(self, input: Tensor) -> Tensor:

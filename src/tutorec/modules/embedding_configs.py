@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tutorec.types import DataType, dtype_to_data_type
+from tutorec.types import DataType
 from tutorec.types import data_type_to_dtype as data_type_to_dtype
 
 # How many bits a number has in each format that a table is quantized to, or made of.
@@ -106,8 +106,7 @@ class BaseEmbeddingConfig:
 
     Raises:
         NotImplementedError: A field asks for something that is not supported; it would have no effect.
-        ValueError: Rows or columns are no positive whole numbers, a feature is named twice, or the initial values' ends
-            are the wrong way round.
+        ValueError: Rows or columns are not positive whole numbers, or a feature is named twice.
     """
 
     num_embeddings: int
@@ -129,20 +128,8 @@ class BaseEmbeddingConfig:
 
     def __post_init__(self) -> None:
         for what, number in (("num_embeddings", self.num_embeddings), ("embedding_dim", self.embedding_dim)):
-            if isinstance(number, bool) or not isinstance(number, Integral):
-                raise ValueError(f"table {self.name!r}: {what} must be a whole number, got {number!r}")
-            if number <= 0:
-                raise ValueError(f"table {self.name!r}: {what} must be positive, got {number}")
-        if not isinstance(self.data_type, DataType):
-            found = dtype_to_data_type(self.data_type) if isinstance(self.data_type, torch.dtype) else "FP32"
-            raise ValueError(
-                f"table {self.name!r}: data_type must be a DataType, got {self.data_type!r}; write DataType.{found}"
-            )
-        if self.init_fn is not None and not callable(self.init_fn):
-            raise ValueError(
-                f"table {self.name!r}: init_fn must be a function of the weight, got {self.init_fn!r}; for instance "
-                "init_fn=torch.nn.init.xavier_uniform_"
-            )
+            if not isinstance(number, Integral) or number <= 0:
+                raise ValueError(f"table {self.name!r}: {what} must be a positive whole number, got {number!r}")
         if isinstance(self.feature_names, str):
             raise ValueError(
                 f"table {self.name!r}: feature_names must be a list of names, got the string {self.feature_names!r}; "
@@ -150,12 +137,6 @@ class BaseEmbeddingConfig:
             )
         if len(set(self.feature_names)) != len(self.feature_names):
             raise ValueError(f"table {self.name!r}: feature_names {self.feature_names} name a feature twice")
-        low, high = self.get_weight_init_min(), self.get_weight_init_max()
-        if not low <= high:
-            raise ValueError(
-                f"table {self.name!r}: initial values from weight_init_min={low} to weight_init_max={high} are none; "
-                "give both, the smaller one as weight_init_min"
-            )
         for field_name, remedy in _UNSUPPORTED.items():
             if getattr(self, field_name):
                 raise NotImplementedError(

@@ -41,16 +41,13 @@ def checked_tables(owner: str, tables: Sequence[_Config], kind: type[_Config], t
         >>> checked_tables("EmbeddingCollection", [EmbeddingConfig(10, 4, "item")], EmbeddingConfig)[0].feature_names
         ['item']
     """
-    if isinstance(tables, BaseEmbeddingConfig):
-        raise TypeError(f"{owner} takes a list of tables, got the one table {tables.name!r}; write [table]")
-    names = []
     for table in tables:
         if not isinstance(table, kind):
             raise TypeError(
-                f"{owner} takes tables of {kind.__name__}, got {type(table).__name__} {getattr(table, 'name', '')!r}; "
-                "EmbeddingBagConfig goes with EmbeddingBagCollection, EmbeddingConfig with EmbeddingCollection"
+                f"{owner} takes tables of {kind.__name__}, got {type(table).__name__}: EmbeddingBagConfig goes with "
+                "EmbeddingBagCollection, EmbeddingConfig with EmbeddingCollection"
             )
-        names.append(table.name)
+    names = [table.name for table in tables]
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise ValueError(

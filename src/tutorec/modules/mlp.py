@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from inspect import isfunction, signature
-from numbers import Integral
 from typing import Any, cast
 
 import torch
@@ -26,9 +25,6 @@ class Perceptron(nn.Module):
         device: Where the weights live.
         dtype: Format of the weights.
 
-    Raises:
-        TypeError: The activation cannot be called on numbers.
-
     Example:
         >>> import torch
         >>> Perceptron(3, 2)(torch.zeros(5, 3)).shape
@@ -45,11 +41,6 @@ class Perceptron(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        if not callable(activation) or isinstance(activation, type):
-            raise TypeError(
-                f"Perceptron: activation {activation!r} is no function of a tensor and no module; pass one, such as "
-                "torch.relu or nn.PReLU() (MLP takes names, and classes that it calls)"
-            )
         self._linear = nn.Linear(in_size, out_size, bias=bias, device=device, dtype=dtype)
         self._activation_fn = activation
 
@@ -72,8 +63,7 @@ class MLP(nn.Module):
         activation_on_last: Whether the last layer is activated too; False leaves logits.
 
     Raises:
-        TypeError: The layers are no list of whole numbers, or the activation cannot be called.
-        ValueError: No layer is given, one has no columns, or the activation's name is not known.
+        ValueError: The activation's name is not known.
 
     Example:
         >>> import torch
@@ -92,7 +82,6 @@ class MLP(nn.Module):
         activation_on_last: bool = True,
     ) -> None:
         super().__init__()
-        _check_sizes(layer_sizes)
         if isinstance(activation, str) and activation not in (*_NAMED, _SWISH):
             known = sorted((*_NAMED, _SWISH))
             raise ValueError(f"MLP: activation {activation!r} is not known; use one of {known} or a function")
@@ -108,21 +97,6 @@ class MLP(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """The last layer's output, ``[B, layer_sizes[-1]]``."""
         return self._mlp(input)
-
-
-def _check_sizes(layer_sizes: list[int]) -> None:
-    """Check that there are layers, each with columns."""
-    if not isinstance(layer_sizes, list | tuple):
-        raise TypeError(f"MLP: layer_sizes={layer_sizes!r} is no list; write [{layer_sizes}] for one layer")
-    if not layer_sizes:
-        raise ValueError("MLP: layer_sizes is empty; give the columns out of each layer, such as [64, 1]")
-    for layer, size in enumerate(layer_sizes):
-        if isinstance(size, bool) or not isinstance(size, Integral):
-            raise TypeError(f"MLP: layer {layer} of layer_sizes={layer_sizes} has {size!r} columns, no whole number")
-        if size <= 0:
-            raise ValueError(
-                f"MLP: layer {layer} of layer_sizes={layer_sizes} has {size} columns; each needs at least 1"
-            )
 
 
 def _make(activation: str | Activation | Callable[[], nn.Module]) -> Activation:

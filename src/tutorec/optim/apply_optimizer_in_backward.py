@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tutorec.optim.keyed import KeyedOptimizer
-from tutorec.optim.rates import check_rate, check_rates
+from tutorec.optim.rates import check_rates
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 
 _MARK = "_in_backward_optimizers"
@@ -46,8 +46,8 @@ def apply_optimizer_in_backward(
         optimizer_kwargs: For the constructor.
 
     Raises:
-        TypeError: A class that is no optimizer's, arguments that it does not take, ``params`` that hold no tensors.
-        ValueError: A rate that cannot be, a parameter that does not require grad, one of a table sharded already.
+        TypeError: Arguments that the optimizer does not take.
+        ValueError: A parameter that does not require grad, or one of a table that is sharded already.
 
     Example:
         >>> import torch
@@ -92,25 +92,16 @@ def _copy_marked(parameter: torch.Tensor, memo: dict[int, Any]) -> Any:
 def _checked(
     optimizer_class: type[torch.optim.Optimizer], params: Iterable[nn.Parameter], arguments: dict[str, Any]
 ) -> list[nn.Parameter]:
-    """The parameters, if the optimizer can be built for all of them."""
-    if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)):
-        raise TypeError(f"optimizer_class is {optimizer_class!r}; pass a class of optimizers, such as torch.optim.SGD")
-    if isinstance(params, torch.Tensor):
-        raise TypeError(f"params is one tensor of shape {list(params.shape)}; pass a list, [parameter]")
-    if isinstance(params, nn.Module) or not isinstance(params, Iterable):
-        raise TypeError(f"params is a {type(params).__name__}; pass parameters, model.parameters() or a list of some")
-    if not isinstance(arguments, Mapping):
+    """The parameters, unless their optimizer would be ignored."""
+    # Ours takes any name and ignores it, as TorchRec's does.
+    known = inspect.signature(RowWiseAdagrad).parameters
+    unknown = [name for name in arguments if name not in known] if optimizer_class is RowWiseAdagrad else []
+    if unknown:
         raise TypeError(
-            f"optimizer_kwargs is a {type(arguments).__name__}; pass a dict of the optimizer's arguments, "
-            '{"lr": 0.1}'
+            f"RowWiseAdagrad does not take {unknown}; optimizer_kwargs may hold {', '.join([*known][1:-1])}"
         )
-    _check_arguments(optimizer_class, arguments)
-    found = list(params)
-    for parameter in found:
-        if not isinstance(parameter, torch.Tensor):
-            raise TypeError(
-                f"params holds a {type(parameter).__name__} and no tensor; pass model.parameters(), without names"
-            )
+    parameters = list(params)
+    for parameter in parameters:
         shape = list(parameter.shape)
         if not parameter.requires_grad:
             raise ValueError(
@@ -122,19 +113,7 @@ def _checked(
                 f"a parameter of shape {shape} is a sharded table's, whose optimizer is fused already: apply before "
                 "sharding, or change rates in model.fused_optimizer.param_groups"
             )
-    return found
-
-
-def _check_arguments(optimizer_class: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> None:
-    signature = inspect.signature(optimizer_class).parameters
-    known = [name for name, each in signature.items() if each.kind is not each.VAR_KEYWORD and name != "params"]
-    # Ours takes any word and ignores it, as TorchRec's does; of others it cannot be known what they do with it.
-    open_ended = len(known) + 1 < len(signature) and optimizer_class is not RowWiseAdagrad
-    unknown = sorted((name for name in arguments if name not in known), key=str)
-    if unknown and not open_ended:
-        raise TypeError(f"{optimizer_class.__name__} takes no {unknown}; optimizer_kwargs may hold {', '.join(known)}")
-    if "lr" in arguments:
-        check_rate(arguments["lr"], optimizer_class.__name__)
+    return parameters
 
 
 def _step_and_drop(parameter: torch.Tensor) -> None:

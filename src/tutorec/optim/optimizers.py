@@ -25,9 +25,6 @@ def in_backward_optimizer_filter(
     Yields:
         (name, parameter).
 
-    Raises:
-        TypeError: They are no pairs.
-
     Example:
         >>> import torch
         >>> [name for name, _ in in_backward_optimizer_filter(torch.nn.Linear(2, 1).named_parameters())]
@@ -36,18 +33,7 @@ def in_backward_optimizer_filter(
     Source:
         TorchRec's ``torchrec.optim.optimizers.in_backward_optimizer_filter``.
     """
-    if isinstance(named_parameters, torch.nn.Module) or not isinstance(named_parameters, Iterable):
-        raise TypeError(
-            f"in_backward_optimizer_filter takes pairs (name, parameter), got a {type(named_parameters).__name__}: "
-            "model.named_parameters()"
-        )
-    for pair in named_parameters:
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise TypeError(
-                f"in_backward_optimizer_filter takes pairs (name, parameter), got a {type(pair).__name__} among them: "
-                "model.named_parameters(), with names"
-            )
-        name, parameter = pair
+    for name, parameter in named_parameters:
         if hasattr(parameter, "_in_backward_optimizers") == include:
             yield name, parameter
 
@@ -73,8 +59,7 @@ class PartialRowWiseAdam(Optimizer):
         weight_decay: Taken off the row, not added to the gradient, as AdamW does.
 
     Raises:
-        ValueError: A number that is negative or none, a beta that is not below 1; at the first step a parameter that
-            is no matrix, or a sparse gradient.
+        ValueError: A number is negative or not a number, or a beta is not below 1.
 
     Example:
         >>> import torch
@@ -99,11 +84,8 @@ class PartialRowWiseAdam(Optimizer):
         check_rate(lr, "PartialRowWiseAdam")
         for name, number in (("eps", eps), ("weight_decay", weight_decay)):
             check_number(number, f"PartialRowWiseAdam: {name}")
-        numbers = isinstance(betas, tuple | list) and all(isinstance(beta, int | float) for beta in betas)
-        if not numbers or len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(
-                f"PartialRowWiseAdam: betas={betas!r} must be numbers of at least 0 and below 1, two of them"
-            )
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"PartialRowWiseAdam: betas={betas!r} must be numbers of at least 0 and below 1")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -122,7 +104,7 @@ class PartialRowWiseAdam(Optimizer):
     def _move(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
-            state.update(_new_state(parameter, grad))
+            state.update(_new_state(parameter))
         (beta1, beta2), rate = group["betas"], float(group["lr"])
         grad, mean, spread = grad.float(), state["exp_avg"], state["exp_avg_sq"]
         state["step"] += 1
@@ -134,21 +116,10 @@ class PartialRowWiseAdam(Optimizer):
         parameter.sub_(way.mul_(rate))
 
 
-def _new_state(parameter: Tensor, grad: Tensor) -> dict[str, Tensor]:
-    shape = list(parameter.shape)
-    if len(shape) != 2:
-        raise ValueError(
-            f"PartialRowWiseAdam: a parameter has shape {shape}, and it takes matrices [R, D], one mean square a row; "
-            "give the others to torch.optim.Adam"
-        )
-    if grad.is_sparse:
-        raise ValueError(
-            f"PartialRowWiseAdam: the gradient of a parameter {shape} is sparse; make the table without sparse=True, "
-            "or use apply_optimizer_in_backward"
-        )
+def _new_state(parameter: Tensor) -> dict[str, Tensor]:
     # In float32 also for rows of 16 bits, of whose gradients the squares would vanish.
-    zeros = parameter.new_zeros(shape, dtype=torch.float32)
-    return {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.new_zeros(shape[0], 1)}
+    zeros = torch.zeros_like(parameter, dtype=torch.float32)
+    return {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.new_zeros(len(zeros), 1)}
 
 
 __all__ = ["SGD", "Adagrad", "Adam", "PartialRowWiseAdam", "in_backward_optimizer_filter"]

@@ -36,7 +36,7 @@ class RowWiseAdagrad(Optimizer):
         unused: Taken and ignored, as TorchRec does.
 
     Raises:
-        ValueError: A number is negative, or a parameter has no rows and columns.
+        ValueError: A number is negative.
 
     Example:
         >>> import torch
@@ -101,22 +101,12 @@ def rate_of_step(group: dict[str, Any], step: float) -> float:
 
 
 def _new_state(parameter: Tensor, value: float) -> dict[str, Tensor]:
-    if parameter.dim() != 2:
-        raise ValueError(
-            f"RowWiseAdagrad: a parameter has shape {list(parameter.shape)}, and it takes matrices [R, D], one state a "
-            "row; give the others to torch.optim.Adagrad"
-        )
     # In float32 also for rows of 16 bits, in which a growing sum would soon stand still.
     rows = parameter.new_full((parameter.shape[0], 1), value, dtype=torch.float32)
     return {"step": torch.tensor(0.0), "sum": rows}
 
 
 def _move(parameter: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
-    if grad.is_sparse:
-        raise ValueError(
-            f"RowWiseAdagrad: the gradient of a parameter [{parameter.shape[0]}, {parameter.shape[1]}] is sparse; "
-            "make the table without sparse=True, or use apply_optimizer_in_backward"
-        )
     state["step"] += 1
     grad = (-grad if group["maximize"] else grad).float()
     if group["weight_decay"]:

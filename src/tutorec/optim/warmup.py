@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, unique
 from typing import Any
 
@@ -94,9 +93,8 @@ class WarmupOptimizer(OptimizerWrapper):
         param_name: Name of the parameter that stands for the schedule in ``params`` and ``state_dict()``.
 
     Raises:
-        TypeError: A stage is no `WarmupStage`, or there is no list of them.
-        ValueError: Stages that hold no numbers or do not follow one another, a rate that is negative or not a number,
-            an ``lr_param`` that no group has, or a ``param_name`` that is taken.
+        ValueError: Stages that do not follow one another, a rate that is negative or not a number, an ``lr_param``
+            that no group has, or a ``param_name`` that is taken.
 
     Example:
         >>> import torch
@@ -230,17 +228,10 @@ class WarmupOptimizer(OptimizerWrapper):
 
 def _checked_stages(stages: Sequence[WarmupStage]) -> list[WarmupStage]:
     """The stages with what they leave open filled in, and one of factor 1 that does not end."""
-    if not isinstance(stages, Sequence) or isinstance(stages, str):
-        raise TypeError(f"stages is a {type(stages).__name__}: pass a list, [WarmupStage(WarmupPolicy.LINEAR, ...)]")
-    found, before = [], 0
-    for given in stages:
-        if not isinstance(given, WarmupStage):
-            raise TypeError(
-                f"a stage is a WarmupStage, got a {type(given).__name__}: WarmupStage(WarmupPolicy.LINEAR, ...)"
-            )
-        stage = copy(given)
-        _check_numbers(stage)
-        stage.policy = WarmupPolicy(stage.policy)
+    filled: list[WarmupStage] = []
+    for stage in stages:
+        stage = replace(stage, policy=WarmupPolicy(stage.policy))
+        before = filled[-1].max_iters if filled else 0
         if not stage.max_iters > before:
             raise ValueError(
                 f"Max iter of the stage {stage} must be greater than the previous max iter {before}: max_iters counts "
@@ -252,29 +243,15 @@ def _checked_stages(stages: Sequence[WarmupStage]) -> list[WarmupStage]:
             raise ValueError(f"sgdr_period={stage.sgdr_period} of the stage {stage} must be at least 1")
         if stage.decay_iters <= 0:
             stage.decay_iters = 1 if stage.policy is WarmupPolicy.STEP else stage.max_iters
-        before = stage.max_iters
-        found.append(stage)
-    return [*found, WarmupStage(WarmupPolicy.NONE, max_iters=_LAST_ITER)]
-
-
-def _check_numbers(stage: WarmupStage) -> None:
-    """Refuse what is no number, before it is compared with others."""
-    if stage.policy not in [*WarmupPolicy, *(each.value for each in WarmupPolicy)]:
-        known = ", ".join(f"WarmupPolicy.{each.name}" for each in WarmupPolicy)
-        raise ValueError(f"policy={stage.policy!r} of the stage {stage} is none of {known}: use one of them")
-    for name in ("max_iters", "value", "lr_scale", "decay_iters", "sgdr_period"):
-        if not isinstance(getattr(stage, name), int | float):
-            raise ValueError(f"{name}={getattr(stage, name)!r} of the stage {stage} must be a number")
-    for name in ("start_interpolating_iters", "end_value"):
-        if not isinstance(getattr(stage, name), int | float | None):
-            raise ValueError(f"{name}={getattr(stage, name)!r} of the stage {stage} must be a number, or None")
+        filled.append(stage)
+    return [*filled, WarmupStage(WarmupPolicy.NONE, max_iters=_LAST_ITER)]
 
 
 def _check_interpolation(stage: WarmupStage) -> None:
-    for name in ("start_interpolating_iters", "end_value"):
-        if getattr(stage, name) is None:
-            raise ValueError(f"{name} must be set for INTERPOLATE policy: {stage}")
     start = stage.start_interpolating_iters
+    for name, value in (("start_interpolating_iters", start), ("end_value", stage.end_value)):
+        if value is None:
+            raise ValueError(f"{name} must be set for INTERPOLATE policy: {stage}")
     if start is not None and not stage.max_iters > start:
         raise ValueError(
             f"max_iters ({stage.max_iters}) must be greater than start_interpolating_iters ({start}) for INTERPOLATE "
