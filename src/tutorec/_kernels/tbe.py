@@ -35,9 +35,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.gradient_listener import GradientListener, LookedUp, listened
+from tutorec._kernels.gradient_listener import GradientListener, report_batch, report_rows
 from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep, check_rate
 from tutorec._kernels.pooling import POOLINGS, PoolingKind, bag_weights, kernel_pooling
+from tutorec._kernels.table_steps import TouchedRows
 from tutorec._kernels.tbe_layout import PooledBatch
 
 __all__ = [
@@ -220,18 +221,16 @@ class TableBatch(nn.Module, ABC):
         # bag's length, not the sum of the weights, and fbgemm's backward forgets it.
         weights = bag_weights(self.spec.pooling, offsets, weights, values.numel())
         if weights is None or not (weights.requires_grad and torch.is_grad_enabled()):
-            return self._listened(self._lookup(values, offsets, weights), values, offsets, weights)
-        pooled = self._listened(self._lookup(values, offsets, weights.detach()), values, offsets, weights.detach())
+            return self._reported(self._lookup(values, offsets, weights), values, offsets, weights)
+        pooled = self._reported(self._lookup(values, offsets, weights.detach()), values, offsets, weights.detach())
         return cast(Tensor, _WeightsGradient.apply(pooled, weights, self, values, offsets))
 
-    def _listened(self, found: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    def _reported(self, result: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """The result; while there is a ``gradient_listener``, with a node behind it that reports to it in backward."""
         if self.gradient_listener is None or not torch.is_grad_enabled():
-            return found
-        tables, pooling = self.spec.tables, self.spec.pooling
+            return result
         batch = PooledBatch(values, offsets, weights, self._pooling == "mean", self.spec.feature_tables)
-        columns, rows = [table.columns for table in tables], [table.rows for table in tables]
-        return listened(found, self, LookedUp(batch, pooling != "none", columns, rows))
+        return cast(Tensor, _Reported.apply(result, self, batch))
 
     def flush(self) -> None:
         """Write rows that are held elsewhere into the tables; here every row is in its table already."""
@@ -425,6 +424,38 @@ class _WeightsGradient(torch.autograd.Function):
             pieces.append((rows * own[torch.repeat_interleave(lengths[feature])]).sum(1))
             column += spec.tables[table].columns
         return grad, torch.cat(pieces), None, None, None
+
+
+class _Reported(torch.autograd.Function):
+    """Reports the gradient of a lookup to the op's listener: identity on its output.
+
+    Its backward runs before the lookup's, hence before any row moves.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, op: TableBatch, batch: PooledBatch) -> Tensor:
+        ctx.op, ctx.batch = op, batch
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        op: TableBatch = ctx.op
+        if op.gradient_listener is not None and op.optimizer is not None:
+            with torch.no_grad():
+                _report(op.gradient_listener, op.spec, ctx.batch, op.optimizer.limited(grads[0]))
+        return grads[0], None, None
+
+
+def _report(listener: GradientListener, spec: GroupSpec, batch: PooledBatch, grad: Tensor) -> None:
+    """Report what the gradient of a result means for each table."""
+    rows = [table.rows for table in spec.tables]
+    if spec.pooling != "none":
+        report_batch(listener, batch, grad, [table.columns for table in spec.tables], rows)
+        return
+    counts = batch.offsets.diff().view(len(spec.feature_tables), -1).sum(1).tolist()
+    of_features = zip(spec.feature_tables, batch.values.split(counts), grad.split(counts), strict=True)
+    for table, ids, of_ids in of_features:
+        report_rows(listener, TouchedRows(table, ids, None, None, of_ids), rows[table])
 
 
 def _describe_bad_input(spec: GroupSpec, values: Tensor, offsets: Tensor) -> str:
