@@ -179,7 +179,7 @@ def test_an_empty_file_and_a_missing_one_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no Criteo file at .*absent"):
         CriteoDataset(tmp_path / "absent", rows_per_table=10)
     for rows in (0, 2**63):
-        with pytest.raises(ValueError, match=rf"feature 'cat_0' has {rows} rows, and a table has 1 to 2\*\*63 - 1"):
+        with pytest.raises(ValueError, match=rf"feature 'cat_0': rows={rows} must be a whole number, 1 to {2**63 - 1}"):
             CriteoDataset(empty, rows_per_table=rows)
 
 
@@ -190,7 +190,7 @@ def test_a_file_that_was_cut_after_it_was_counted_is_named(tmp_path: Path) -> No
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:100]))
     batches = data.batches(64)
     assert len(next(batches).labels) == 64
-    with pytest.raises(ValueError, match=r"day_0: there are 100 rows now, .* step 1 needs rows 64 to 127"):
+    with pytest.raises(ValueError, match=r"day_0: the files .* have 100 rows now; step 1 needs rows 64 to 127"):
         next(batches)
 
 
@@ -279,8 +279,8 @@ def test_the_shop_comes_back_from_its_criteo_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"rows_per_table": 0}, "feature 'cat_0' has 0 rows"),
-        ({"rows_per_table": {"cat_0": 5}}, "no number for feature 'cat_1'"),
+        ({"rows_per_table": 0}, "feature 'cat_0': rows=0 must"),
+        ({"rows_per_table": {"cat_0": 5}}, "feature 'cat_1': rows=None must"),
         ({"rows_per_table": 5, "features": {"user": ["cat_26"]}}, r"feature 'user' is made of columns \['cat_26'\]"),
         ({"rows_per_table": 5, "features": {"user": []}}, r"feature 'user' is made of columns \[\]"),
     ],

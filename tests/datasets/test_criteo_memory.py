@@ -157,7 +157,7 @@ def _cut(paths: Paths) -> Paths:
     ("change", "options", "message"),
     [
         (lambda paths: paths, {"stage": "validation"}, "stage='validation'"),
-        (lambda paths: paths, {"rank": 2, "world": 2}, "rank=2 is not a rank of world_size=2"),
+        (lambda paths: paths, {"rank": 2, "world": 2}, "world_size=2: rank=2 must be a whole number, 0 to 1"),
         (lambda paths: paths, {"world": 8, "batch_size": 1}, "7 rows are not enough for one step of 8"),
         (lambda paths: [paths[0][:1], *paths[1:]], {}, r"\[1, 2, 2\] files of dense, sparse, labels"),
         (lambda paths: [[], [], []], {}, r"\[0, 0, 0\] files"),

@@ -87,11 +87,11 @@ def test_a_generator_goes_on_and_no_generator_is_torchs() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"count": -1, "rows": 5, "exponent": 1.0}, "count=-1 and rows=5"),
-        ({"count": 1, "rows": 0, "exponent": 1.0}, "count=1 and rows=0"),
-        ({"count": 1, "rows": 5, "exponent": -0.5}, "exponent=-0.5 must be a finite number of at least 0"),
+        ({"count": -1, "rows": 5, "exponent": 1.0}, "count=-1 must be"),
+        ({"count": 1, "rows": 0, "exponent": 1.0}, "rows=0 must be"),
+        ({"count": 1, "rows": 5, "exponent": -0.5}, "exponent=-0.5 must be a finite number, at least 0"),
         ({"count": 1, "rows": 5, "exponent": math.nan}, "exponent=nan must be a finite number"),
-        ({"count": 1, "rows": 2**54, "exponent": 1.0}, "is above 2"),
+        ({"count": 1, "rows": 2**54, "exponent": 1.0}, f"rows={2**54} must be a whole number, 1 to {2**53}"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(options: dict[str, float], message: str) -> None:
@@ -103,5 +103,5 @@ def test_what_cannot_be_drawn_is_refused(options: dict[str, float], message: str
 
 
 def test_numbers_that_are_not_whole_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"power_law_ids: count=2.5 and rows=10 must be whole numbers"):
+    with pytest.raises(ValueError, match=r"power_law_ids: count=2.5 must be a whole number"):
         power_law_ids(2.5, 10, 1.0)  # type: ignore[arg-type]

@@ -175,7 +175,7 @@ def test_a_state_of_other_data_is_refused(tmp_path: Path) -> None:
     paths = _write(tmp_path)
     state = _data(paths, seed=1).state_dict()
     for other in (_data(paths, seed=2), _data(paths[:1], seed=1), _data(_write(tmp_path, group=6), seed=1)):
-        with pytest.raises(ValueError, match=r"'rows': 37, 'row_groups': 9, 'seed': 1.*use the same files and seed"):
+        with pytest.raises(ValueError, match=r"'rows': 37, 'row_groups': 9, 'seed': 1.*use its files and seed"):
             other.load_state_dict(state)
 
 
@@ -220,7 +220,7 @@ def test_a_batch_can_be_changed_and_the_data_set_pickled(tmp_path: Path) -> None
         ({"sparse": ["clicked"], "dense": ["clicked"]}, "holds list<element: int64>, and it must hold numbers"),
         ({"sparse": []}, "give a list of at least one column"),
         ({"sparse": "clicked"}, r"\['clicked'\]"),
-        ({"rank": 2, "world_size": 2}, "rank=2 is not a rank of world_size=2"),
+        ({"rank": 2, "world_size": 2}, "world_size=2: rank=2 must be a whole number, 0 to 1"),
         ({"world_size": 38}, "37 rows are not enough for one step of 38"),
         ({"seed": -1}, "seed=-1"),
     ],

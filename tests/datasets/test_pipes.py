@@ -120,5 +120,5 @@ def test_workers_share_the_pipes_and_read_each_once() -> None:
 
 
 def test_more_workers_than_pipes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"2 workers for 1 pipe\(s\): use num_workers=1"):
+    with pytest.raises(ValueError, match=r"2 workers for 1 pipe\(s\): use as many at most"):
         list(DataLoader(ParallelReadConcat(Limit([1], 1)), batch_size=None, num_workers=2))

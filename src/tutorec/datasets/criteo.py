@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterDataPipe, get_worker_info
 
+from tutorec._check import require_int
 from tutorec.datasets.criteo_memory import InMemoryBinaryCriteoIterDataPipe
 from tutorec.datasets.criteo_npy import BinaryCriteoUtils
 from tutorec.datasets.criteo_text import (
@@ -38,7 +39,7 @@ from tutorec.datasets.criteo_text import (
     parse_lines,
 )
 from tutorec.datasets.progress import ProgressBar
-from tutorec.datasets.utils import Batch, LoadFiles, ReadLinesFromCSV, check_whole, rank_slices, safe_cast
+from tutorec.datasets.utils import Batch, LoadFiles, ReadLinesFromCSV, rank_slices, safe_cast
 from tutorec.sparse.hashing import mixing_hash
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -86,7 +87,7 @@ def read_criteo(paths: Paths, rows: int | None = None) -> CriteoColumns:
         FileNotFoundError: a file is not there.
     """
     if rows is not None:
-        check_whole("read_criteo: rows", rows, least=0)
+        require_int("read_criteo: rows", rows, 0)
     parts: list[CriteoColumns] = []
     left = sys.maxsize if rows is None else rows
     for block in _blocks(_as_paths(paths)):
@@ -139,10 +140,8 @@ class CriteoDataset:
             if not path.is_file():
                 raise FileNotFoundError(f"no Criteo file at {path}")
         features = {name: [name] for name in DEFAULT_CAT_NAMES} if features is None else features
-        if not isinstance(features, Mapping) or not features:
-            raise ValueError(
-                f"features={features!r} must map names to columns, as in {{'clicked': ['cat_2', 'cat_3']}}"
-            )
+        if not features:
+            raise ValueError(f"{features=} must map names to columns, as in {{'clicked': ['cat_2', 'cat_3']}}")
         self._columns = {name: _column_numbers(name, columns) for name, columns in features.items()}
         self.features: dict[str, list[str]] = {name: list(columns) for name, columns in features.items()}
         self.rows_per_table = {name: _table_rows(rows_per_table, name) for name in self.features}
@@ -180,7 +179,7 @@ class CriteoDataset:
         Raises:
             ValueError: a damaged line (names file and line), or a number that cannot be.
         """
-        check_whole("epochs", epochs, least=0)
+        require_int("epochs", epochs, 0)
         slices = rank_slices(len(self), batch_size, rank, world_size, drop_last=drop_last)
         for epoch in range(epochs):
             size = sum(path.stat().st_size for path in self.paths)
@@ -272,38 +271,20 @@ def criteo_kaggle(
 
 
 def _as_paths(paths: Paths) -> list[Path]:
-    if not isinstance(paths, str | Path | Sequence):
-        raise TypeError(f"paths is a {type(paths).__name__}: give the path of a Criteo file, or a list of them")
-    found = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
-    if not found:
+    files = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    if not files:
         raise ValueError("no Criteo file given: paths is empty")
-    return found
+    return files
 
 
 def _table_rows(rows_per_table: int | Mapping[str, int], name: str) -> int:
-    if isinstance(rows_per_table, int):
-        rows = rows_per_table
-    elif not isinstance(rows_per_table, Mapping):
-        raise ValueError(f"rows_per_table={rows_per_table!r} must be one number of rows, or a dict with one by feature")
-    elif name in rows_per_table:
-        rows = rows_per_table[name]
-    else:
-        raise ValueError(f"rows_per_table has no number for feature '{name}'; it has {sorted(rows_per_table)}")
-    check_whole(f"rows_per_table: feature '{name}': rows", rows, least=None)
-    if not 0 < rows < 2**63:
-        raise ValueError(f"rows_per_table: feature '{name}' has {rows} rows, and a table has 1 to 2**63 - 1")
-    return rows
+    rows = rows_per_table.get(name) if isinstance(rows_per_table, Mapping) else rows_per_table
+    return require_int(f"rows_per_table: feature '{name}': rows", rows, 1, 2**63 - 1)
 
 
 def _column_numbers(name: str, columns: Sequence[str]) -> list[int]:
-    if isinstance(columns, str):
-        raise ValueError(f"feature '{name}' is made of columns {columns!r}: give a list, ['{columns}']")
-    unknown = [column for column in columns if column not in DEFAULT_CAT_NAMES]
-    if unknown or not columns:
-        raise ValueError(
-            f"feature '{name}' is made of columns {list(columns)}: name at least one of "
-            f"'{DEFAULT_CAT_NAMES[0]}' .. '{DEFAULT_CAT_NAMES[-1]}'"
-        )
+    if not columns or not set(columns) <= set(DEFAULT_CAT_NAMES):
+        raise ValueError(f"feature '{name}' is made of columns {columns!r}: give a list of 'cat_0' to 'cat_25'")
     return [DEFAULT_CAT_NAMES.index(column) for column in columns]
 
 
@@ -334,11 +315,8 @@ def _rows_of_slices(paths: list[Path], slices: list[tuple[int, int]], bar: Progr
             held -= size
             step += 1
     if step < len(slices):
-        raise ValueError(
-            f"{', '.join(map(str, paths))}: there are {row} rows now, and there were more when they were counted: step "
-            f"{step} needs rows {slices[step][0]} to {slices[step][1] - 1}. A file was cut or replaced while it was "
-            "read; make the dataset again"
-        )
+        needed = f"step {step} needs rows {slices[step][0]} to {slices[step][1] - 1}: make the dataset again"
+        raise ValueError(f"{', '.join(map(str, paths))}: the files were replaced and have {row} rows now; {needed}")
 
 
 def _rows_inside(bounds: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:

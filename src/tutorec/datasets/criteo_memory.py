@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
+from tutorec._check import require_one_of
 from tutorec.datasets.criteo_npy import gather_rows
 from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, DEFAULT_CAT_NAMES
 from tutorec.datasets.utils import PATH_MANAGER_KEY, Batch, opener, rank_slices, split_evenly
@@ -81,8 +82,7 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
         path_manager_key: str = PATH_MANAGER_KEY,
     ) -> None:
         super().__init__()
-        if stage not in _STAGES:
-            raise ValueError(f"stage={stage!r}: use one of {', '.join(_STAGES)}")
+        require_one_of("stage", stage, list(_STAGES))
         self.stage, self.batch_size, self.rank, self.world_size = stage, batch_size, rank, world_size
         self.drop_last, self.shuffle_batches, self.mmap_mode = drop_last, shuffle_batches, mmap_mode
         self.hashes = None if hashes is None else np.array(hashes).reshape(1, CAT_FEATURE_COUNT)

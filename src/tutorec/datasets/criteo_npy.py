@@ -17,6 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from tutorec._check import require_one_of
 from tutorec._whole_file import whole_file
 from tutorec.datasets.criteo_text import (
     CAT_FEATURE_COUNT,
@@ -53,8 +54,7 @@ class BinaryCriteoUtils:
         A missing number is 0. Dense values are ``log(x - min + 2)``, min being the least one of the file. A file of
         "criteo_kaggle" without labels gets labels of -1.
         """
-        if dataset_name not in ("criteo_1tb", "criteo_kaggle"):
-            raise ValueError(f"dataset_name={dataset_name!r}: use 'criteo_1tb' or 'criteo_kaggle'")
+        require_one_of("dataset_name", dataset_name, ("criteo_1tb", "criteo_kaggle"))
         path = Path(in_file)
         labelled = dataset_name == "criteo_1tb" or has_labels(path)
         rows, row, least = count_lines(path), 0, _INT32.max
@@ -75,10 +75,9 @@ class BinaryCriteoUtils:
                 columns = parse_lines(block)
                 low, high = columns.ints.min(), columns.ints.max()
                 if low < _INT32.min or high > _INT32.max:
-                    raise ValueError(
-                        f"{path}: an integer of lines {block.first_line} to {block.first_line + len(block) - 1} is "
-                        f"{low if low < _INT32.min else high}, and 32 bits must hold it: repair the line"
-                    )
+                    lines = f"lines {block.first_line} to {block.first_line + len(block) - 1}"
+                    value = low if low < _INT32.min else high
+                    raise ValueError(f"{path}: an integer of {lines} is {value}, and 32 bits must hold it")
                 least = min(least, int(low))
                 at = slice(row, row := row + len(block))
                 whole[at], sparse[at], labels[at, 0] = columns.ints, columns.cats, columns.label
@@ -122,9 +121,8 @@ class BinaryCriteoUtils:
             if len(shape) != 2 or by_columns:
                 raise ValueError(f"{fname}: an array {list(shape)} must have two dimensions and lie row by row")
             if not (0 <= start_row < shape[0] and 0 <= num_rows <= shape[0] - start_row):
-                raise ValueError(
-                    f"{fname}: rows {start_row} to {start_row + num_rows - 1} asked for: use rows 0 to {shape[0] - 1}"
-                )
+                last = start_row + num_rows - 1
+                raise ValueError(f"{fname}: rows {start_row} to {last} asked for: use rows 0 to {shape[0] - 1}")
             if mmap_mode:
                 return np.load(fname, mmap_mode="r")[start_row : start_row + num_rows]
             rows = np.empty((num_rows, shape[1]), dtype)
@@ -222,9 +220,7 @@ def gather_rows(
         found = array[rows[low:high] - start]
         narrower = output.dtype == np.int32 != found.dtype
         if narrower and len(found) and not _INT32.min <= found.min() <= found.max() <= _INT32.max:
-            raise ValueError(
-                f"an id is {found.max()}, and the shuffled files hold 32 bits: run sparse_to_contiguous first"
-            )
+            raise ValueError(f"an id is {found.max()}, and 32 bits must hold it: run sparse_to_contiguous first")
         output[places[low:high]] = found
         start += len(array)
 

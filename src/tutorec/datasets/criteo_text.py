@@ -126,11 +126,9 @@ def line_blocks(path: Path, labelled: bool = True) -> Iterator[LineBlock]:
         found = np.diff(newlines, prepend=-1)
         if (found != fields).any():
             line = int((found != fields).argmax())
-            raise ValueError(
-                f"{path}, line {first_line + line}: {int(found[line])} fields found, {fields} expected "
-                f"({'label, ' * labelled}{INT_FEATURE_COUNT} integers, {CAT_FEATURE_COUNT} hexadecimal ids, separated "
-                "by tabs): repair or remove the line"
-            )
+            columns = f"{'label, ' * labelled}{INT_FEATURE_COUNT} integers, {CAT_FEATURE_COUNT} hexadecimal ids"
+            count = f"{int(found[line])} fields found, {fields} expected ({columns}, separated by tabs)"
+            raise ValueError(f"{path}, line {first_line + line}: {count}")
         yield LineBlock(path, first_line, data, separators.reshape(-1, fields), position)
         first_line += len(newlines)
 

@@ -1,11 +1,11 @@
 """Ids from a seeded generator whose law is known: all alike, or few that come often and many that come seldom."""
 
-import math
 from collections.abc import Callable
-from numbers import Integral
 
 import torch
 from torch import Tensor
+
+from tutorec._check import require_finite, require_int
 
 _EXACT = 2**53  # float64 tells whole numbers apart up to here
 
@@ -30,8 +30,9 @@ def uniform_ids(count: int, rows: int, generator: torch.Generator | None = None)
         >>> ids.unique().tolist(), ids.shape
         ([0, 1, 2, 3], torch.Size([1000]))
     """
-    _check("uniform_ids", count, rows)
-    return torch.randint(rows, (count,), generator=generator, device=_device(generator))
+    require_int("uniform_ids: count", count, 0)
+    require_int("uniform_ids: rows", rows, 1)
+    return torch.randint(rows, (count,), generator=generator, device=None if generator is None else generator.device)
 
 
 def power_law_ids(count: int, rows: int, exponent: float, generator: torch.Generator | None = None) -> Tensor:
@@ -65,12 +66,10 @@ def power_law_ids(count: int, rows: int, exponent: float, generator: torch.Gener
         distributions*, 1996): an area under the smooth curve ``x ** -s`` is drawn and turned into a whole number; the
         few that fall between the curve and the steps of the law are drawn again.
     """
-    _check("power_law_ids", count, rows)
-    if not (isinstance(exponent, int | float) and math.isfinite(exponent) and exponent >= 0):
-        raise ValueError(f"power_law_ids: exponent={exponent!r} must be a finite number of at least 0")
-    if rows > _EXACT:
-        raise ValueError(f"power_law_ids: rows={rows} is above 2**53 = {_EXACT}, where float64 skips whole numbers")
-    device = _device(generator)
+    require_int("power_law_ids: count", count, 0)
+    require_finite("power_law_ids: exponent", exponent, 0)
+    require_int("power_law_ids: rows", rows, 1, _EXACT)
+    device = None if generator is None else generator.device
     law = _Curve(exponent)
     first, last, two, half = (torch.tensor(x, dtype=torch.float64, device=device) for x in (1.5, rows + 0.5, 2.0, 2.5))
     # The step of 1 is as wide as the area to its right allows, so that it is never rejected.
@@ -113,19 +112,3 @@ def _ratio(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
     small = t.abs() < 1e-8
     curvature = 0.5 if function is torch.expm1 else -0.5
     return torch.where(small, 1.0 + curvature * t, function(t) / torch.where(small, torch.ones_like(t), t))
-
-
-def _device(generator: torch.Generator | None) -> torch.device | None:
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(
-            f"generator is a {type(generator).__name__}: pass a torch.Generator, torch.Generator().manual_seed(0)"
-        )
-    return None if generator is None else generator.device
-
-
-def _check(function: str, count: int, rows: int) -> None:
-    whole = [isinstance(number, Integral) and not isinstance(number, bool) for number in (count, rows)]
-    if not all(whole):
-        raise TypeError(f"{function}: count={count!r} and rows={rows!r} must be whole numbers: int(count), int(rows)")
-    if count < 0 or rows < 1:
-        raise ValueError(f"{function}: count={count} and rows={rows}: draw 0 or more ids, from 1 or more rows")

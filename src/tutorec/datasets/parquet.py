@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from tutorec.datasets.utils import Batch, check_whole, rank_slices, split_evenly
+from tutorec._check import require_int
+from tutorec.datasets.utils import Batch, rank_slices, split_evenly
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 Ranges = list[tuple[int, int]]  # rows start..stop-1, in the order of a pass
@@ -83,7 +84,7 @@ class ParquetDataset(IterableDataset[Batch]):
         if isinstance(sparse, str) or not sparse:
             raise ValueError(f"sparse={sparse!r}: give a list of at least one column, ['{sparse or 'item'}']")
         if seed is not None:
-            check_whole("seed", seed, least=0)
+            require_int("seed", seed, 0)
         self.sparse, self.dense, self.label = list(sparse), list(dense), label
         self.batch_size, self.rank, self.world_size, self.seed = batch_size, rank, world_size, seed
         self._numbers = [*self.dense, *([] if label is None else [label])]
@@ -103,7 +104,7 @@ class ParquetDataset(IterableDataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """The coming pass is the whole one of this number, which decides the order of the row groups."""
-        check_whole("epoch", epoch, least=0)
+        require_int("epoch", epoch, 0)
         self._epoch, self._left, self._given = epoch, [(0, self._rows)], 0
 
     def __iter__(self) -> Iterator[Batch]:
@@ -121,7 +122,7 @@ class ParquetDataset(IterableDataset[Batch]):
             num_workers: of the DataLoader that gave them out.
         """
         given, workers = self._given if batches is None else batches, max(num_workers, 1)
-        check_whole("batches", given, least=0)
+        require_int("batches", given, 0)
         left: Ranges = []
         for rank in range(self.world_size):
             plan = self._batches_of_workers(rank, workers)
@@ -141,9 +142,7 @@ class ParquetDataset(IterableDataset[Batch]):
         """
         other = {name: state.get(name) for name in self._identity()}
         if other != self._identity():
-            raise ValueError(
-                f"the state is of {other}, and this data has {self._identity()}: use the same files and seed"
-            )
+            raise ValueError(f"the state is of {other}, and this data is {self._identity()}: use its files and seed")
         self.set_epoch(state["epoch"])
         left = [(start, stop) for start, stop in state["left"]]
         if _total(left) < self.world_size:
@@ -190,10 +189,8 @@ class ParquetDataset(IterableDataset[Batch]):
         with _opened(path) as file:
             table = file.read_row_group(group, columns=[*self.sparse, *self._numbers])
         if table.num_rows != count:
-            raise ValueError(
-                f"{path}: row group {group} has {table.num_rows} rows and had {count} when the data set was made: the "
-                "file was replaced; make the data set again"
-            )
+            change = f"{table.num_rows} rows and had {count} when the data set was made"
+            raise ValueError(f"{path}: row group {group} has {change}: the file was replaced")
         where = f"{path}, row group {group}"
         lists = [_lists(table.column(name).combine_chunks(), f"{where}, column '{name}'") for name in self.sparse]
         numbers = [_without_nulls(table.column(name), f"{where}, column '{name}'") for name in self._numbers]

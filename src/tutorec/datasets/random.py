@@ -19,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Real
 from pathlib import Path
 from typing import Literal
 
@@ -28,9 +27,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tutorec._check import require_finite, require_int
 from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, INT_FEATURE_COUNT, CriteoColumns, write_rows
 from tutorec.datasets.random_rec import RandomRecDataset
-from tutorec.datasets.utils import Batch, RowBatches, check_whole
+from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.models.metrics import auc
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -145,15 +145,10 @@ def shop(
     """
     sizes = {"users": users, "items": items, "rows": rows, "test_rows": test_rows, "factors": factors}
     for name, size in sizes.items():
-        check_whole(f"shop: {name}", size, least=None)
-        if size < 1:
-            raise ValueError(f"shop: {name}={size}, and it must be at least 1")
-    check_whole("shop: max_clicked", max_clicked, least=None)
-    check_whole("shop: seed", seed, least=0)
-    if not (isinstance(exponent, Real) and math.isfinite(exponent)):
-        raise ValueError(f"shop: exponent={exponent!r} must be a finite number of at least 0")
-    if max_clicked < 0 or exponent < 0:
-        raise ValueError(f"shop: max_clicked={max_clicked} and exponent={exponent} must not be negative")
+        require_int(f"shop: {name}", size, 1)
+    require_int("shop: max_clicked", max_clicked, 0)
+    require_int("shop: seed", seed, 0)
+    require_finite("shop: exponent", exponent, 0)
     return Shop(
         counts={"train": rows, "test": test_rows},
         table_rows={"user": users, "item": items},
@@ -213,8 +208,8 @@ class Shop:
     def rows(self, start: int, stop: int, split: Split = "train") -> ShopRows:
         """Rows start..stop-1 of a split, as columns."""
         count = self._count(split)
-        check_whole("shop: start", start, least=None)
-        check_whole("shop: stop", stop, least=None)
+        require_int("shop: start", start)
+        require_int("shop: stop", stop)
         if not 0 <= start <= stop <= count:
             raise ValueError(f"shop: rows {start}..{stop} asked for, and split '{split}' has rows 0..{count}")
         parts = []

@@ -68,15 +68,11 @@ class RandomRecDataset(IterableDataset[Batch]):
         }
         for name, numbers in per_key.items():
             if len(numbers) != len(keys):
-                raise ValueError(
-                    f"{name} has {len(numbers)} number(s), and there are {len(keys)} keys: give one for each"
-                )
+                raise ValueError(f"{name} has {len(numbers)} number(s), and there are {len(keys)} keys")
         self._features = list(zip(keys, *per_key.values(), strict=True))
         for key, _, most, least in self._features:
             if least > most:
-                raise ValueError(
-                    f"feature '{key}': bags of at least {least} and at most {most} ids: make the least smaller"
-                )
+                raise ValueError(f"feature '{key}': bags of at least {least} and at most {most} ids")
         if num_generated_batches == 0:
             raise ValueError("num_generated_batches=0 leaves no batch to repeat: use 1 or more, or -1 for new ones")
         self._batch_size, self._num_dense = batch_size, num_dense

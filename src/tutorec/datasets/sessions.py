@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tutorec._check import require_int
 from tutorec.datasets.random import Split
-from tutorec.datasets.utils import Batch, RowBatches, check_whole
+from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 _FOLLOWERS = np.array([0.4, 0.25, 0.15, 0.12, 0.08])  # how often each follower of an item comes
@@ -46,7 +47,7 @@ class Sessions:
     ) -> None:
         least = {"items": len(_FOLLOWERS), "rows": 1, "test_rows": 1, "longest": 2, "seed": 0}
         for name, number in zip(least, (items, rows, test_rows, longest, seed), strict=True):
-            check_whole(f"Sessions: {name}", number, least[name])
+            require_int(f"Sessions: {name}", number, least[name])
         self.items, self.longest, self.seed = items, longest, seed
         rng = np.random.default_rng([seed, 0])
         # [items, 5]: different followers for each item

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
-from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import IterDataPipe, get_worker_info
 
+from tutorec._check import require_int, require_one_of
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 # The name under which programs of TorchRec register their file systems with iopath.
@@ -127,10 +127,8 @@ def rank_slices(
         >>> rank_slices(rows=10, batch_size=3, rank=1, world_size=2)
         [(3, 6), (8, 10)]
     """
-    check_whole("world_size", world_size)
-    check_whole("rank", rank, least=None)
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank={rank} is not a rank of world_size={world_size}: ranks are 0..{world_size - 1}")
+    require_int("world_size", world_size, 1)
+    require_int(f"world_size={world_size}: rank", rank, 0, world_size - 1)
     steps = _steps(rows, batch_size, world_size, drop_last)
     ranges = [(start + rank * batch_size, start + (rank + 1) * batch_size) for start, _ in steps]
     ranges[-1] = split_evenly(*steps[-1], world_size)[rank]
@@ -181,16 +179,8 @@ class RowBatches(Iterator[Batch]):
         start: int = 0,
     ) -> None:
         rank_slices(rows, batch_size, rank, world_size, drop_last)  # refuses what cannot be dealt out
-        check_whole("epochs", epochs, least=0)
-        if isinstance(start, bool) or not isinstance(start, Integral):
-            raise ValueError(
-                f"start={start!r} is no position: give the .position of the batches of the run to go on from, as its "
-                "checkpoint holds it"
-            )
-        if not 0 <= start <= epochs * rows:
-            raise ValueError(
-                f"start={start} is no position in {epochs} epoch(s) of {rows} rows: there are 0 to {epochs * rows}"
-            )
+        require_int("epochs", epochs, 0)
+        require_int(f"position in {epochs} epoch(s) of {rows} rows: start", start, 0, epochs * rows)
         self._read, self._rows, self._epochs = read, int(rows), int(epochs)
         self._batch_size, self._rank, self._world_size = int(batch_size), int(rank), int(world_size)
         self._drop_last = drop_last
@@ -254,23 +244,6 @@ class RowBatches(Iterator[Batch]):
         )
 
 
-def check_whole(name: str, number: Any, least: int | None = 1) -> None:
-    """Refuse what is no whole number, or is below ``least``.
-
-    Raises:
-        ValueError: it is one of these.
-
-    Example:
-        >>> from tutorec.datasets.utils import check_whole
-        >>> check_whole("epochs", 1.5)
-        Traceback (most recent call last):
-        ValueError: epochs=1.5 must be a whole number, at least 1
-    """
-    whole = isinstance(number, Integral) and not isinstance(number, bool)
-    if not whole or (least is not None and number < least):
-        raise ValueError(f"{name}={number!r} must be a whole number" + ("" if least is None else f", at least {least}"))
-
-
 def split_evenly(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
     """The range start..stop-1 as consecutive ranges whose sizes differ by at most 1, the larger ones first.
 
@@ -286,10 +259,8 @@ def split_evenly(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
 
 def _steps(rows: int, batch_size: int, world_size: int, drop_last: bool) -> list[tuple[int, int]]:
     """The range of rows that all ranks together take in each step."""
-    for name, number, least in (("rows", rows, 0), ("batch_size", batch_size, None), ("world_size", world_size, None)):
-        check_whole(name, number, least)
-    if batch_size < 1 or world_size < 1:
-        raise ValueError(f"batch_size={batch_size} and world_size={world_size} must both be at least 1")
+    for name, number, least in (("rows", rows, 0), ("batch_size", batch_size, 1), ("world_size", world_size, 1)):
+        require_int(name, number, least)
     step = batch_size * world_size
     full = rows // step
     ends = [s * step for s in range(full + 1)]
@@ -297,10 +268,8 @@ def _steps(rows: int, batch_size: int, world_size: int, drop_last: bool) -> list
     if rest and not drop_last:
         ends[len(ends) if rest >= world_size else -1 :] = [rows]
     if ends[-1] == 0 or len(ends) == 1:
-        raise ValueError(
-            f"{rows} rows are not enough for one step of {world_size} rank(s) with batch_size={batch_size}"
-            f"{' and drop_last' if drop_last else ''}: use fewer ranks or a smaller batch_size"
-        )
+        step_of = f"{world_size} rank(s) with batch_size={batch_size}{' and drop_last' if drop_last else ''}"
+        raise ValueError(f"{rows} rows are not enough for one step of {step_of}")
     return list(pairwise(ends))
 
 
@@ -356,8 +325,7 @@ class LoadFiles(IterDataPipe):
         **open_kw: Any,
     ) -> None:
         super().__init__()
-        if mode not in ("b", "t", "rb", "rt", "r"):
-            raise ValueError(f"LoadFiles: mode={mode!r} is not a mode of reading: use 'b', 't', 'rb', 'rt' or 'r'")
+        require_one_of("LoadFiles: mode", mode, ("b", "t", "rb", "rt", "r"))
         self.datapipe, self.mode, self.length, self.open_kw = datapipe, mode, length, open_kw
         self._open = opener(path_manager_key)
 
@@ -555,8 +523,6 @@ def _of_worker(datapipes: Sequence[Any]) -> Sequence[Any]:
     if worker is None:
         return datapipes
     if worker.num_workers > len(datapipes):
-        raise ValueError(
-            f"{worker.num_workers} workers for {len(datapipes)} pipe(s): use num_workers={len(datapipes)} or fewer"
-        )
+        raise ValueError(f"{worker.num_workers} workers for {len(datapipes)} pipe(s): use as many at most")
     start, stop = split_evenly(0, len(datapipes), worker.num_workers)[worker.id]
     return datapipes[start:stop]
