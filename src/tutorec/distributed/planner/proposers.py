@@ -148,15 +148,7 @@ class GreedyProposer(Proposer):
                 heapq.heappush(self._by_memory, (tuple(-each for each in memory), number))
 
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
-        """Begin with these options.
-
-        Args:
-            search_space: The options of all tables, estimated.
-            enumerator: Not needed.
-
-        Raises:
-            ValueError: An option is not estimated.
-        """
+        """Begin with these options, which have to be estimated."""
         tables = list(_by_table(search_space).values())
         self._start([sorted(options, key=lambda option: _score(option, self._use_depth)) for options in tables])
 
@@ -173,17 +165,7 @@ class GreedyProposer(Proposer):
         perf_rating: float | None = None,
         storage_constraint: Topology | None = None,
     ) -> None:
-        """Move the table that takes the most memory, whatever became of the proposal; or stop.
-
-        Args:
-            partitionable: Not needed.
-            plan: Not needed.
-            perf_rating: What `threshold` compares.
-            storage_constraint: Not needed.
-
-        Raises:
-            ValueError: An option is not estimated.
-        """
+        """Move the table that takes the most memory; stop after `threshold` ratings that are no better."""
         if self._threshold is not None and perf_rating:
             self._worse_in_a_row += 1
             if perf_rating < self._best_rating:
@@ -215,15 +197,7 @@ class UniformProposer(Proposer):
         self._next: int = 0
 
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
-        """Begin with these options.
-
-        Args:
-            search_space: The options of all tables, estimated.
-            enumerator: Not needed.
-
-        Raises:
-            ValueError: An option is not estimated.
-        """
+        """Begin with these options, which have to be estimated."""
         tables = set(_by_table(search_space))
         by_type: dict[str, list[ShardingOption]] = {}
         for option in search_space:
@@ -247,14 +221,7 @@ class UniformProposer(Proposer):
         perf_rating: float | None = None,
         storage_constraint: Topology | None = None,
     ) -> None:
-        """Go on to the next type, whatever became of this one.
-
-        Args:
-            partitionable: Not needed.
-            plan: Not needed.
-            perf_rating: Not needed.
-            storage_constraint: Not needed.
-        """
+        """Go on to the next type."""
         self._next += 1
 
 
@@ -277,15 +244,7 @@ class GridSearchProposer(Proposer):
         self._current: tuple[ShardingOption, ...] | None = None
 
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
-        """Begin with these options.
-
-        Args:
-            search_space: The options of all tables, estimated.
-            enumerator: Not needed.
-
-        Raises:
-            ValueError: An option is not estimated.
-        """
+        """Begin with these options, which have to be estimated."""
         tables = [sorted(each, key=lambda option: _score(option, True)) for each in _by_table(search_space).values()]
         total = math.prod(len(options) for options in tables)
         self._combinations = iter(())
@@ -312,14 +271,7 @@ class GridSearchProposer(Proposer):
         perf_rating: float | None = None,
         storage_constraint: Topology | None = None,
     ) -> None:
-        """Go on to the next combination, whatever became of this one.
-
-        Args:
-            partitionable: Not needed.
-            plan: Not needed.
-            perf_rating: Not needed.
-            storage_constraint: Not needed.
-        """
+        """Go on to the next combination."""
         self._current = next(self._combinations, None)
 
 
@@ -369,15 +321,7 @@ class DynamicProgrammingProposer(Proposer):
         self._next: int = 0
 
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
-        """Begin with these options.
-
-        Args:
-            search_space: The options of all tables, estimated.
-            enumerator: Not needed.
-
-        Raises:
-            ValueError: An option is not estimated.
-        """
+        """Begin with these options, which have to be estimated."""
         totals = np.array([option_bytes(option).sum(axis=0)[:2] for option in search_space]).reshape(-1, 2)
         kind = 0 if totals[:, 0].any() else 1  # options for machines without HBM are told apart by DDR
         order = np.argsort(totals[:, kind], kind="stable")
@@ -402,17 +346,7 @@ class DynamicProgrammingProposer(Proposer):
         perf_rating: float | None = None,
         storage_constraint: Topology | None = None,
     ) -> None:
-        """Go on to the next bin; the first time, fill the bins.
-
-        Args:
-            partitionable: Not needed.
-            plan: Not needed.
-            perf_rating: Not needed.
-            storage_constraint: The storage that there is; needed the first time.
-
-        Raises:
-            ValueError: The first time, without the topology.
-        """
+        """Go on to the next bin; the first time, fill the bins of the memory of `storage_constraint`."""
         if self._proposals is not None:
             self._next += 1
             return

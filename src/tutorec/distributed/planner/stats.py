@@ -1,7 +1,7 @@
-"""What a planner tells the log: a line for each rank, and for each table.
+"""Statistics of a plan in the log: a line for each rank, and for each table.
 
-Nothing is printed: lines go to the logger of this module, at level INFO, and Python shows those only to who asks
-(``logging.basicConfig(level=logging.INFO)``). ``plan.explain()`` says the same, and why.
+Lines go to the logger of this module, at level INFO, which Python shows after
+``logging.basicConfig(level=logging.INFO)``. ``plan.explain()`` prints the same with the reasons.
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.stats``.
 """
@@ -37,7 +37,7 @@ _SHORT = {
 
 
 class EmbeddingStats(Stats):
-    """Logs memory, time and shards of every rank, and of every table where asked for at length.
+    """Logs memory, time and shards of every rank, and with ``debug`` of every table.
 
     Source:
         TorchRec's ``EmbeddingStats``. Its table has a frame, and stands in the output of every program that sets the
@@ -59,7 +59,7 @@ class EmbeddingStats(Stats):
         enumerator: Enumerator | None = None,
         debug: bool = True,
     ) -> None:
-        """Log, if anybody listens.
+        """Log, if the logger is enabled.
 
         Args:
             sharding_plan: The plan.
@@ -73,7 +73,7 @@ class EmbeddingStats(Stats):
             constraints: Of the tables.
             sharders: Those that will shard the model.
             enumerator: What listed the options.
-            debug: Whether to tell of every table.
+            debug: Whether to log every table.
         """
         if not logger.isEnabledFor(logging.INFO):
             return
@@ -113,22 +113,7 @@ class NoopEmbeddingStats(Stats):
         enumerator: Enumerator | None = None,
         debug: bool = True,
     ) -> None:
-        """Nothing.
-
-        Args:
-            sharding_plan: Not looked at, as all that follow.
-            topology: The machines.
-            batch_size: B of a rank.
-            storage_reservation: What was left for other things than tables.
-            num_proposals: Proposals that were tried.
-            num_plans: Those of them that could be placed.
-            run_time: Seconds of the search.
-            best_plan: The options of the plan, placed.
-            constraints: Of the tables.
-            sharders: Those that will shard the model.
-            enumerator: What listed the options.
-            debug: Whether to tell of every table.
-        """
+        """Log nothing."""
 
 
 def _placed(option: ShardingOption, world_size: int) -> tuple[Ints, Floats, Ints]:

@@ -9,8 +9,8 @@ Corresponds to TorchRec's ``torchrec.distributed.planner.storage_reservations``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -19,7 +19,7 @@ from tutorec.distributed.planner.input_checks import finite
 from tutorec.distributed.planner.interfaces import Constraints, StorageReservation
 from tutorec.distributed.planner.model_tables import model_tables, shardable_modules
 from tutorec.distributed.planner.options import Storage
-from tutorec.distributed.planner.topology import MOST_BYTES, Topology
+from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -33,15 +33,22 @@ KJT_COPIES = 20
 PARAMETER_MULTIPLIER = 6.0
 
 
-@dataclass(frozen=True)
-class _Needs:
-    """Bytes that others than tables need on each rank."""
+class _Reservation(StorageReservation):
+    """Remembers the topology that it has returned last."""
 
-    dense: int
-    batches: int
+    last_reserved_topology: Topology | None = None
+    """The topology less what was reserved last; None before the first time."""
+
+    def _less(self, topology: Topology, left: Callable[[int], int]) -> Topology:
+        """The topology with so much left of the memory of each device that computes."""
+        name = "ddr" if topology.compute_device == "cpu" else "hbm"
+        had = [device.storage for device in topology.devices]
+        reserved = topology.with_storage([replace(each, **{name: left(getattr(each, name))}) for each in had])
+        self.last_reserved_topology = reserved
+        return reserved
 
 
-class FixedPercentageStorageReservation(StorageReservation):
+class FixedPercentageStorageReservation(_Reservation):
     """Keeps a part of every device's memory.
 
     Args:
@@ -62,7 +69,6 @@ class FixedPercentageStorageReservation(StorageReservation):
 
     def __init__(self, percentage: float) -> None:
         self._percentage: float = _checked_percentage(percentage)
-        self._last_reserved_topology: Topology | None = None
 
     def reserve(
         self,
@@ -73,20 +79,13 @@ class FixedPercentageStorageReservation(StorageReservation):
         constraints: Constraints | None = None,
     ) -> Topology:
         """The topology less that part; the model makes no difference."""
-        reserved = _less(topology, self._percentage, 0)
-        self._last_reserved_topology = reserved
-        return reserved
-
-    @property
-    def last_reserved_topology(self) -> Topology | None:
-        """What was reserved last; None before the first time."""
-        return self._last_reserved_topology
+        return self._less(topology, lambda memory: _after_margin(memory, self._percentage))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(percentage={self._percentage})"
 
 
-class FixedAbsoluteStorageReservation(StorageReservation):
+class FixedAbsoluteStorageReservation(_Reservation):
     """Keeps as many bytes of every device's memory; a device that has fewer has none left.
 
     Args:
@@ -107,7 +106,6 @@ class FixedAbsoluteStorageReservation(StorageReservation):
     def __init__(self, hbm_reserved_bytes: int) -> None:
         finite("hbm_reserved_bytes", hbm_reserved_bytes, "give bytes")
         self._bytes = int(hbm_reserved_bytes)
-        self._last_reserved_topology: Topology | None = None
 
     @classmethod
     def from_gb(cls, hbm_reserved_gb: float) -> FixedAbsoluteStorageReservation:
@@ -128,28 +126,13 @@ class FixedAbsoluteStorageReservation(StorageReservation):
         constraints: Constraints | None = None,
     ) -> Topology:
         """The topology less those bytes; the model makes no difference."""
-        on_device = topology.compute_device != "cpu"
-        storage = []
-        for device in topology.devices:
-            had = device.storage
-            if on_device:
-                storage.append(Storage(max(0, had.hbm - self._bytes), had.ddr, had.ssd))
-            else:
-                storage.append(Storage(had.hbm, max(0, had.ddr - self._bytes), had.ssd))
-        reserved = topology.with_storage(storage)
-        self._last_reserved_topology = reserved
-        return reserved
-
-    @property
-    def last_reserved_topology(self) -> Topology | None:
-        """What was reserved last; None before the first time."""
-        return self._last_reserved_topology
+        return self._less(topology, lambda memory: max(0, memory - self._bytes))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(hbm_reserved_bytes={self._bytes})"
 
 
-class HeuristicalStorageReservation(StorageReservation):
+class HeuristicalStorageReservation(_Reservation):
     """Keeps a part of every device's memory, what the dense parameters need, and what batches of ids need.
 
     bytes kept = percentage * memory
@@ -191,9 +174,10 @@ class HeuristicalStorageReservation(StorageReservation):
         self._parameter_multiplier = parameter_multiplier
         self._dense_tensor_estimate = dense_tensor_estimate
         self._kjt_copies = KJT_COPIES
-        self._needs: _Needs | None = None
-        self._on_device = False
-        self._last_reserved_topology: Topology | None = None
+        self.dense_storage: Storage | None = None
+        """Bytes kept for dense parameters and buffers at the last reservation, of each rank."""
+        self.kjt_storage: Storage | None = None
+        """Bytes kept for batches of ids at the last reservation, of each rank."""
 
     def reserve(
         self,
@@ -215,87 +199,44 @@ class HeuristicalStorageReservation(StorageReservation):
         Raises:
             PlannerError: A device has less.
         """
-        needs = self._needs_of(module, sharders, batch_size, constraints)
-        self._needs, self._on_device = needs, topology.compute_device != "cpu"
-        reserved = _less(topology, self._percentage, needs.dense + needs.batches)
+        dense, batches = self._needs(module, sharders, batch_size, constraints)
+        on_cpu = topology.compute_device == "cpu"
+        self.dense_storage = Storage(0, dense) if on_cpu else Storage(dense, 0)
+        self.kjt_storage = Storage(0, batches) if on_cpu else Storage(batches, 0)
+        reserved = self._less(topology, lambda memory: _after_margin(memory, self._percentage) - dense - batches)
         for before, after in zip(topology.devices, reserved.devices, strict=True):
-            left = after.storage.hbm if self._on_device else after.storage.ddr
+            left = after.storage.ddr if on_cpu else after.storage.hbm
             if left < 0:
-                has = before.storage.hbm if self._on_device else before.storage.ddr
-                raise self._too_little(before.rank, has, left, batch_size, needs)
-        self._last_reserved_topology = reserved
+                has = before.storage.ddr if on_cpu else before.storage.hbm
+                memory = "host memory" if on_cpu else "HBM"
+                raise PlannerError(
+                    f"nothing is left for tables on rank {before.rank}: of {has:,} bytes of {memory}, "
+                    f"{has - _after_margin(has, self._percentage):,} are kept as a margin "
+                    f"(percentage={self._percentage}), {dense:,} for dense parameters and {batches:,} for batches "
+                    f"(batch_size={batch_size}), which is {-left:,} too many: give the topology more memory, a smaller "
+                    "percentage or batch_size, or dense_tensor_estimate=... if the dense part is known to be smaller",
+                    PlannerErrorType.INSUFFICIENT_STORAGE,
+                )
         return reserved
 
-    @property
-    def last_reserved_topology(self) -> Topology | None:
-        """What was reserved last; None before the first time."""
-        return self._last_reserved_topology
-
-    @property
-    def dense_storage(self) -> Storage | None:
-        """Bytes kept for dense parameters and buffers at the last reservation, of each rank."""
-        return None if self._needs is None else _of_device(self._needs.dense, self._on_device)
-
-    @property
-    def kjt_storage(self) -> Storage | None:
-        """Bytes kept for batches of ids at the last reservation, of each rank."""
-        return None if self._needs is None else _of_device(self._needs.batches, self._on_device)
-
-    def _needs_of(
+    def _needs(
         self,
         module: nn.Module,
         sharders: Sequence[ModuleSharder[Any]],
         batch_size: int,
         constraints: Constraints | None,
-    ) -> _Needs:
+    ) -> tuple[int, int]:
+        """Bytes that the dense part and the batches need on each rank."""
         tables = model_tables(module, sharders, batch_size, constraints)
         batches = math.ceil(sum(table.facts.total_ids for table in tables)) * ID_BYTES * self._kjt_copies
         if self._dense_tensor_estimate is not None:
-            return _Needs(int(self._dense_tensor_estimate), batches)
+            return int(self._dense_tensor_estimate), batches
         of_tables = {id(table.tensor) for table in tables}
         # The rows of quantized tables are buffers.
         of_tables |= {id(rows) for _, part, _ in shardable_modules(module, sharders) for rows in part.buffers()}
         parameters = sum(each.nbytes for each in module.parameters() if id(each) not in of_tables)
         buffers = sum(each.nbytes for each in module.buffers() if id(each) not in of_tables)
-        return _Needs(round(self._parameter_multiplier * parameters) + buffers, batches)
-
-    def _too_little(self, rank: int, has: int, left: int, batch_size: int, needs: _Needs) -> PlannerError:
-        """The error for a device with less memory than is to be kept of it, and what would do."""
-        memory = "HBM" if self._on_device else "host memory"
-        margin = has - _after_margin(has, self._percentage)
-        ways = self._ways_out(has, batch_size, needs, memory)
-        return PlannerError(
-            f"nothing is left for tables on rank {rank}: of {has:,} bytes of {memory}, {margin:,} are kept as a margin "
-            f"(percentage={self._percentage}), {needs.dense:,} for dense parameters and {needs.batches:,} for batches "
-            f"(batch_size={batch_size}), which is {-left:,} too many; tables aside, what "
-            f"would do: {', or '.join(ways)}",
-            PlannerErrorType.INSUFFICIENT_STORAGE,
-        )
-
-    def _ways_out(self, has: int, batch_size: int, needs: _Needs, memory: str) -> list[str]:
-        """What would leave a device with at least nothing, each by itself; computed as a reservation is."""
-        needed = needs.dense + needs.batches
-        ways = []
-        if self._percentage < 1:
-            # A little more where the division was rounded down.
-            exact = math.ceil(needed / (1 - self._percentage))
-            enough = next(
-                (n for n in (exact, exact + exact // 10**9 + 1) if self._fits(n, self._percentage, needed)), None
-            )
-            ways += [] if enough is None or enough > MOST_BYTES else [f"{enough:,} bytes of {memory}"]
-        if 0 < needed <= has:
-            part = math.floor((1 - needed / has) * 1000) / 1000
-            ways += [f"percentage={part}"] if self._fits(has, part, needed) else []
-        room = _after_margin(has, self._percentage) - needs.dense
-        # The bytes of batches are rounded up to whole ids.
-        fitting = (room - ID_BYTES * self._kjt_copies) * batch_size // needs.batches if needs.batches else 0
-        if 0 < fitting < batch_size:
-            ways.append(f"batch_size={fitting}")
-        return [*ways, "dense_tensor_estimate=..., where the dense part is known to be smaller"]
-
-    @staticmethod
-    def _fits(memory: int, percentage: float, needed: int) -> bool:
-        return _after_margin(memory, percentage) >= needed
+        return round(self._parameter_multiplier * parameters) + buffers, batches
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(percentage={self._percentage})"
@@ -338,19 +279,3 @@ def _after_margin(memory: int, percentage: float) -> int:
 def _checked_percentage(percentage: float) -> float:
     finite("percentage", percentage, "give a part of the memory, as 0.15 for 15 percent", most=1)
     return percentage
-
-
-def _of_device(amount: int, on_device: bool) -> Storage:
-    return Storage(hbm=amount, ddr=0) if on_device else Storage(hbm=0, ddr=amount)
-
-
-def _less(topology: Topology, percentage: float, amount: int) -> Topology:
-    """The topology less a part of each device's memory and so many bytes more; below 0 where there is less."""
-    on_device = topology.compute_device != "cpu"
-    storage = []
-    for device in topology.devices:
-        had = device.storage
-        memory = had.hbm if on_device else had.ddr
-        left = _after_margin(memory, percentage) - amount
-        storage.append(Storage(left, had.ddr, had.ssd) if on_device else Storage(had.hbm, left, had.ssd))
-    return topology.with_storage(storage)

@@ -492,28 +492,21 @@ def _check_ranks(world_size: int, local_world_size: int | None, pod_size: int | 
 
 def _devices(world_size: int, caps: Mapping[str, int], custom: CustomTopologyData | None) -> list[DeviceHardware]:
     """A device for each rank."""
-    numbers: dict[str, list[int]] = {}
-    if custom is not None and not isinstance(custom, CustomTopologyData):
-        raise _bad(f"custom_topology_data={custom!r}: give CustomTopologyData(data, world_size={world_size})")
+    numbers: dict[str, Sequence[int]] = {}
     for key, cap in caps.items():
-        own = custom is not None and custom.has_data(key)
-        given = custom.get_data(key) if custom is not None and own else [cap]
-        if own and len(given) != world_size:
+        given = custom.get_data(key) if custom is not None and custom.has_data(key) else None
+        if given is not None and len(given) != world_size:
             raise _bad(
                 f"CustomTopologyData has {len(given)} numbers of {key}, and the topology {world_size} ranks: give one "
                 "for each"
             )
-        for rank, number in enumerate(given):
-            of_rank = f" of rank {rank}" if own else ""
+        for rank, number in enumerate([cap] if given is None else given):
+            of_rank = "" if given is None else f" of rank {rank}"
             finite(f"{key}{of_rank}", number, "give bytes, as 80 * 1024**3", most=MOST_BYTES)
-        numbers[key] = [int(number) for number in given] * (1 if own else world_size)
+        numbers[key] = [cap] * world_size if given is None else given
     return [
-        DeviceHardware(
-            rank,
-            Storage(numbers["hbm_cap"][rank], numbers["ddr_cap"][rank], numbers["ssd_cap"][rank]),
-            Perf(fwd_compute=0, fwd_comms=0, bwd_compute=0, bwd_comms=0),
-        )
-        for rank in range(world_size)
+        DeviceHardware(rank, Storage(int(hbm), int(ddr), int(ssd)), Perf(0, 0, 0, 0))
+        for rank, (hbm, ddr, ssd) in enumerate(zip(*numbers.values(), strict=True))
     ]
 
 
