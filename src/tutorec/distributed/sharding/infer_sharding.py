@@ -64,7 +64,11 @@ class QuantTable:
 
     @property
     def piece_tables(self) -> list[PackedTable]:
-        """Each piece as a table of its own."""
+        """Each piece as a table of its own.
+
+        A slice of columns keeps the row alignment of its table, in bytes. What ``row_alignment="fast"`` chose for all
+        columns may not be the fastest for fewer; the numbers that are read are the same bit for bit.
+        """
         return [replace(self.table, rows=piece.rows, columns=piece.columns) for piece in self.pieces]
 
 
