@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tutorec.types import DataType
 from tutorec.types import data_type_to_dtype as data_type_to_dtype
+from tutorec.types import dtype_to_data_type as dtype_to_data_type
 
 # How many bits a number has in each format that a table is quantized to, or made of.
 DATA_TYPE_NUM_BITS: dict[DataType, int] = {
