@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from distributed.planner.instances import brute_force, model, problems
+from distributed.planner.instances import brute_force, problems
 from hypothesis import given
 
-from tutorec.distributed.planner.bounds import Totals, lower_bound
-from tutorec.distributed.planner.problem import Choice, PlanningProblem, Spread, cost
-from tutorec.distributed.planner.search import search
+from tutorec.distributed.planner.bounds import lower_bound
+from tutorec.distributed.planner.problem import Choice, PlanningProblem, Spread
 
 
 def _whole(ms: float, size: int, group: int = 0) -> Choice:
@@ -28,17 +27,6 @@ def test_no_placement_is_below_the_bound(problem: PlanningProblem) -> None:
 @given(problem=problems(latencies=False))
 def test_no_placement_is_below_the_bound_without_latencies(problem: PlanningProblem) -> None:
     assert lower_bound(problem).ms <= brute_force(problem)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_closed_choices_are_in_no_plan_that_is_as_fast(seed: int) -> None:
-    problem = model(seed, 12, 4, 2, 0.7)
-    found = search(problem)
-    assert found is not None
-    totals = Totals(problem)
-    kept = totals.fruitful(cost(problem, found))
-    assert kept[totals.starts + found.chosen].all()
-    assert kept.sum() < len(kept)
 
 
 def test_the_bound_of_even_work_is_the_mean() -> None:

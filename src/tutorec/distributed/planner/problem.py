@@ -49,6 +49,27 @@ class Spread(Enum):
     ALL = "all"
 
 
+def units(spread: Spread, world_size: int, local_size: int) -> Ints:
+    """Where blocks of shards can go: ``[G, U, S]``, G groups of U units of S ranks.
+
+    Shards come in blocks of S. Each block takes a unit, and all blocks take units of one group.
+
+    Example:
+        >>> units(Spread.ANY, 4, 2).tolist()  # equal ranks are taken from one host after the other
+        [[[0], [2], [1], [3]]]
+        >>> units(Spread.HOST, 4, 2).tolist()
+        [[[0], [1]], [[2], [3]]]
+        >>> units(Spread.HOST_ROWS, 4, 2).tolist()
+        [[[0, 1], [2, 3]]]
+    """
+    ranks = np.arange(world_size).reshape(-1, local_size)
+    if spread is Spread.ANY:
+        return ranks.T.reshape(1, -1, 1)
+    if spread is Spread.HOST:
+        return ranks[:, :, None]
+    return ranks.reshape(1, 1, -1) if spread is Spread.ALL else ranks[None]
+
+
 @dataclass(frozen=True, eq=False)
 class Choice:
     """One way to shard a table, or several tables that are to lie together; P pieces.
@@ -209,17 +230,10 @@ def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
             continue
         if choice.allowed is not None and not choice.allowed[ranks].all():
             found.append(f"{_named(choice, table)}: ranks {ranks.tolist()} are not all allowed")
-        hosts, numbers = ranks // local_size, np.arange(len(ranks))
-        blocks = hosts.reshape(-1, local_size) if len(ranks) % local_size == 0 else hosts[:, None]
-        legal = {
-            Spread.ANY: True,
-            Spread.HOST: len(set(hosts.tolist())) == 1,
-            Spread.HOST_ROWS: len(ranks) == local_size and ranks.tolist() == (hosts[0] * local_size + numbers).tolist(),
-            Spread.HOSTS_ROWS: bool(
-                (blocks == blocks[:, :1]).all() and (ranks % local_size == numbers % local_size).all()
-            ),
-            Spread.ALL: ranks.tolist() == list(range(world_size)),
-        }[choice.spread]
+        legal_units = units(choice.spread, world_size, local_size)
+        blocks = ranks.reshape(-1, legal_units.shape[2])
+        taken = (legal_units[:, :, None] == blocks).all(axis=3)  # [G, U, B]
+        legal = bool(taken.any(axis=1).all(axis=1).any())
         if not legal:
             found.append(f"{_named(choice, table)}: ranks {ranks.tolist()} where pieces lie {choice.spread.value}")
     if found:
@@ -272,8 +286,9 @@ def _check_cut(option: Any, choice: Choice, world_size: int, local_size: int) ->
         PlannerError: It has been cut for another one.
     """
     count = len(choice.time)
-    places = {Spread.ALL: world_size, Spread.HOST_ROWS: local_size}.get(choice.spread, count)
-    if count != places or (choice.spread is Spread.HOSTS_ROWS and count % local_size):
+    block = units(choice.spread, world_size, local_size).shape[2]
+    one_block = choice.spread in (Spread.ALL, Spread.HOST_ROWS)
+    if count % block or (one_block and count != block):
         raise PlannerError(
             f"table {option.name!r} as {option.sharding_type} is cut into {count} shards, and there are {world_size} "
             f"ranks, {local_size} of them on a host: give planner, enumerator and storage reservation one topology",

@@ -1,48 +1,68 @@
-"""The default search: place all tables, then take some off and put them back, again and again.
+"""The default search: longest processing time first, local search, then ruin and recreate.
 
-1. **Place** the tables one by one, the one with the most work first, each where the potential of ``packing`` grows
-   least, and sweep: take each table off once and put it back where it is best among all others.
-2. **Ruin and repair**: take off some tables of the slowest rank and some drawn at random, put them back in a drawn
-   order, and keep the result when the potential did not grow, or now and then when it did, at first more, at the end
-   less. The potential sharpens meanwhile: at first it counts the work of all ranks, at the end little but the slowest.
-   Some repairs begin with a table that is cut in another way, for which tables of its new ranks have to make room.
-   Choices that no faster plan can have are closed, those of the plan, too.
-3. **Polish**: of equally fast plans the one with less work, with preferred choices, and with less memory on the fullest
-   rank.
+1. **Place** the tables one by one, the one with the largest share of all work or memory first
+   (LPT, longest processing time first; Graham 1969), each where the potential of
+   `placements` grows least. Choices with a shard much longer than the bound are left out as long as
+   all tables find a place without them, as in dual approximation (Hochbaum and Shmoys 1987):
+   a slow choice that needs little memory is tempting while ranks have nothing to do, and later no
+   other table can make room for a faster one.
+2. **Local search**: take each table off once, and put it where it is best among all others. This
+   moves its shards, and chooses another sharding type.
+3. **Ruin and recreate** (Schrimpf et al. 2000): take off some tables of the slowest rank
+   and some drawn at random, put them back in a random order, and keep the result where the potential
+   has not grown, or little. Now and then an alternative is overlooked on purpose ("blinks",
+   Christiaens and Vanden Berghe 2020), so that other sharding types are tried. In stages the
+   potential sharpens: at first it counts the work of all ranks, at the end little but the slowest.
 
-Latencies of groups are paid once, which no table sees by itself. So sets of open groups are tried, in the order of
-their bounds, as long as a bound lies below the best plan.
+The latency of a group is paid once, which no table sees by itself. So first plans are made with all
+groups, with those of the bound's relaxed plan, and with each group alone; the first two and the best
+of the others go through step 3, and the fastest is the plan.
 
-The order of tables and of hosts does not matter: they are sorted by what they need and have before the search starts,
-and the drawn numbers are the same in every run.
+The order of tables and of hosts does not matter: they are sorted before the search starts, and the
+random numbers are the same in every run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from tutorec.distributed.planner.bounds import Totals, lower_bound
-from tutorec.distributed.planner.dominance import undominated
-from tutorec.distributed.planner.local_search import EQUAL, Budget, LocalSearch, Progress
-from tutorec.distributed.planner.problem import Placement, PlanningProblem, cost
-from tutorec.distributed.planner.search_order import SortedProblem
+from tutorec.distributed.planner.bounds import Bound, lower_bound
+from tutorec.distributed.planner.placements import Packing, Position
+from tutorec.distributed.planner.problem import (
+    Choice,
+    Ints,
+    Placement,
+    PlanningProblem,
+    Spread,
+)
 
+Progress = Callable[[float], None]
+
+# Sharpness b of the potential: when tables are placed, and at the start and the end of ruin and
+# recreate. With b = 30 throughout, plans of the 12 models of `bench planner` are 5 % slower.
+_PLACING, _DULL, _SHARP, _STAGES = 10.0, 3.0, 300.0, 9
+# Part by which the potential may grow, on average; 0 makes those plans 0.5 % slower.
+_HEAT = 0.03
+# Probability that an alternative is overlooked; 0 makes them 0.5 % slower, 0.2 makes them 0.9 %.
+_BLINK = 0.1
+# Tables that are taken off, and how many of them are the slowest rank's; 8 are 0.6 % slower.
+_RUINED, _OF_THE_SLOWEST = 12, 4
+# Positions looked for: 120 a table find the best plan of ten tables, more gain little.
+_PLACINGS_OF_A_TABLE, _PLACINGS = 120, 10000
+# Longest shards that are used, as multiples of the bound.
+_STRETCHES = (1.25, 2.5, 5.0, math.inf)
+# Two times that differ by less are equal.
+_EQUAL = 1e-9
 # A plan this near to the bound ends the search.
 _CLOSE = 1.0005
-# Places looked for: of a table, of two tables (few tables have few plans), in total at most, and beyond that for each
-# table of a large model.
-_PLACES_OF_A_TABLE, _PLACES_OF_TWO, _PLACES, _MORE_PLACES_OF_A_TABLE = 150, 15, 12000, 10
-# Of what all ranks have, the part that tables take at least, where memory counts as short.
-_SHORT = 0.5
-# Times the bound, the longest pieces that are used as long as all tables find a place.
-_STRETCHES = (1.25, 2.0, 5.0, math.inf)
-# A program of so many choices times ranks is solved where nothing else finds a plan, in so many seconds at most.
+# The integer program decides where nothing fits and it is small: choices x ranks, and seconds.
 _SMALL_PROGRAM, _PROGRAM_SECONDS = 2000, 10.0
-# Sets of open groups that are tried at most, and those of them that are searched to the end.
-_SETS_BOUNDED, _SETS_TRIED, _SETS_SEARCHED = 64, 32, 4
 
 
 def search(
@@ -52,8 +72,8 @@ def search(
 
     Args:
         problem: What is to be planned.
-        seconds: Stop after this long with the best found so far; None: after a number of steps that depends on the
-            problem alone, so that the answer does, too.
+        seconds: Stop after this long with the best placement so far; None: after a number of steps
+            that depends on the problem alone.
         progress: Called now and then with the share of the work that is done.
 
     Returns:
@@ -62,159 +82,248 @@ def search(
     Example:
         Two large tables and two small ones on two ranks:
 
-        >>> from tutorec.distributed.planner.problem import Choice, Spread
         >>> def whole(ms, size):
         ...     return (Choice(np.array([ms]), np.array([[0, size]]), Spread.ANY),)
         >>> tables = (whole(2.0, 9), whole(2.0, 9), whole(1.0, 1), whole(1.0, 1))
-        >>> found = search(PlanningProblem(2, 2, np.array([[0, 10], [0, 10]]), tables))
-        >>> [ranks.tolist() for ranks in found.ranks]
+        >>> placement = search(PlanningProblem(2, 2, np.array([[0, 10], [0, 10]]), tables))
+        >>> [ranks.tolist() for ranks in placement.ranks]
         [[0], [1], [0], [1]]
     """
     if not problem.choices:
         return Placement(np.zeros(0, dtype=np.int64), [])
-    ordered = SortedProblem(problem)
-    bound = lower_bound(ordered.problem).ms
-    if math.isinf(bound):
+    ordered, tables, ranks = _sorted(problem)
+    bound = lower_bound(ordered)
+    if math.isinf(bound.ms):
         return None
-    tables = len(problem.choices)
-    places = min((_PLACES_OF_A_TABLE + _PLACES_OF_TWO * tables) * tables, _PLACES) + _MORE_PLACES_OF_A_TABLE * tables
-    found = _Search(ordered.problem, bound, Budget(places, seconds, progress)).run()
-    return None if found is None else ordered.restore(found)
+    placement = _Search(ordered, bound, seconds, progress).run()
+    if placement is None:
+        return _solved(problem)
+    chosen, places = np.empty_like(placement.chosen), list(placement.ranks)
+    for position, table in enumerate(tables):
+        choice = placement.chosen[position]
+        everywhere = ordered.choices[position][choice].spread is Spread.ALL
+        chosen[table] = choice
+        places[table] = placement.ranks[position] if everywhere else ranks[placement.ranks[position]]
+    return Placement(chosen, places)
 
 
 class _Search:
-    """The best placement so far, and what is still to be tried."""
+    """The best plan so far, and what may still be tried."""
 
-    def __init__(self, problem: PlanningProblem, bound: float, budget: Budget) -> None:
-        self.problem, self.bound, self.budget = problem, bound, budget
-        self.totals = Totals(problem)
-        worth_a_try = [set(numbers) for numbers in undominated(problem)]
-        self.usable = self.totals.usable & [
-            number in numbers
-            for choices, numbers in zip(problem.choices, worth_a_try, strict=True)
-            for number in range(len(choices))
+    def __init__(
+        self, problem: PlanningProblem, bound: Bound, seconds: float | None, progress: Progress | None
+    ) -> None:
+        self.problem, self.bound, self.progress = problem, bound, progress
+        self.target = max(bound.ms, 1e-12)
+        tables = len(problem.choices)
+        self.placings = min(_PLACINGS_OF_A_TABLE * tables, _PLACINGS) + 10 * tables
+        self.spent = 0
+        self.deadline = math.inf if seconds is None else time.perf_counter() + seconds
+        self.random = random.Random(0)
+        self.best: list[Position | None] = []
+        self.slowest = math.inf
+        # a table's size: the larger of its shares of the ranks' time and of their memory
+        room = np.maximum(problem.capacity.sum(axis=0), 1)
+        self.sizes = [
+            max(
+                min(float(c.time.sum()) for c in of_table) / self.target / problem.world_size,
+                min(float((c.memory.sum(axis=0) / room).max()) for c in of_table),
+                1e-12,
+            )
+            for of_table in problem.choices
         ]
-        self.cost = math.inf
-        self.placement: Placement | None = None
+        self.order = sorted(range(tables), key=lambda table: -self.sizes[table])
 
     def run(self) -> Placement | None:
-        """Try sets of groups, search the best of them to the end, and polish."""
-        tried: list[tuple[float, int, LocalSearch, frozenset[int] | None]] = []
-        for bound, opened in self._sets_of_groups():
-            if tried and (bound >= self.cost * (1 - EQUAL) or self.budget.spent > self.budget.places / 2):
+        """Make a first plan for several sets of groups, and improve three of them."""
+        every = frozenset(g for of_table in self.problem.choices for c in of_table for g in c.groups)
+        fixed = self.problem.fixed
+        paid = [group for group in sorted(every) if fixed is not None and fixed[group]]
+        alone = (every.difference(paid) | {group} for group in paid)
+        sets = dict.fromkeys([every, every.difference(paid) | self.bound.groups, *alone])
+        first: list[Packing] = []
+        for opened in sets:
+            packing = self._first_plan(opened)
+            if packing is not None:
+                first.append(packing)
+            if self.spent > self.placings / 2 or self._late():
                 break
-            local = self._first_plans(max(bound, self.bound), opened)
-            if local is not None:
-                tried.append((self._keep(local), len(tried), local, opened))
-        if not tried:
-            return self._squeezed()
-        finalists = sorted(tried, key=lambda entry: entry[:2])[:_SETS_SEARCHED]
-        for following, (_, _, local, opened) in enumerate(finalists, start=1):
-            places = self.budget.left if following == len(finalists) else self.budget.left // 2
-            self._improve(local, places, opened)
-        return self._polished()
-
-    def _first_plans(self, bound: float, opened: frozenset[int] | None) -> LocalSearch | None:
-        """Place all tables, without long pieces if they can be spared: later they are in the way.
-
-        A slow choice with little memory is tempting as long as ranks have work to spare for it, and afterwards no table
-        can make room for a faster one.
-        """
-        for stretch in _STRETCHES:
-            longest = math.inf if math.isinf(stretch) else stretch * bound  # a bound of 0 times infinity is no number
-            local = LocalSearch(self.problem, self._brief_choices(opened, longest), self.budget, self.bound)
-            placed = local.place_all()
-            if (not placed or self.totals.fill > _SHORT) and not self.budget.out_of_time:
-                placed = local.place_in_short_memory() or placed
-            if placed:
-                return local
-        return None
-
-    def _keep(self, local: LocalSearch) -> float:
-        """Remember a search's best plan if it is the best of all; its milliseconds."""
-        placement = local.placement()
-        found = cost(self.problem, placement)
-        if found < self.cost * (1 - EQUAL):
-            self.cost, self.placement = found, placement
-        return found
-
-    def _improve(self, local: LocalSearch, places: int, opened: frozenset[int] | None) -> None:
-        """Ruin and repair the best plan of a set of groups; None: all groups."""
-        latency = self._latency(local)
-
-        def fruitful(slowest: float) -> list[list[int]]:
-            return self._open_choices(opened, self.totals.fruitful(slowest + latency))
-
-        local.ruin_and_repair(places, self.bound * _CLOSE - latency, fruitful)
-        self._keep(local)
-
-    def _latency(self, local: LocalSearch) -> float:
-        return cost(self.problem, local.placement()) - local.slowest
-
-    def _open_choices(self, opened: frozenset[int] | None, fruitful: np.ndarray | None = None) -> list[list[int]]:
-        """For each table the choices that could be used and whose groups are all open; None: any groups."""
-        flat = iter((self.usable if fruitful is None else self.usable & fruitful).tolist())
-        return [
-            [
-                number
-                for number, choice in enumerate(choices)
-                if next(flat) and (opened is None or opened.issuperset(choice.groups))
-            ]
-            for choices in self.problem.choices
-        ]
-
-    def _brief_choices(self, opened: frozenset[int] | None, longest: float) -> list[list[int]]:
-        """Of the open choices those without longer pieces; of a table that has none such, those with the shortest."""
-        found = []
-        for start, numbers in zip(self.totals.starts.tolist(), self._open_choices(opened), strict=True):
-            pieces = [float(self.totals.pieces[start + number]) for number in numbers]
-            limit = max(longest, min(pieces))
-            found.append([number for number, piece in zip(numbers, pieces, strict=True) if piece <= limit])
-        return found
-
-    def _sets_of_groups(self) -> Sequence[tuple[float, frozenset[int] | None]]:
-        """Sets of groups to open, with the bound of each, the smallest first."""
-        if self.problem.fixed is None or not self.problem.fixed.any():
-            return [(self.bound, None)]
-        sets, _ = self.totals.sets_of_groups(_SETS_BOUNDED)
-        every = frozenset(group for of_table in self.problem.choices for each in of_table for group in each.groups)
-        # a set whose bound is finite may still leave a table without a choice that fits on a rank
-        tried = [
-            (bound, opened)
-            for bound, opened in sets[:_SETS_TRIED]
-            if math.isfinite(bound) and all(self._open_choices(opened))
-        ]
-        # what has a small bound may be hard to place: all groups together are always tried, the last
-        return tried if every in (opened for _, opened in tried) else [*tried, (self.bound, every)]
-
-    def _polished(self) -> Placement:
-        """A plan that is as fast as the best, with less work and less memory, in the order of tables and ranks."""
-        placement = self.placement
-        assert placement is not None, "a plan is polished after it was found"
-        used = frozenset(group for choice in placement.taken(self.problem) for group in choice.groups)
-        local = LocalSearch(self.problem, self._open_choices(used), self.budget, self.cost)
-        placement = self._no_dearer(local.trimmed(placement), placement)
-        alone = [[number] for number in placement.chosen.tolist()]
-        local = LocalSearch(self.problem, alone, self.budget, self.cost)
-        return self._no_dearer(local.placed_anew(placement), placement)
-
-    def _no_dearer(self, other: Placement | None, placement: Placement) -> Placement:
-        """The other placement if it costs no more."""
-        return placement if other is None or cost(self.problem, other) > self.cost * (1 + 1e-12) else other
-
-    def _squeezed(self) -> Placement | None:
-        """What finds a plan where memory is so short that placing one table after the other does not."""
-        local = LocalSearch(self.problem, self._open_choices(None), self.budget, self.bound)
-        if local.squeeze():
-            self._improve(local, self.budget.left, None)
-            return self._polished()
-        return self._solved()
-
-    def _solved(self) -> Placement | None:
-        """The mixed-integer program's answer, where it is small: it misses nothing that fits."""
-        from tutorec.distributed.planner.milp import solve  # which loads scipy
-
-        choices = sum(len(of_table) for of_table in self.problem.choices)
-        if choices * self.problem.world_size > _SMALL_PROGRAM:
+        others = sorted(first[2:], key=lambda packing: (self._missing(packing), self._ms(packing)))
+        finalists = [*first[:2], *others[:1]]
+        best: tuple[float, Packing, list[Position | None]] | None = None
+        for packing in finalists:
+            self._improve(packing, self.placings / len(finalists))
+            if self.best:
+                packing.lay(self.best)
+                if best is None or self._ms(packing) < best[0] * (1 - _EQUAL):
+                    best = self._ms(packing), packing, self.best
+        if best is None:
             return None
-        return solve(self.problem, seconds=_PROGRAM_SECONDS).placement
+        _, packing, positions = best
+        packing.lay(positions)
+        packing.ceiling[0] = packing.slowest  # less work, where the slowest rank stays as it is
+        packing.sharpen(_DULL, packing.slowest)
+        self._sweep(packing)
+        return packing.placement()
+
+    def _first_plan(self, opened: frozenset[int]) -> Packing | None:
+        """LPT and local search over choices of these groups; None where a table has none."""
+        usable = [
+            [number for number, choice in enumerate(of_table) if opened.issuperset(choice.groups)]
+            for of_table in self.problem.choices
+        ]
+        if not all(usable):
+            return None
+        packing = Packing(self.problem, usable)
+        for stretch in _STRETCHES:
+            packing = Packing(self.problem, self._brief(usable, stretch * self.target))
+            packing.sharpen(_PLACING, self.target)
+            for table in self.order:
+                position = packing.best(table)
+                if position is not None:
+                    packing.put(table, position)
+            if all(position is not None for position in packing.positions):
+                break
+        for _ in range(2):
+            packing.sharpen(_PLACING, packing.slowest)
+            self._sweep(packing)
+        self._spend(packing.placings)
+        return packing
+
+    def _brief(self, usable: Sequence[Sequence[int]], limit: float) -> list[list[int]]:
+        """Of the usable choices those without a longer shard, or a table's shortest."""
+        brief = []
+        for of_table, numbers in zip(self.problem.choices, usable, strict=True):
+            longest = {number: float(of_table[number].time.max()) for number in numbers}
+            most = max(limit, min(longest.values()))
+            brief.append([number for number in numbers if longest[number] <= most])
+        return brief
+
+    def _sweep(self, packing: Packing) -> None:
+        """Take each placed table off once, and put it where it is best."""
+        for table, position in enumerate(packing.positions):
+            if position is not None:
+                packing.take(table)
+                packing.put(table, packing.best(table) or position)
+
+    def _improve(self, packing: Packing, placings: float) -> None:
+        """Ruin and recreate in stages in which the potential sharpens; the best plan is `best`."""
+        self.best, self.slowest = [], math.inf
+        self._keep(packing)
+        enough = _CLOSE * self.bound.ms - self._latency(packing)
+        for stage in range(_STAGES):
+            packing.lay(list(packing.positions))  # many additions leave rounding errors
+            packing.sharpen(_DULL * (_SHARP / _DULL) ** (stage / (_STAGES - 1)), packing.slowest)
+            start = packing.placings
+            while packing.placings - start < placings / _STAGES:
+                if self.slowest <= enough or self._late():
+                    return
+                self._ruin_and_recreate(packing)
+            self._spend(packing.placings - start)
+
+    def _ruin_and_recreate(self, packing: Packing) -> None:
+        """Take off some tables and put them back; undo it unless that is as good."""
+        draw, positions = self.random, packing.positions
+        absent = [table for table, position in enumerate(positions) if position is None]
+        ranks = len(packing.filled)
+        rank = draw.randrange(ranks) if absent else int(packing.filled[:, 0].argmax())
+        there = np.flatnonzero(packing.holds[rank]).tolist()
+        off = dict.fromkeys(draw.sample(there, min(len(there), draw.randint(1, _OF_THE_SLOWEST))))
+        count = min(draw.randint(2, _RUINED), len(positions) - len(absent))
+        while len(off) < count:
+            table = draw.randrange(len(positions))
+            if positions[table] is not None:
+                off[table] = None
+        was_missing, saved = self._missing(packing), packing.save()
+        limit = packing.potential * math.exp(draw.expovariate(1.0) * _HEAT)
+        for table in off:
+            packing.take(table)
+        missing = 0.0
+        for table in sorted([*off, *absent], key=lambda table: -self.sizes[table] * draw.uniform(0.5, 1.5)):
+            skipped = [draw.random() < _BLINK for _ in packing.alternatives[table]]
+            position = packing.best(table, skipped)
+            if position is not None:
+                packing.put(table, position)
+            else:
+                missing += self.sizes[table]
+            if missing > was_missing or (missing == was_missing and packing.potential > limit * (1 + _EQUAL)):
+                packing.restore(saved, [*off, *absent])
+                return
+        self._keep(packing)
+
+    def _ms(self, packing: Packing) -> float:
+        """Milliseconds of a step."""
+        return packing.slowest + self._latency(packing)
+
+    def _latency(self, packing: Packing) -> float:
+        """Milliseconds that the groups cost which the placed tables use."""
+        fixed = self.problem.fixed
+        placed = zip(self.problem.choices, packing.positions, strict=True)
+        used = {group for of_table, position in placed if position for group in of_table[position.number].groups}
+        return 0.0 if fixed is None else float(fixed[sorted(used)].sum())
+
+    def _missing(self, packing: Packing) -> float:
+        """Size of the tables that are not placed."""
+        return sum(size for size, position in zip(self.sizes, packing.positions, strict=True) if position is None)
+
+    def _keep(self, packing: Packing) -> None:
+        """Remember a plan that is the fastest so far."""
+        if packing.slowest < self.slowest * (1 - _EQUAL) and None not in packing.positions:
+            self.slowest, self.best = packing.slowest, list(packing.positions)
+
+    def _late(self) -> bool:
+        return time.perf_counter() >= self.deadline
+
+    def _spend(self, placings: int) -> None:
+        self.spent += placings
+        if self.progress is not None:
+            self.progress(min(1.0, self.spent / self.placings))
+
+
+def _solved(problem: PlanningProblem) -> Placement | None:
+    """The integer program's answer, where it is small: it misses nothing that fits."""
+    from tutorec.distributed.planner.milp import solve  # which loads scipy
+
+    if sum(map(len, problem.choices)) * problem.world_size > _SMALL_PROGRAM:
+        return None
+    return solve(problem, seconds=_PROGRAM_SECONDS).placement
+
+
+def _sorted(problem: PlanningProblem) -> tuple[PlanningProblem, list[int], Ints]:
+    """The problem in an order of its own: the numbers of its tables, and of its ranks, host by host."""
+    tables = sorted(range(len(problem.choices)), key=lambda table: _key(problem.choices[table]))
+    choices = [choice for table in tables for choice in problem.choices[table]]
+    columns = [-problem.capacity]
+    columns += [~choice.allowed[:, None] for choice in choices if choice.allowed is not None]
+    if len(columns) > 1 or (problem.capacity != problem.capacity[0]).any():
+        columns += [choice.time[:, None] for choice in choices if choice.spread is Spread.ALL]
+    of_hosts = np.concatenate(columns, axis=1).reshape(problem.world_size // problem.local_size, -1)
+    hosts = np.array(sorted(range(len(of_hosts)), key=lambda host: of_hosts[host].tolist()))
+    ranks = np.arange(problem.world_size).reshape(-1, problem.local_size)[hosts].ravel()
+
+    def moved(choice: Choice) -> Choice:
+        allowed = None if choice.allowed is None else choice.allowed[ranks]
+        if choice.spread is Spread.ALL:
+            return replace(choice, time=choice.time[ranks], memory=choice.memory[ranks], allowed=allowed)
+        return replace(choice, allowed=allowed)
+
+    ordered = tuple(tuple(moved(choice) for choice in problem.choices[table]) for table in tables)
+    return replace(problem, capacity=problem.capacity[ranks], choices=ordered), tables, ranks
+
+
+def _key(choices: Sequence[Choice]) -> tuple[object, ...]:
+    """Tables with much work come first, of equal ones the larger, then by all that they differ in."""
+    each = sorted(
+        (
+            float(choice.time.sum()),
+            -int(choice.memory.sum()),
+            float(choice.time.max(initial=0.0)),
+            choice.spread.value,
+            choice.preference,
+            choice.groups,
+            len(choice.time),
+            () if choice.allowed is None else tuple(choice.allowed.tolist()),
+        )
+        for choice in choices
+    )
+    return (-each[0][0], each[0][1], each)

@@ -1,0 +1,278 @@
+"""Tables on ranks: the one engine that places shards, for the search, for "what if", and for one table alone.
+
+A placement is judged by its slowest rank, but a search that looks at the slowest rank alone sees no
+progress on the others. So shards go where a potential grows least, which all ranks add to:
+
+    sum over ranks r of exp(b * load_r / target) + sum over kinds of memory k of exp(b * held_rk / room_k)
+
+This is the exponential cost function of load balancing and of vector scheduling
+(Aspnes et al. 1997, Chekuri and Khanna 2004). With a small b it counts the work of all ranks,
+with a large one little but the fullest. What a shard adds is a product of a factor of its own with
+the exponentials of the ranks, so that all ranks are compared in one operation.
+
+All spreads are placed alike: blocks of S shards, one after the other, the longest first, each on
+one of U units of S ranks; where the blocks have to share a host, there are G groups of units, all
+of which are tried (see `units`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tutorec.distributed.planner.problem import (
+    Choice,
+    Floats,
+    Ints,
+    Placement,
+    PlanningProblem,
+    Spread,
+    units,
+)
+
+# Memory is a limit however small b is: it weighs little until it runs short.
+_MEMORY_SHARPNESS = 10.0
+# exp of this, squared and summed over many ranks, is a float still.
+_LARGEST_EXPONENT = 300.0
+# Two growths that differ by less are a tie, which preference decides.
+_TIE = 1e-9
+
+
+@dataclass(slots=True, eq=False)  # not frozen: thousands are made in a second
+class Position:
+    """A choice of a table, and the ranks of its P shards.
+
+    Args:
+        growth: What the potential grows by.
+        number: Which of the table's choices.
+        ranks: ``[P]``.
+        needs: ``[P, 1 + K]``: ms and bytes of each shard.
+        everywhere: Whether there is a shard on every rank.
+    """
+
+    growth: float
+    number: int
+    ranks: Ints
+    needs: Floats
+    everywhere: bool
+
+
+class Alternatives:
+    """C choices of one table that have the same spread and P shards, in B blocks of S.
+
+    Args:
+        choices: All choices of the table.
+        numbers: Which of them these are, the preferred one first.
+        problem: For the ranks.
+        kinds: ``[K]``: the kinds of memory that count.
+    """
+
+    def __init__(
+        self, choices: Sequence[Choice], numbers: Sequence[int], problem: PlanningProblem, kinds: Ints
+    ) -> None:
+        first = choices[numbers[0]]
+        self.numbers, self.everywhere = numbers, first.spread is Spread.ALL
+        self.units = units(first.spread, problem.world_size, problem.local_size)
+        self.closed = None if first.allowed is None else ~first.allowed[self.units].all(axis=2)
+        shape = (-1, self.units.shape[2], 1 + len(kinds))
+        needs = np.stack(
+            [
+                np.column_stack([choices[number].time, choices[number].memory[:, kinds]]).reshape(shape)
+                for number in numbers
+            ]
+        ).astype(np.float64)
+        order = np.argsort(-needs[..., 0].sum(axis=2), axis=1, kind="stable")  # [C, B]
+        self.restore = np.argsort(order, axis=1, kind="stable")
+        self.needs = np.take_along_axis(needs, order[:, :, None, None], axis=1)  # [C, B, S, 1 + K]
+        self.most = self.needs.sum(axis=1).max(axis=(0, 1))
+        self.steps, self.sharpened = self.needs, -1
+
+    def place(self, weights: Floats, free: Floats | None) -> Position | None:
+        """Where one of the choices makes the potential grow least; None where none of them fits.
+
+        Args:
+            weights: ``[W, 1 + K]``: the summands of the potential.
+            free: ``[W, 1 + K]``: ms and bytes that ranks may still take; None: all fit everywhere.
+        """
+        choices, blocks, shards, kinds = self.needs.shape
+        groups, count, _ = self.units.shape
+        steps = self.steps.reshape(choices, blocks, 1, shards * kinds, 1)
+        at = weights[self.units].reshape(1, groups, count, shards * kinds)
+        room = None if free is None else free[self.units][None]
+        if blocks > 1:  # every choice and every group fills ranks of its own
+            at = np.repeat(at, choices, axis=0)
+            room = None if room is None else np.repeat(room, choices, axis=0)
+        pick = np.arange(choices)[:, None], np.arange(groups)
+        total, taken = np.zeros((choices, groups)), np.empty((blocks, choices, groups), np.int64)
+        for block in range(blocks):
+            growth = (at @ steps[:, block])[..., 0]  # [C, G, U]
+            if room is not None:
+                full = (self.needs[:, block, None, None] > room).any(axis=(3, 4))
+                growth[full] = math.inf
+            if self.closed is not None:
+                growth[:, self.closed] = math.inf
+            taken[block] = unit = growth.argmin(axis=2)
+            total += growth[(*pick, unit)]
+            if block + 1 < blocks:
+                grown = at[(*pick, unit)] * (1.0 + steps[:, block, :, :, 0])
+                at[(*pick, unit)] = np.minimum(grown, math.exp(_LARGEST_EXPONENT))
+                if room is not None:
+                    room[(*pick, unit)] -= self.needs[:, block, None]
+        which, group = divmod(int(total.argmin()), groups)
+        if not math.isfinite(total[which, group]):
+            return None
+        order = self.restore[which]
+        ranks = self.units[group, taken[:, which, group][order]].ravel()
+        needs = self.needs[which, order].reshape(-1, kinds)
+        return Position(float(total[which, group]), self.numbers[which], ranks, needs, self.everywhere)
+
+
+class Packing:
+    """Tables on ranks, of which any can be put and taken.
+
+    Args:
+        problem: What is to be placed.
+        allowed: For each table, the numbers of the choices that may be used; None: all.
+
+    Attributes:
+        filled: ``[W, 1 + K]``: ms and bytes on each rank; what a rank has less than the roomiest
+            counts as held.
+        ceiling: ``[1 + K]``: ms and bytes that no rank may exceed.
+        positions: For each table its position; None: it is not placed.
+        holds: ``[W, T]``: whether a rank has shards of a table that is not everywhere.
+        placings: How many times a position was looked for.
+
+    Example:
+        >>> whole = Choice(np.array([2.0]), np.array([[1, 0]]), Spread.ANY)
+        >>> packing = Packing(PlanningProblem(2, 2, np.array([[1, 0], [1, 0]]), ((whole,), (whole,))))
+        >>> for table in range(2):
+        ...     packing.put(table, packing.best(table))
+        >>> packing.slowest, [ranks.tolist() for ranks in packing.placement().ranks]
+        (2.0, [[0], [1]])
+    """
+
+    def __init__(self, problem: PlanningProblem, allowed: Sequence[Sequence[int]] | None = None) -> None:
+        most = np.sum([np.max([c.memory.sum(axis=0) for c in of], axis=0) for of in problem.choices], axis=0)
+        self.kinds = np.flatnonzero(most > problem.capacity.min(axis=0))
+        capacity = problem.capacity[:, self.kinds].astype(np.float64)
+        self.room = capacity.max(axis=0)
+        self.filled = np.column_stack([np.zeros(problem.world_size), self.room - capacity])
+        self.ceiling = np.concatenate([[math.inf], self.room])
+        self.alternatives = [
+            self._alternatives(problem, of_table, range(len(of_table)) if allowed is None else allowed[table])
+            for table, of_table in enumerate(problem.choices)
+        ]
+        self.positions: list[Position | None] = [None] * len(problem.choices)
+        self.holds = np.zeros((problem.world_size, len(problem.choices)), np.bool_)
+        self.placings = self._sharpened = 0
+        self.sharpen(_MEMORY_SHARPNESS, 1.0)
+
+    def _alternatives(
+        self, problem: PlanningProblem, choices: Sequence[Choice], numbers: Sequence[int]
+    ) -> list[Alternatives]:
+        alike: dict[object, list[int]] = {}
+        for number in sorted(numbers, key=lambda number: choices[number].preference):
+            choice = choices[number]
+            key = (choice.spread, len(choice.time)) if choice.allowed is None else number
+            alike.setdefault(key, []).append(number)
+        return [Alternatives(choices, members, problem, self.kinds) for members in alike.values()]
+
+    def sharpen(self, sharpness: float, target: float) -> None:
+        """Set b of the potential, and the milliseconds that a rank should take."""
+        self._sharpened += 1
+        of_memory = max(sharpness, _MEMORY_SHARPNESS)
+        memory = of_memory / np.maximum(self.room, 1.0)
+        self._scale = np.concatenate([[sharpness / max(target, 1e-12)], memory])
+        # a rank that is full of memory weighs as much as one that is full of work
+        self._offset = np.concatenate([[0.0], np.full(len(self.room), sharpness - of_memory)])
+        self.weights = self._exp(self.filled)
+
+    def _exp(self, filled: Floats) -> Floats:
+        return np.exp(np.minimum(filled * self._scale + self._offset, _LARGEST_EXPONENT))
+
+    @property
+    def slowest(self) -> float:
+        """Milliseconds of the slowest rank."""
+        return float(self.filled[:, 0].max())
+
+    @property
+    def potential(self) -> float:
+        """What placing keeps small."""
+        return float(self.weights.sum())
+
+    def best(self, table: int, skipped: Sequence[bool] = ()) -> Position | None:
+        """Where a table that is not placed makes the potential grow least; None: it fits nowhere.
+
+        Args:
+            table: Which.
+            skipped: For each of its `Alternatives`, whether they are left out; empty: none are.
+        """
+        self.placings += 1
+        free = self.ceiling - self.filled
+        least, best = free.min(axis=0), None
+        for number, each in enumerate(self.alternatives[table]):
+            if skipped and skipped[number]:
+                continue
+            if each.sharpened != self._sharpened:
+                each.steps = np.expm1(np.minimum(each.needs * self._scale, _LARGEST_EXPONENT))
+                each.sharpened = self._sharpened
+            position = each.place(self.weights, None if (each.most <= least).all() else free)
+            if position and (best is None or position.growth < best.growth * (1 - _TIE)):
+                best = position
+        return best
+
+    def put(self, table: int, position: Position) -> None:
+        """Place a table."""
+        self.positions[table] = position
+        self._add(position, position.needs)
+        if not position.everywhere:
+            self.holds[position.ranks, table] = True
+
+    def take(self, table: int) -> Position:
+        """Take a table off; returns its position."""
+        position = self.positions[table]
+        assert position is not None, f"table {table} is not placed"
+        self.positions[table] = None
+        self._add(position, -position.needs)
+        self.holds[position.ranks, table] = False
+        return position
+
+    def _add(self, position: Position, needs: Floats) -> None:
+        ranks = position.ranks
+        if len(ranks) == 1:
+            self.filled[ranks] += needs
+        else:
+            np.add.at(self.filled, ranks, needs)
+        self.weights[ranks] = self._exp(self.filled[ranks])
+
+    def lay(self, positions: Sequence[Position | None]) -> None:
+        """Take all tables off, and place them at these positions."""
+        for table, position in enumerate(self.positions):
+            if position is not None:
+                self.take(table)
+        for table, position in enumerate(positions):
+            if position is not None:
+                self.put(table, position)
+
+    def save(self) -> tuple[list[Position | None], Floats, Floats]:
+        """The state, for `restore`."""
+        return list(self.positions), self.filled.copy(), self.weights.copy()
+
+    def restore(self, saved: tuple[list[Position | None], Floats, Floats], tables: Sequence[int]) -> None:
+        """Go back to a saved state from which only these tables have moved."""
+        positions, self.filled, self.weights = saved
+        for table in tables:
+            self.holds[:, table] = False
+            if (position := positions[table]) is not None and not position.everywhere:
+                self.holds[position.ranks, table] = True
+        self.positions = positions
+
+    def placement(self) -> Placement:
+        """The answer; all tables are placed."""
+        placed = [position for position in self.positions if position is not None]
+        assert len(placed) == len(self.positions), "a table is not placed"
+        chosen = np.array([position.number for position in placed], dtype=np.int64)
+        return Placement(chosen, [position.ranks for position in placed])
