@@ -12,6 +12,8 @@ FILE_LINES = 700
 FUNCTION_LINES = 60
 PARAMETERS = 8
 
+# One class with TorchRec's whole surface; a class is not cut into files.
+LONG_FILES = frozenset({"tutorec.sparse.keyed_jagged"})
 # TorchRec's public signatures are longer than ours would be; each stands here by module and name.
 LONG_SIGNATURES = frozenset(
     {
@@ -48,9 +50,10 @@ def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def file_violations(file: SourceFile) -> list[str]:
     found = []
     lines = file.text.count("\n")
-    if lines > FILE_LINES:
+    long = file.module in LONG_FILES
+    if lines > FILE_LINES and not long:
         found.append(f"{file.where}: {lines} lines, at most {FILE_LINES}")
-    if file.code_lines() > FILE_CODE_LINES:
+    if file.code_lines() > FILE_CODE_LINES and not long:
         found.append(f"{file.where}: {file.code_lines()} lines of code, at most {FILE_CODE_LINES}")
     for name, node in file.functions():
         where = f"{file.where}:{node.lineno}: {name}"

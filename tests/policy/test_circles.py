@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from policy.tree import PACKAGE, Tree, assert_none
-
-# One class in several files; a circle of other modules is not excused by it.
-ALLOWED = frozenset(
-    f"{PACKAGE}.sparse.{name}"
-    for name in (
-        "deferred jagged keyed_jagged kjt_build kjt_checks kjt_move kjt_read kjt_share kjt_shown kjt_wire"
-    ).split()
-)
+from policy.tree import Tree, assert_none
 
 
 def imports_of(tree: Tree) -> dict[str, set[str]]:
@@ -51,19 +43,12 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return components
 
 
-def circle_violations(tree: Tree, allowed: frozenset[str] = ALLOWED) -> list[str]:
-    return [
-        f"import circle: {', '.join(circle)}" for circle in circles(imports_of(tree)) if not allowed.issuperset(circle)
-    ]
+def circle_violations(tree: Tree) -> list[str]:
+    return [f"import circle: {', '.join(circle)}" for circle in circles(imports_of(tree))]
 
 
 def test_no_module_imports_itself_by_way_of_others():
     assert_none(circle_violations(Tree.of_repository()))
-
-
-def test_the_allowed_circle_exists():
-    in_circles = {module for circle in circles(imports_of(Tree.of_repository())) for module in circle}
-    assert_none([f"{module} is in no circle: take it out of ALLOWED" for module in sorted(ALLOWED - in_circles)])
 
 
 def test_circle_policy_rejects_a_circle_closed_by_a_type_and_by_an_import_in_a_function():
@@ -76,4 +61,3 @@ def test_circle_policy_rejects_a_circle_closed_by_a_type_and_by_an_import_in_a_f
         }
     )
     assert circle_violations(tree) == ["import circle: tutorec.a, tutorec.b, tutorec.c"]
-    assert circle_violations(tree, frozenset({"tutorec.a", "tutorec.b"})), "another module closes it"

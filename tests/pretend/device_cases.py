@@ -32,8 +32,8 @@ from tutorec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from tutorec.optim.keyed import KeyedOptimizerWrapper
 from tutorec.optim.row_update import _bring_state
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
-from tutorec.sparse.jagged_layout import ints_on_device
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.layout import ints_on_device
 
 GPU = torch.device("cuda", 1)
 

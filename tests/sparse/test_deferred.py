@@ -6,7 +6,7 @@ from hypothesis import given
 from strategies import DrawnBatch, jagged_batches
 
 from tutorec.sparse import deferred
-from tutorec.sparse.deferred import defer, report
+from tutorec.sparse.deferred import report
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -21,6 +21,11 @@ def _nothing_left_over() -> Iterator[None]:
 def batch(*ids: int) -> KeyedJaggedTensor:
     """Features ``item`` with 2 and 1 ids, ``user`` with 0 and 2."""
     return KeyedJaggedTensor(["item", "user"], torch.tensor(ids), lengths=torch.tensor([2, 1, 0, 2]))
+
+
+def defer(features: KeyedJaggedTensor, tables: list[tuple[str, str, int]]) -> None:
+    ids, offsets, samples = features.values(), features.offsets(), features.stride_per_key()
+    deferred.defer(ids, offsets, features.keys(), samples, tables)
 
 
 TABLES = [("item", "items", 9), ("user", "users", 6), ("item", "few_items", 8)]

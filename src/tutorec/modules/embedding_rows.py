@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.kjt_layout import offsets_of_lengths
+from tutorec.sparse.layout import offsets_of_lengths
 
 
 def samples_of_lists(

@@ -26,7 +26,7 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (JaggedTensor, KeyedJaggedTensor, KeyedTensor)}
 # What can be made again from the rest, and would be written twice.
-_DERIVED = frozenset({"_index_per_key", "_jt_dict", "_shared_offsets"})
+_DERIVED = frozenset({"_index_per_key", "_jt_dict"})
 
 
 class _Part:

@@ -17,16 +17,12 @@ Any device will do, the CPU too, where the integers are there at once.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tutorec.sparse.jagged_layout import ints_on_device
-from tutorec.sparse.kjt_layout import running_sum
-
-if TYPE_CHECKING:
-    from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.layout import ints_on_device, running_sum
 
 FeatureRows = Sequence[tuple[str, str, int]]
 
@@ -38,22 +34,22 @@ _ALL = torch.iinfo(torch.int64)
 class _Check:
     """One check under way: where its five integers arrive, and what they mean."""
 
-    __slots__ = ("_arrived", "_feature_rows", "_found", "_keys", "_samples")
+    __slots__ = ("_arrived", "_feature_rows", "_keys", "_result", "_samples")
 
-    def __init__(self, found: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows) -> None:
+    def __init__(self, result: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows) -> None:
         self._keys, self._samples, self._feature_rows = keys, samples, feature_rows
-        self._found, self._arrived = found, None
-        if found.device.type == "cuda":
-            self._found = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-            self._found.copy_(found, non_blocking=True)
+        self._result, self._arrived = result, None
+        if result.device.type == "cuda":
+            self._result = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+            self._result.copy_(result, non_blocking=True)
             self._arrived = torch.cuda.Event()
             # Of the ids' device, which need not be the current one.
-            self._arrived.record(torch.cuda.current_stream(found.device))
+            self._arrived.record(torch.cuda.current_stream(result.device))
 
     def ready(self) -> bool:
         """Whether the integers can be read without waiting."""
         if self._arrived is None:
-            return self._found.device.type == "cpu"
+            return self._result.device.type == "cpu"
         try:
             return self._arrived.query()
         except RuntimeError:  # The device has failed since; what was copied before is there.
@@ -64,7 +60,7 @@ class _Check:
         if self._arrived is not None:
             with suppress(RuntimeError):  # As above.
                 self._arrived.synchronize()
-        outside, total, place, number, feature = self._found.tolist()
+        outside, total, place, number, feature = self._result.tolist()
         if outside == 0:
             return None
         key = self._keys[feature]
@@ -72,7 +68,7 @@ class _Check:
         for name, table, rows in self._feature_rows:
             if name == key and not 0 <= number < rows:
                 return ValueError(bad_id(table, rows, key, sample, number, outside, total))
-        raise AssertionError(f"id {number} of feature {key!r} was found outside of no table in {self._feature_rows}")
+        raise AssertionError(f"id {number} of feature {key!r} is outside of no table of {self._feature_rows}")
 
 
 _under_way: list[_Check] = []
@@ -105,17 +101,19 @@ def bad_id(table: str, rows: int, feature: str, sample: int, number: int, outsid
     )
 
 
-def defer(features: "KeyedJaggedTensor", feature_rows: FeatureRows) -> None:
+def defer(ids: Tensor, offsets: Tensor, keys: list[str], samples: list[int], feature_rows: FeatureRows) -> None:
     """Check a batch's ids where they are, without waiting for the result: ``report`` raises it.
 
     Args:
-        features: The batch, on any device, ids ``[N]``.
+        ids: ``[N]``, on any device.
+        offsets: ``[L + 1]``.
+        keys: F feature names.
+        samples: Samples of each key.
         feature_rows: One entry for each table of each feature: feature, table, rows R of the table.
 
     Example:
         >>> import torch
-        >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-        >>> defer(KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1])), [("item", "t", 8)])
+        >>> defer(torch.tensor([3, 9]), torch.tensor([0, 1, 2]), ["item"], [2], [("item", "t", 8)])
         >>> report()
         Traceback (most recent call last):
             ...
@@ -124,12 +122,10 @@ def defer(features: "KeyedJaggedTensor", feature_rows: FeatureRows) -> None:
     See Also:
         ``id_check.check_ids``, which calls this for a batch that is not on the CPU.
     """
-    ids = features.values()
     if ids.numel() == 0 or (ids.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
-    keys, samples = features.keys(), features.stride_per_key()
-    found = _search(ids, features.offsets(), samples, *_bounds_of(keys, feature_rows, ids.device))
-    _under_way.append(_Check(found, list(keys), samples, feature_rows))
+    result = _search(ids, offsets, samples, *_bounds_of(keys, feature_rows, ids.device))
+    _under_way.append(_Check(result, list(keys), samples, feature_rows))
 
 
 def report(wait: bool = True) -> None:

@@ -7,18 +7,14 @@ the graph keeps the lookup, whose operator checks bounds itself on the CPU (aten
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from tutorec.sparse.deferred import bad_id, defer, report
-from tutorec.sparse.kjt_checks import check_numbers
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.validate import checkable
-
-if TYPE_CHECKING:
-    from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 _INDEX_TYPES = (torch.int64, torch.int32)
 _FEW_IDS = 64
@@ -47,7 +43,7 @@ class FeatureRows(list[tuple[str, str, int]]):
 
 
 def check_ids(
-    features: "KeyedJaggedTensor",
+    features: KeyedJaggedTensor,
     feature_rows: Sequence[tuple[str, str, int]],
     weighted: bool | None = None,
     tables: nn.Module | None = None,
@@ -67,7 +63,7 @@ def check_ids(
 
     Raises:
         KeyError: A feature is not in the batch.
-        TypeError: ``features`` is no KeyedJaggedTensor.
+        TypeError: ``features`` is not a KeyedJaggedTensor.
         ValueError: Ids are no integers, negative or not below R, weights are missing, lengths do not fit the ids, or
             the ids are on the meta device, where there are no numbers, and the tables are not.
 
@@ -77,7 +73,6 @@ def check_ids(
 
     Example:
         >>> import torch
-        >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
         >>> batch = KeyedJaggedTensor(["item"], torch.tensor([3, 9]), lengths=torch.tensor([1, 1]))
         >>> check_ids(batch, [("item", "items", 8)])
         Traceback (most recent call last):
@@ -109,8 +104,8 @@ def check_ids(
             _check_meta(keys, tables)
         return
     on_cpu = values.is_cpu
-    if on_cpu and features._pending is not None:
-        check_numbers(features)
+    if on_cpu:
+        features._check_numbers()
     if values.dtype not in _INDEX_TYPES:
         raise ValueError(
             f"ids must be int32 or int64 to be looked up, and the batch's values are {values.dtype} "
@@ -126,7 +121,7 @@ def check_ids(
         # To ask for events of a stream whose work is captured would end the capture.
         if not (values.is_cuda and torch.cuda.is_current_stream_capturing()):
             report(wait=False)
-        defer(features, feature_rows)
+        defer(values, features.offsets(), keys, features.stride_per_key(), feature_rows)
         return
     if values.numel() == 0:
         return
@@ -173,9 +168,7 @@ def _ends(values: Tensor) -> tuple[float, float]:
     return low.item(), high.item()
 
 
-def _check_each(
-    features: "KeyedJaggedTensor", feature_rows: Sequence[tuple[str, str, int]], any_negative: bool
-) -> None:
+def _check_each(features: KeyedJaggedTensor, feature_rows: Sequence[tuple[str, str, int]], any_negative: bool) -> None:
     """Check feature by feature: the largest id, and the smallest where the batch has a negative one."""
     index = features.index_per_key()
     pieces = features.values().split_with_sizes(features.length_per_key())
@@ -190,7 +183,7 @@ def _check_each(
             raise ValueError(_bad_id(features, feature, table, rows))
 
 
-def _bad_id(features: "KeyedJaggedTensor", feature: str, table: str, rows: int) -> str:
+def _bad_id(features: KeyedJaggedTensor, feature: str, table: str, rows: int) -> str:
     """Find the first id outside ``[0, rows)`` and say where it is."""
     bag = features[feature]
     ids = bag.values()

@@ -1,40 +1,21 @@
 """JaggedTensor: one feature's lists of ids, one list per sample."""
 
-from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
-from tutorec.sparse.jagged_layout import (
-    FEW_LISTS,
-    check_dense_lengths,
-    check_dense_weights,
-    check_padding,
-    first_entries,
-    int_tensor,
-    kept,
-    longest,
-    masked,
-    padded_rows,
-    pieces_of,
-)
-from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
-from tutorec.sparse.kjt_move import copy_numbers
+from tutorec._kernels.jagged import jagged_to_padded_dense
+from tutorec.sparse.layout import as_int64, lengths_of_offsets, offsets_of_lengths, optional_empty_like, optional_to
 from tutorec.sparse.printing import jagged_text, object_text
 from tutorec.sparse.traced import kind_of
-from tutorec.sparse.validate import check_form, check_lists, checkable, refuse_lists
+from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_lists
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
-torch.fx.wrap("first_entries")
-torch.fx.wrap("kept")
-torch.fx.wrap("lengths_of_offsets")
-torch.fx.wrap("longest")
-torch.fx.wrap("masked")
-torch.fx.wrap("offsets_of_lengths")
-torch.fx.wrap("padded_rows")
-torch.fx.wrap("pieces_of")
+for _name in "first_entries kept lengths_of_offsets lists_of longest masked offsets_of_lengths padded_rows".split():
+    torch.fx.wrap(_name)
 
 
 class JaggedTensor:
@@ -85,7 +66,7 @@ class JaggedTensor:
         if lengths is None and offsets is None:
             raise ValueError("JaggedTensor: neither lengths nor offsets given; one of them says where samples end")
         if not is_scripting():
-            _check(self)
+            self._check()
 
     @staticmethod
     @torch.jit.unused
@@ -114,10 +95,7 @@ class JaggedTensor:
             weights = torch.empty([0], dtype=weights_dtype, device=device)
         values = torch.empty([0], dtype=values_dtype, device=device)
         lengths = torch.empty([0], dtype=lengths_dtype, device=device)
-        if is_scripting():
-            return JaggedTensor(values, weights, lengths, None)
-        else:
-            return JaggedTensor._from_parts(values, weights, lengths, None)
+        return jagged_from_parts(values, weights, lengths, None)
 
     @staticmethod
     @torch.jit.unused
@@ -127,11 +105,13 @@ class JaggedTensor:
         The second is what ``copy_`` fills; ``device=jt.device()`` makes it beside the first.
         """
         if device is None:
-            weights = jt._weights
-            weights_dtype = None if weights is None else weights.dtype
+            weights_dtype = None if jt._weights is None else jt._weights.dtype
             lengths_dtype = jt.lengths().dtype
-            return JaggedTensor.empty(weights is not None, jt.device(), jt._values.dtype, weights_dtype, lengths_dtype)
-        return _map(jt, lambda part: torch.empty_like(part, device=device))
+            return JaggedTensor.empty(
+                jt._weights is not None, jt.device(), jt._values.dtype, weights_dtype, lengths_dtype
+            )
+        parts = (optional_empty_like(part, device) for part in (jt._weights, jt._lengths, jt._offsets))
+        return JaggedTensor._from_parts(torch.empty_like(jt._values, device=device), *parts)
 
     @torch.jit.unused
     def copy_(self, jt: "JaggedTensor", non_blocking: bool = False) -> "JaggedTensor":
@@ -143,7 +123,7 @@ class JaggedTensor:
     def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> "JaggedTensor":
         """The first ``lengths[b]`` entries of row b of ``values`` [B, longest], and of ``weights``."""
         if not is_scripting():
-            check_dense_lengths(values, lengths, weights)
+            _check_dense_lengths(values, lengths, weights)
         mask = first_entries(values, lengths)
         return JaggedTensor(kept(values, mask), masked(weights, mask), lengths, None)
 
@@ -152,30 +132,29 @@ class JaggedTensor:
         """One list of values for each sample, the inverse of ``to_dense``. Lengths are int32, as TorchRec's."""
         if len(values) == 0:
             raise ValueError("JaggedTensor.from_dense: no samples given; JaggedTensor.empty() makes an empty one")
-        together = torch.cat(values)
         sizes = [value.size(0) for value in values]
-        together_weights: Tensor | None = None
+        joined_weights: Tensor | None = None
         if weights is not None:
-            together_weights = torch.cat(weights)
-        if is_scripting():
-            lengths = torch.tensor(sizes, dtype=torch.int32, device=together.device)
-            return JaggedTensor(together, together_weights, lengths, None)
-        else:
-            if weights is not None:
-                check_dense_weights(values, weights)
-            lengths = int_tensor(sizes, torch.int32).to(together.device)
-            return JaggedTensor._from_parts(together, together_weights, lengths, None)
+            if len(weights) != len(values):
+                raise ValueError(f"JaggedTensor.from_dense: {len(values)} samples of values, {len(weights)} of weights")
+            for sample, size in enumerate(sizes):
+                count = weights[sample].size(0)
+                if count != size:
+                    raise ValueError(f"JaggedTensor.from_dense: sample {sample} has {size} values and {count} weights")
+            joined_weights = torch.cat(weights)
+        lengths = torch.tensor(sizes, dtype=torch.int32, device=values[0].device)
+        return jagged_from_parts(torch.cat(values), joined_weights, lengths, None)
 
     def to_dense(self) -> list[Tensor]:
         """One tensor of values for each sample: views. A sync point."""
-        return pieces_of(self._values, self.lengths())
+        return lists_of(self._values, self.lengths())
 
     def to_dense_weights(self) -> list[Tensor] | None:
         """One tensor of weights for each sample, None without weights. A sync point."""
         weights = self._weights
         if weights is None:
             return None
-        return pieces_of(weights, self.lengths())
+        return lists_of(weights, self.lengths())
 
     def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
         """Rows of equal length [B, desired_length]: longer samples are cut, shorter ones padded.
@@ -184,7 +163,7 @@ class JaggedTensor:
         """
         width = longest(self.lengths()) if desired_length is None else desired_length
         if not is_scripting():
-            check_padding(self._values, width, padding_value)
+            _check_padding(self._values, width, padding_value)
         return padded_rows(self._values, self.offsets(), width, padding_value)
 
     def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor | None:
@@ -193,8 +172,6 @@ class JaggedTensor:
         if weights is None:
             return None
         width = longest(self.lengths()) if desired_length is None else desired_length
-        if not is_scripting():
-            check_padding(weights, width, padding_value)
         return padded_rows(weights, self.offsets(), width, padding_value)
 
     def device(self) -> torch.device:
@@ -246,14 +223,14 @@ class JaggedTensor:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "JaggedTensor":
         """A copy on ``device``; the parts themselves where they are there already."""
-        weights, lengths, offsets = self._weights, self._lengths, self._offsets
-        if weights is not None:
-            weights = weights.to(device, non_blocking=non_blocking)
-        if lengths is not None:
-            lengths = lengths.to(device, non_blocking=non_blocking)
-        if offsets is not None:
-            offsets = offsets.to(device, non_blocking=non_blocking)
-        values = self._values.to(device, non_blocking=non_blocking)
+        weights, lengths = (
+            optional_to(self._weights, device, non_blocking),
+            optional_to(self._lengths, device, non_blocking),
+        )
+        values, offsets = (
+            self._values.to(device, non_blocking=non_blocking),
+            optional_to(self._offsets, device, non_blocking),
+        )
         if is_scripting():
             return JaggedTensor(values, weights, lengths, offsets)
         else:
@@ -286,45 +263,174 @@ class JaggedTensor:
         parts = {"values": self._values, "weights": self._weights, "lengths": self._lengths, "offsets": self._offsets}
         return tracer.create_node("call_function", JaggedTensor, (), tracer.create_arg(parts))
 
+    @torch.jit.unused
+    def _check(self) -> None:
+        """Check the form of what a caller gave, and on the CPU the numbers."""
+        values, lengths, offsets = self._values, self._lengths, self._offsets
+        if type(values) is not Tensor:
+            self.__class__ = kind_of(JaggedTensor, values)
+        if not checkable(values):
+            return
+        check_form("JaggedTensor", values, self._weights, lengths, offsets)
+        if values.is_cpu:
+            lists = lengths.numel() if lengths is not None else offsets.numel() - 1  # type: ignore[union-attr]
+            if count_ids(values.shape[0], lengths, offsets, [0, lists], True) is None:
+                refuse_lists("JaggedTensor", values.shape[0], lengths, offsets, lambda index: f"sample {index}")
 
-def _check(jagged: JaggedTensor) -> None:
-    """Check the parts that a caller gave; keeps the offsets found on the way."""
-    if not checkable(jagged._values):
-        refuse_lists("JaggedTensor", values=jagged._values)
-        if not isinstance(jagged._values, Tensor):
-            jagged.__class__ = kind_of(JaggedTensor, jagged._values)
+
+def jagged_from_parts(
+    values: Tensor, weights: Tensor | None, lengths: Tensor | None, offsets: Tensor | None
+) -> JaggedTensor:
+    """A jagged tensor from parts that are known to fit: no check, and in eager code no constructor.
+
+    Args:
+        values: ``[N, ...]``.
+        weights: ``[N]`` or None.
+        lengths: ``[B]`` or None.
+        offsets: ``[B + 1]``, starting at 0, or None; one of the two is given.
+
+    Returns:
+        The lists.
+    """
+    if is_scripting():
+        return JaggedTensor(values, weights, lengths, offsets)
+    else:
+        return JaggedTensor._from_parts(values, weights, lengths, offsets)
+
+
+def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> None:
+    """Copy values, weights, lengths and offsets of a batch, or of one feature, into another's memory.
+
+    Args:
+        owner: Name of their class, for the message.
+        target: What is written.
+        source: What is read; the part of lengths and offsets that it lacks is derived.
+        non_blocking: Whether a copy from page-locked memory may overlap with what follows.
+
+    Raises:
+        ValueError: Only one of the two has weights, or their shapes differ; nothing is copied then.
+    """
+    remedy = f"make the target with {owner}.empty_like(source, device)"
+    if (target._weights is None) != (source._weights is None):
+        has, lacks = ("source", "target") if target._weights is None else ("target", "source")
+        raise ValueError(f"{owner}.copy_: the {has} has weights and the {lacks} has no weights; {remedy}")
+    given, room = [(list(part._values.shape), part.lengths().numel()) for part in (source, target)]
+    if given != room:
+        raise ValueError(
+            f"{owner}.copy_: the source has values of shape {given[0]} and {given[1]} lengths, and the target has room "
+            f"for {room[0]} and {room[1]}; {remedy}"
+        )
+    target._values.copy_(source._values, non_blocking=non_blocking)
+    if target._weights is not None:
+        target._weights.copy_(source._weights, non_blocking=non_blocking)
+    if target._lengths is not None:
+        target._lengths.copy_(source.lengths(), non_blocking=non_blocking)
+    if target._offsets is not None:
+        target._offsets.copy_(source.offsets(), non_blocking=non_blocking)
+
+
+def lists_of(values: Tensor, lengths: Tensor) -> list[Tensor]:
+    """The next ``lengths[b]`` values for each sample b: views. A sync point."""
+    sizes: list[int] = as_int64(lengths).tolist()
+    return list(values.split_with_sizes(sizes))
+
+
+def longest(lengths: Tensor) -> int:
+    """The largest length, 0 without samples. A sync point."""
+    if lengths.numel() == 0:
+        return 0
+    if is_scripting():
+        return int(lengths.max().item())
+    else:
+        # Without int(): while a program is exported this is a symbol, and int() would ask for its value.
+        return lengths.max().item()  # pyright: ignore[reportReturnType]
+
+
+def padded_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> Tensor:
+    """Rows of equal length, cut or padded at their ends.
+
+    Args:
+        values: ``[N, ...]``.
+        offsets: ``[B + 1]``.
+        width: Of a row.
+        padding: What fills a shorter row.
+
+    Returns:
+        ``[B, width, ...]``.
+    """
+    if is_scripting():
+        return gathered_rows(values, offsets, width, padding)
+    else:
+        if torch.compiler.is_compiling():
+            return gathered_rows(values, offsets, width, padding)
+        return jagged_to_padded_dense(values, offsets, width, padding)
+
+
+def gathered_rows(values: Tensor, offsets: Tensor, width: int, padding: float) -> Tensor:
+    """``padded_rows`` in operators whose shapes depend on no number: a gather from the values and one padding row.
+
+    Args:
+        values: ``[N, ...]``.
+        offsets: ``[B + 1]``.
+        width: Of a row.
+        padding: What fills a shorter row.
+
+    Returns:
+        ``[B, width, ...]``.
+    """
+    count = values.size(0)
+    column = torch.arange(width, device=values.device)
+    source = offsets[:-1].unsqueeze(1) + column
+    source = torch.where(source < offsets[1:].unsqueeze(1), source, torch.full_like(source, count))
+    rest = list(values.shape[1:])
+    padded = torch.cat([values, torch.full([1] + rest, padding, dtype=values.dtype, device=values.device)])  # noqa: RUF005
+    return padded.index_select(0, source.reshape(-1)).view([source.size(0), width] + rest)  # noqa: RUF005
+
+
+def first_entries(values: Tensor, lengths: Tensor) -> Tensor:
+    """A mask [B, longest] of the first ``lengths[b]`` entries of each row of ``values`` [B, longest, ...]."""
+    return torch.arange(values.size(1), device=values.device) < lengths.unsqueeze(1)
+
+
+def kept(values: Tensor, mask: Tensor) -> Tensor:
+    """The entries that a mask [B, longest] keeps of values [B, longest, ...], end to end."""
+    if values.dim() == mask.dim():
+        return torch.masked_select(values, mask)
+    return values[mask]
+
+
+def masked(values: Tensor | None, mask: Tensor) -> Tensor | None:
+    """``kept`` for values that may be None."""
+    if values is None:
+        return None
+    return kept(values, mask)
+
+
+def _check_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None:
+    """Check that dense rows [B, longest] have one length each, none longer than a row, and weights of their shape."""
+    where = "JaggedTensor.from_dense_lengths"
+    if not checkable(values):
         return
-    values, weights, lengths, offsets = jagged._values, jagged._weights, jagged._lengths, jagged._offsets
-    try:
-        check_form("JaggedTensor", values, weights, lengths, offsets)
-    except AttributeError:
-        refuse_lists("JaggedTensor", weights=weights, lengths=lengths, offsets=offsets)
-        raise
-    if values.is_cpu and not _few_fit(values, lengths, offsets):
-        jagged._offsets = check_lists("JaggedTensor", values, lengths, offsets, lambda index: f"sample {index}")
+    if values.dim() < 2 or lengths.shape != values.shape[:1]:
+        raise ValueError(
+            f"{where}: values have shape {list(values.shape)} and lengths {list(lengths.shape)}; give one row for each "
+            "sample, [B, longest], and one length for each row, [B]"
+        )
+    if weights is not None and weights.shape[:2] != values.shape[:2]:
+        raise ValueError(f"{where}: weights have shape {list(weights.shape)} and values {list(values.shape)}")
+    if lengths.is_cpu and lengths.numel() and int(lengths.max()) > values.shape[1]:
+        sample = int(lengths.argmax())
+        raise ValueError(f"{where}: lengths[{sample}] = {int(lengths[sample])}, and a row has {values.shape[1]} values")
 
 
-def _few_fit(values: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> bool:
-    """Whether there are few lists and they describe the values, looked at in Python; False says nothing."""
-    counted = lengths if lengths is not None else offsets
-    if counted is None or counted.numel() > FEW_LISTS:
-        return False
-    numbers: list[int] = [] if lengths is None else lengths.tolist()
-    if offsets is not None:
-        starts: list[int] = offsets.tolist()
-        steps = [end - start for start, end in pairwise(starts)]
-        if starts[0] != 0 or (lengths is not None and steps != numbers):
-            return False
-        numbers = steps
-    return sum(numbers) == values.shape[0] and (not numbers or min(numbers) >= 0)
-
-
-def _map(jagged: JaggedTensor, change: Any) -> JaggedTensor:
-    """The jagged tensor with every part changed the same way."""
-    weights, lengths, offsets = jagged._weights, jagged._lengths, jagged._offsets
-    return JaggedTensor._from_parts(
-        change(jagged._values),
-        None if weights is None else change(weights),
-        None if lengths is None else change(lengths),
-        None if offsets is None else change(offsets),
-    )
+def _check_padding(values: Tensor, width: int, padding: float) -> None:
+    """Check that rows can be so wide, and that integers are not padded with infinity or NaN."""
+    if not checkable(values):
+        return
+    if width < 0:
+        raise ValueError(f"JaggedTensor.to_padded_dense: desired_length must be 0 or more, got {width}")
+    if not isfinite(padding) and not values.is_floating_point():
+        raise ValueError(
+            f"JaggedTensor.to_padded_dense: padding_value {padding!r} is not a {values.dtype}, which the values are; "
+            "pad them with a whole number, or convert them first: values.float()"
+        )

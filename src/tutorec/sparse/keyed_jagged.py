@@ -1,48 +1,68 @@
 """KeyedJaggedTensor: a batch of id lists, one list per feature and sample."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
+from torch.compiler import is_compiling
+from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
-import tutorec.sparse.kjt_move as move
-import tutorec.sparse.kjt_shown as shown
-import tutorec.sparse.kjt_wire as wire
-from tutorec._validation import validation_enabled
-from tutorec.sparse.jagged import JaggedTensor
-from tutorec.sparse.kjt_build import (
-    all_features,
-    feature_at,
-    join,
-    join_keys,
-    join_optional,
-    offsets_of_features,
-    parts_of_features,
-)
-from tutorec.sparse.kjt_checks import check_batch, check_numbers
-from tutorec.sparse.kjt_layout import (
-    check_all_cut,
+from tutorec._kernels.jagged import lengths_to_offsets
+from tutorec.sparse.deferred import report
+from tutorec.sparse.jagged import JaggedTensor, copy_numbers, jagged_from_parts
+from tutorec.sparse.layout import (
+    FEW_LISTS,
     differences,
+    ids_per_key,
     lengths_of_offsets,
     offset_per_key_of,
     offsets_at,
+    offsets_by_key,
     offsets_of_lengths,
+    optional_empty_like,
     optional_to,
-    permute_pieces,
+    permute_segments,
     positions,
     running_sum,
     segment_sums,
     split_optional,
+    stride_of,
+    strides_as_lists,
+    strides_of,
+    strides_of_ranks,
+    take_rows,
 )
-from tutorec.sparse.kjt_read import counts_of_lists, settle
-from tutorec.sparse.kjt_share import cut, find_together, offsets_found
-from tutorec.sparse.kjt_variable import stride_of, strides_as_lists, strides_of, strides_of_ranks, take_rows
-from tutorec.sparse.traced import kind_of
-from tutorec.sparse.validate import check_positions, check_segments, missing_key
+from tutorec.sparse.printing import keyed_jagged_text, object_text
+from tutorec.sparse.traced import eager_kind, kind_of
+from tutorec.sparse.validate import (
+    check_form,
+    check_inverse,
+    check_joined,
+    check_keys,
+    check_list_count,
+    check_positions,
+    check_segments,
+    check_strides,
+    checkable,
+    count_ids,
+    key_list,
+    refuse_batch,
+    refuse_wrapping,
+)
+
+_BATCH = "KeyedJaggedTensor"
+# What a caller may give although it follows from the other arguments.
+_DERIVED = ("length_per_key", "offset_per_key", "lengths_offset_per_key", "index_per_key")
+# What is known of a batch on the host, and is the same for a copy of it.
+_HOST_FACTS = (
+    "_stride _stride_per_key_per_rank _stride_per_key _length_per_key _lengths_offset_per_key _offset_per_key "
+    "_index_per_key _unchecked"
+).split()
 
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not have, and
 # TorchScript compiles them as they stand.
 for _name in (
-    "differences lengths_of_offsets offset_per_key_of offsets_at offsets_of_features offsets_of_lengths permute_pieces "
+    "differences lengths_of_offsets offset_per_key_of offsets_at offsets_by_key offsets_of_lengths permute_segments "
     "running_sum segment_sums stride_of strides_as_lists strides_of take_rows _concat _empty_like"
 ).split():
     torch.fx.wrap(_name)
@@ -64,7 +84,7 @@ class KeyedJaggedTensor:
 
     F is ``len(keys())``, B is ``stride()``. An empty list is a length of zero, never a padding id. Features may have
     different numbers of samples (*variable batch*): ``stride_per_key()`` then takes the place of B, see
-    ``sparse/kjt_variable.py``.
+    ``sparse/layout.py``.
 
     Args:
         keys: Feature names, distinct, in storage order.
@@ -85,8 +105,8 @@ class KeyedJaggedTensor:
 
     Raises:
         ValueError: Lengths or offsets are missing or do not describe ``values``, or a key occurs twice. The numbers of
-            many lists, or of lists on another device than the CPU, are looked at where they are first used: by
-            ``sync``, ``length_per_key``, ``split``, ``permute``, ``to_dict``, ``[]``, printing, and every lookup.
+            many lists, or of lists on another device than the CPU, are checked where they are first used: by ``sync``,
+            ``length_per_key``, ``split``, ``permute``, ``to_dict``, ``[]``, printing, and every lookup.
 
     Example:
         >>> import torch
@@ -101,14 +121,14 @@ class KeyedJaggedTensor:
         [tensor([], dtype=torch.int64), tensor([4, 5])]
 
     See Also:
-        ``sparse/kjt_layout.py`` for the arithmetic; TorchRec's ``torchrec.sparse.jagged_tensor.KeyedJaggedTensor``.
+        ``sparse/layout.py`` for the arithmetic; TorchRec's ``torchrec.sparse.jagged_tensor.KeyedJaggedTensor``.
     """
 
     # fmt: off
     __slots__ = (
         "_index_per_key", "_inverse_indices", "_jt_dict", "_keys", "_length_per_key", "_lengths",
-        "_lengths_offset_per_key", "_offset_per_key", "_offsets", "_pending", "_shared_offsets", "_stride",
-        "_stride_per_key", "_stride_per_key_per_rank", "_values", "_weights",
+        "_lengths_offset_per_key", "_offset_per_key", "_offsets", "_stride", "_stride_per_key",
+        "_stride_per_key_per_rank", "_unchecked", "_values", "_weights",
     )
     # fmt: on
 
@@ -144,13 +164,15 @@ class KeyedJaggedTensor:
         self._index_per_key: dict[str, int] | None = index_per_key
         self._jt_dict: dict[str, JaggedTensor] | None = jt_dict
         self._inverse_indices: tuple[list[str], Tensor] | None = inverse_indices
-        # As kjt_share and kjt_checks call them, spelt out for TorchScript.
-        self._shared_offsets: tuple[list[Tensor], int, int] | None = None
-        self._pending: tuple[bool, bool, list[int] | None, list[int] | None, list[tuple[int, int]]] | None = None
+        # None once lengths and offsets are known to describe the ids. Until the first use that checks that: how many
+        # keys and ids each batch has that this one was joined from, or itself. Sums that are wrong in two of them may
+        # be right for both.
+        unchecked: list[tuple[int, int]] | None = None  # of its own, for TorchScript takes an attribute's for NoneType
+        self._unchecked: list[tuple[int, int]] | None = unchecked
         if not is_scripting():
-            settle(self)
-            if validation_enabled():
-                check_batch(self)
+            self._normalize()
+            if checkable(self._values):
+                self._check()
 
     @staticmethod
     @torch.jit.unused
@@ -173,7 +195,7 @@ class KeyedJaggedTensor:
         batch._stride_per_key_per_rank = stride_per_key_per_rank
         batch._length_per_key = length_per_key
         batch._stride_per_key = batch._lengths_offset_per_key = batch._offset_per_key = batch._index_per_key = None
-        batch._jt_dict = batch._inverse_indices = batch._shared_offsets = batch._pending = None
+        batch._jt_dict = batch._inverse_indices = batch._unchecked = None
         return batch
 
     @staticmethod
@@ -206,7 +228,34 @@ class KeyedJaggedTensor:
     @torch.jit.unused
     def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> "KeyedJaggedTensor":
         """One batch from one jagged tensor per feature; features may have different numbers of samples."""
-        return KeyedJaggedTensor._from_parts(*parts_of_features(jt_dict))
+        if not jt_dict:
+            return KeyedJaggedTensor.empty()
+        values, lengths, weights = [], [], []
+        for feature in jt_dict.values():
+            values.append(feature.values())
+            lengths.append(feature.lengths())
+            weight = feature.weights_or_none()
+            if weight is not None:
+                weights.append(weight)
+        if weights and len(weights) < len(jt_dict):
+            having = [key for key, feature in jt_dict.items() if feature.weights_or_none() is not None]
+            raise ValueError(f"{_BATCH}.from_jt_dict: weights differ: of {list(jt_dict)} only {having} have weights")
+        counts = [value.shape[0] for value in values]
+        samples = [length.shape[0] for length in lengths]
+        even = samples.count(samples[0]) == len(samples)
+        batch = KeyedJaggedTensor._from_parts(
+            list(jt_dict),
+            torch.cat(values),
+            torch.cat(weights) if weights else None,
+            torch.cat(lengths),
+            None,
+            max(samples),
+            counts,
+            None if even else strides_of_ranks([[count] for count in samples]),
+        )
+        if type(batch._values) is Tensor:
+            refuse_wrapping(f"{_BATCH}.from_jt_dict", batch._values, batch.lengths())
+        return batch
 
     @staticmethod
     def concat(kjt_list: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
@@ -284,8 +333,6 @@ class KeyedJaggedTensor:
         """Where each list starts [F * B + 1]."""
         offsets = self._offsets
         if offsets is None:
-            if not is_scripting():
-                return offsets_found(self)
             lengths = self._lengths
             assert lengths is not None, "lengths or offsets are always there"
             offsets = offsets_of_lengths(lengths)
@@ -338,7 +385,7 @@ class KeyedJaggedTensor:
         counts = self._length_per_key
         if counts is None:
             if not is_scripting():
-                counts = counts_of_lists(self)
+                counts = self._count()
             if counts is None:
                 counts = differences(self.offset_per_key())
             self._length_per_key = counts
@@ -354,7 +401,7 @@ class KeyedJaggedTensor:
         if starts is None:
             counts = self._length_per_key
             if not is_scripting():
-                counts = counts_of_lists(self)
+                counts = self._count()
                 self._length_per_key = counts
             if counts is not None:
                 starts = running_sum(counts)
@@ -390,18 +437,18 @@ class KeyedJaggedTensor:
 
         A segment of all keys is the batch itself; smaller ones leave the inverse indices of the whole behind.
         """
-        if not is_scripting():
-            check_segments("KeyedJaggedTensor.split", segments, self._keys)
-            plain = type(self._values) is Tensor
-            if plain:
-                return cut(self, segments)
-        check_all_cut(segments, self._keys)
-        counts, count = self.length_per_key(), len(segments)
+        check_segments("KeyedJaggedTensor.split", segments, self._keys)
+        counts, stride, count = self.length_per_key(), self.stride(), len(segments)
         sizes = segment_sums(counts, segments)
         values = self._values.split_with_sizes(sizes)
         lengths = self.lengths().split_with_sizes(segment_sums(self.stride_per_key(), segments))
         weights = split_optional(self._weights, sizes, count)
         strides = split_optional(self._stride_per_key_per_rank, segments, count)
+        # The offsets of many single keys in one operation; fewer are faster one by one, when they are asked for.
+        together = count > 3 and segments.count(1) == len(self._keys) == count and not self.variable_stride_per_key()
+        offsets: list[Tensor] = []
+        if together:
+            offsets = offsets_by_key(self.lengths(), count, stride)
         out: list[KeyedJaggedTensor] = []
         start = 0
         for part, segment in enumerate(segments):
@@ -409,55 +456,257 @@ class KeyedJaggedTensor:
             if segment == len(self._keys):
                 out.append(self)
             else:
-                keys, known = self._keys[start:end], counts[start:end]
-                out.append(self._derive(keys, values[part], weights[part], lengths[part], known, strides[part]))
+                starts: Tensor | None = None
+                if together:
+                    starts = offsets[part]
+                out.append(
+                    self._derive(
+                        self._keys[start:end],
+                        values[part],
+                        weights[part],
+                        lengths[part],
+                        starts,
+                        stride,
+                        counts[start:end],
+                        strides[part],
+                    )
+                )
             start = end
         return out
 
     def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> "KeyedJaggedTensor":
         """The batch with key ``indices[i]`` at position i; keys may repeat or be left out. No inverse indices."""
-        if not is_scripting():
-            check_positions("KeyedJaggedTensor.permute", indices, self._keys)
+        check_positions("KeyedJaggedTensor.permute", indices, self._keys)
         counts = self.length_per_key()
-        values = permute_pieces(self._values, counts, indices)
-        lengths = permute_pieces(self.lengths(), self.stride_per_key(), indices)
+        values = permute_segments(self._values, counts, indices)
+        lengths = permute_segments(self.lengths(), self.stride_per_key(), indices)
         weights = self._weights
         if weights is not None:
-            weights = permute_pieces(weights, counts, indices)
+            weights = permute_segments(weights, counts, indices)
+        strides = take_rows(self._stride_per_key_per_rank, indices)
         keys, known = [self._keys[index] for index in indices], [counts[index] for index in indices]
-        return self._derive(keys, values, weights, lengths, known, take_rows(self._stride_per_key_per_rank, indices))
+        return self._derive(keys, values, weights, lengths, None, self.stride(), known, strides)
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """One feature's lists: views."""
         index = self.index_per_key()
         if key not in index:
-            if is_scripting():
-                raise KeyError(key)
-            raise missing_key("KeyedJaggedTensor", key, self._keys)
+            raise KeyError(f"KeyedJaggedTensor has no key '{key}'; its keys are {self._keys}")
         position, stride = index[key], self.stride()
-        ids, lists = self.offset_per_key()[position : position + 2], [position * stride, stride]
+        first = position * stride
         if self._stride_per_key_per_rank is not None:
-            lists = [self.lengths_offset_per_key()[position], self.stride_per_key()[position]]
-        return feature_at(self._values, self._weights, self.lengths(), ids, lists)
+            first, stride = self.lengths_offset_per_key()[position], self.stride_per_key()[position]
+        starts = self.offset_per_key()
+        low, high = starts[position], starts[position + 1]
+        weights = self._weights
+        if weights is not None:
+            weights = weights[low:high]
+        return jagged_from_parts(self._values[low:high], weights, self.lengths()[first : first + stride], None)
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
         """Every feature's lists by name: views. Kept: a second call returns the same."""
-        if not is_scripting() and self._jt_dict is not None:
-            check_numbers(self)
+        counts = self.length_per_key()
         known = self._jt_dict
         if known is not None:
             return known
-        offsets: list[Tensor] | None = None
-        if not is_scripting():
-            offsets = find_together(self, compute_offsets)
-        counts, strides, lengths = self.length_per_key(), self.stride_per_key(), self.lengths()
-        pieces: list[Tensor] = lengths.split_with_sizes(strides)  # pyright: ignore[reportAssignmentType]
-        if compute_offsets and offsets is None:
-            together = self._stride_per_key_per_rank is None and len(self._keys) > 3  # fewer are faster one by one
-            offsets = offsets_of_features(pieces, lengths, self._offsets, strides, together)
-        bags = all_features(self._keys, self._values, self._weights, pieces, offsets, counts)
-        self._jt_dict = bags
-        return bags
+        out: dict[str, JaggedTensor] = {}
+        count = len(self._keys)
+        if count > 0:
+            values, weights = self._values.split_with_sizes(counts), split_optional(self._weights, counts, count)
+            lengths = self.lengths().split_with_sizes(self.stride_per_key())
+            together = compute_offsets and count > 3 and not self.variable_stride_per_key()  # as in split
+            offsets: list[Tensor] = []
+            if together:
+                offsets = offsets_by_key(self.lengths(), count, self.stride())
+            for position, key in enumerate(self._keys):
+                starts: Tensor | None = None
+                if together:
+                    starts = offsets[position]
+                elif compute_offsets:
+                    starts = offsets_of_lengths(lengths[position])
+                out[key] = jagged_from_parts(values[position], weights[position], lengths[position], starts)
+        self._jt_dict = out
+        return out
+
+    def to(
+        self, device: torch.device, non_blocking: bool = False, dtype: torch.dtype | None = None
+    ) -> "KeyedJaggedTensor":
+        """A copy on ``device``; ``dtype`` is for the weights."""
+        weights, inverse = optional_to(self._weights, device, non_blocking), self._inverse_indices
+        if weights is not None and dtype is not None:
+            weights = weights.to(dtype)
+        if inverse is not None:
+            inverse = (inverse[0], inverse[1].to(device, non_blocking=non_blocking))
+        return self._with_tensors(
+            self._values.to(device, non_blocking=non_blocking),
+            weights,
+            optional_to(self._lengths, device, non_blocking),
+            optional_to(self._offsets, device, non_blocking),
+            inverse,
+        )
+
+    @torch.jit.unused
+    def unsync(self) -> "KeyedJaggedTensor":
+        """Forget the ids per key."""
+        self._length_per_key = self._offset_per_key = None
+        return self
+
+    @torch.jit.unused
+    def flatten_lengths(self) -> "KeyedJaggedTensor":
+        """The batch with lengths as one dimension [F * B]: as they are here anyhow."""
+        return self._map(lambda part: part)
+
+    @torch.jit.unused
+    def pin_memory(self) -> "KeyedJaggedTensor":
+        """A copy in page-locked memory, from which a copy to a GPU can overlap with computation."""
+        return self._map(lambda part: part.pin_memory())
+
+    @torch.jit.unused
+    def copy_(self, kjt: "KeyedJaggedTensor", non_blocking: bool = False) -> "KeyedJaggedTensor":
+        """Copy the other's parts, of equal keys and shapes, into this one's memory, with what is known of them."""
+        if self._keys != kjt._keys:
+            raise ValueError(
+                f"{_BATCH}.copy_: the source has the keys {kjt._keys} and the target {self._keys}; make the target "
+                "with KeyedJaggedTensor.empty_like(source, device)"
+            )
+        copy_numbers(_BATCH, self, kjt, non_blocking)
+        mine, theirs = self._inverse_indices, kjt._inverse_indices
+        if mine is not None and theirs is not None:
+            self._inverse_indices = (theirs[0], mine[1].copy_(theirs[1], non_blocking=non_blocking))
+        self._jt_dict = None
+        self._take_facts(kjt)
+        return self
+
+    @torch.jit.unused
+    def record_stream(self, stream: Any) -> None:
+        """Tell the allocator that ``stream`` reads the parts."""
+        for part in self._tensors():
+            part.record_stream(stream)
+
+    @torch.jit.unused
+    def size_in_bytes(self) -> int:
+        """Bytes of all tensors, those of strides and inverse indices among them."""
+        strides = self._stride_per_key_per_rank
+        parts = self._tensors() + ([] if strides is None else [strides])
+        return sum(part.numel() * part.element_size() for part in parts)
+
+    @torch.jit.unused
+    def clear_storage(self) -> int:
+        """Give the parts' memory back at once, whoever else holds them; the bytes that were freed."""
+        freed = 0
+        for part in (self._values, self._weights, self._lengths, self._offsets):
+            if part is not None:
+                freed += part.numel() * part.element_size()
+                part.untyped_storage().resize_(0)
+        return freed
+
+    # What an exchange sends that knows no batches: it asks one for its labels, its splits and its tensors, sends slice
+    # r of each tensor to rank r, and hands what arrives to ``dist_init``. ``collectives.kjt.KJTAllToAll`` does the same
+    # in one round less; code written for TorchRec calls these.
+
+    @torch.jit.unused
+    def dist_labels(self) -> list[str]:
+        """What is sent, in the order in which it is sent."""
+        strides = ["strides"] if self.variable_stride_per_key() else []
+        return ["lengths", "values", *strides, *([] if self._weights is None else ["weights"])]
+
+    @torch.jit.unused
+    def dist_splits(self, key_splits: list[int]) -> list[list[int]]:
+        """Of each label, how many elements each rank is sent, if rank r gets the next ``key_splits[r]`` keys.
+
+        Example:
+            >>> batch = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 0, 1, 0]))
+            >>> batch.dist_splits([1, 1])
+            [[2, 2], [2, 1]]
+        """
+        check_segments("KeyedJaggedTensor.dist_splits", key_splits, self._keys)
+        ids = segment_sums(self.length_per_key(), key_splits)
+        strides = [key_splits] if self.variable_stride_per_key() else []
+        lists = segment_sums(self.stride_per_key(), key_splits)
+        return [lists, ids, *strides, *([] if self._weights is None else [ids])]
+
+    @torch.jit.unused
+    def dist_tensors(self) -> list[Tensor]:
+        """Of each label, the tensor: lengths ``[F * B]``, values ``[N]``, strides ``[F]``, weights ``[N]``."""
+        variable, weights = self.variable_stride_per_key(), self._weights
+        strides = [torch.tensor(self.stride_per_key(), device=self.device())] if variable else []
+        return [self.lengths(), self._values, *strides, *([] if weights is None else [weights])]
+
+    @staticmethod
+    @torch.jit.unused
+    def dist_init(
+        keys: list[str],
+        tensors: list[Tensor],
+        variable_stride_per_key: bool,
+        num_workers: int,
+        recat: Tensor | None,
+        stride_per_rank: list[int] | None,
+        stagger: int = 1,
+    ) -> "KeyedJaggedTensor":
+        """The batch that arrived: F keys, the samples of all ranks.
+
+        Args:
+            keys: F keys that this rank got.
+            tensors: Of each label what arrived, rank after rank.
+            variable_stride_per_key: Whether strides are among them.
+            num_workers: W.
+            recat: The order of the segments in the result, as positions in what arrived: of a rank's key each
+                ``[F * W]``; of a list of ids each ``[F * sum of B_r]`` where ranks differ in B. None leaves what
+                arrived as it stands.
+            stride_per_rank: B of every rank; None with variable batch.
+            stagger: With variable batch, in which order ranks stand: the first of each of ``stagger`` hosts, then the
+                second, ...
+
+        Example:
+            >>> arrived = [torch.tensor([1, 1, 1, 0]), torch.tensor([7, 8, 9])]  # of rank 0 a: 7, b: 8; of rank 1 a: 9
+            >>> batch = KeyedJaggedTensor.dist_init(["a", "b"], arrived, False, 2, torch.tensor([0, 2, 1, 3]), [1, 1])
+            >>> batch["a"].values(), batch["b"].values()
+            (tensor([7, 9]), tensor([8]))
+        """
+        due = 3 if variable_stride_per_key else 2
+        if len(tensors) not in (due, due + 1):
+            labels = "lengths, values, strides" if variable_stride_per_key else "lengths, values"
+            raise ValueError(
+                f"{_BATCH}.dist_init: {len(tensors)} tensors; pass {due} ({labels}), or {due + 1} with weights"
+            )
+        lengths, values, weights = tensors[0], tensors[1], tensors[due] if len(tensors) > due else None
+        stride, strides = None, None
+        if variable_stride_per_key:
+            sizes = tensors[2]
+            strides = sizes.cpu().view(num_workers, len(keys)).t()
+            if stagger > 1:
+                strides = strides[:, torch.arange(num_workers).view(stagger, -1).t().reshape(-1)]
+            strides = strides.contiguous()
+        elif stride_per_rank is None:
+            raise ValueError(f"{_BATCH}.dist_init: stride_per_rank is None; without strides it says B of each rank")
+        else:
+            stride, sizes = sum(stride_per_rank), torch.ones_like(lengths)
+            if len(set(stride_per_rank)) == 1:
+                sizes = lengths.new_full([len(keys) * num_workers], stride_per_rank[0])
+        if recat is not None and lengths.numel():
+            ids = lengths_to_offsets(lengths.long())[lengths_to_offsets(sizes.long())].diff()
+            lengths, values = _reorder(lengths, sizes, recat), _reorder(values, ids, recat)
+            weights = None if weights is None else _reorder(weights, ids, recat)
+        return KeyedJaggedTensor._from_parts(keys, values, weights, lengths, None, stride, None, strides).sync()
+
+    @torch.jit.unused
+    def __repr__(self) -> str:
+        """TorchRec's form of an object: its class and its address."""
+        return object_text(self)
+
+    @torch.jit.unused
+    def __str__(self) -> str:
+        """TorchRec's printed form: each key with its lists, and their weights. Lengths are checked first."""
+        self._check_numbers()
+        bounds = self.lengths_offset_per_key()
+        return keyed_jagged_text(self._keys, self._values, self._weights, self.offsets(), bounds)
+
+    @torch.jit.unused
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        """In a traced graph, a batch that leaves the graph is a call of its constructor."""
+        names = "keys values weights lengths offsets stride stride_per_key_per_rank inverse_indices".split()
+        parts = {name: getattr(self, f"_{name}") for name in names}
+        return tracer.create_node("call_function", eager_kind(self), (), tracer.create_arg(parts))
 
     def _derive(
         self,
@@ -465,56 +714,178 @@ class KeyedJaggedTensor:
         values: Tensor,
         weights: Tensor | None,
         lengths: Tensor,
-        length_per_key: list[int],
+        offsets: Tensor | None,
+        stride: int,
+        length_per_key: list[int] | None,
         strides: Tensor | None,
     ) -> "KeyedJaggedTensor":
-        """A batch of the same samples made of parts of this one: no check, and in eager code no constructor."""
-        stride = self.stride()
+        """A batch made of parts of this one: no check, and in eager code no constructor."""
         if is_scripting():
             # fmt: off
             return KeyedJaggedTensor(
-                keys, values, weights, lengths, None, stride, strides, None,
+                keys, values, weights, lengths, offsets, stride, strides, None,
                 length_per_key, None, None, None, None, None,
             )
             # fmt: on
         else:
-            return KeyedJaggedTensor._from_parts(keys, values, weights, lengths, None, stride, length_per_key, strides)
+            return KeyedJaggedTensor._from_parts(
+                keys, values, weights, lengths, offsets, stride, length_per_key, strides
+            )
 
-    def to(
-        self, device: torch.device, non_blocking: bool = False, dtype: torch.dtype | None = None
+    def _with_tensors(
+        self,
+        values: Tensor,
+        weights: Tensor | None,
+        lengths: Tensor | None,
+        offsets: Tensor | None,
+        inverse: tuple[list[str], Tensor] | None,
     ) -> "KeyedJaggedTensor":
-        """A copy on ``device``; ``dtype`` is for the weights."""
-        if not is_scripting():
-            return move.each_on_device(self, device, non_blocking, dtype)
-        weights, inverse = optional_to(self._weights, device, non_blocking, dtype), self._inverse_indices
-        if inverse is not None:
-            inverse = (inverse[0], inverse[1].to(device, non_blocking=non_blocking))
-        # fmt: off
-        return KeyedJaggedTensor(
-            self._keys, self._values.to(device, non_blocking=non_blocking), weights,
-            optional_to(self._lengths, device, non_blocking), optional_to(self._offsets, device, non_blocking),
-            self._stride, self._stride_per_key_per_rank, self._stride_per_key, self._length_per_key,
-            self._lengths_offset_per_key, self._offset_per_key, self._index_per_key, None, inverse,
+        """This batch with other tensors of the same shapes, and all that is known of it on the host."""
+        if is_scripting():
+            # fmt: off
+            return KeyedJaggedTensor(
+                self._keys, values, weights, lengths, offsets, self._stride, self._stride_per_key_per_rank,
+                self._stride_per_key, self._length_per_key, self._lengths_offset_per_key, self._offset_per_key,
+                self._index_per_key, None, inverse,
+            )
+            # fmt: on
+        else:
+            batch = KeyedJaggedTensor._from_parts(self._keys, values, weights, lengths, offsets, None)
+            batch._inverse_indices = inverse
+            batch._take_facts(self)
+            return batch
+
+    @torch.jit.unused
+    def _map(self, change: Any) -> "KeyedJaggedTensor":
+        """The batch with every tensor changed the same way; strides stay on the host."""
+        weights, lengths, offsets, inverse = self._weights, self._lengths, self._offsets, self._inverse_indices
+        return self._with_tensors(
+            change(self._values),
+            None if weights is None else change(weights),
+            None if lengths is None else change(lengths),
+            None if offsets is None else change(offsets),
+            None if inverse is None else (inverse[0], change(inverse[1])),
         )
-        # fmt: on
 
-    unsync = move.unsync
-    flatten_lengths = move.flatten_lengths
-    copy_ = move.copy_
-    pin_memory = move.pin_memory
-    record_stream = move.record_stream
-    size_in_bytes = move.size_in_bytes
-    clear_storage = move.clear_storage
+    @torch.jit.unused
+    def _take_facts(self, source: "KeyedJaggedTensor") -> None:
+        """Take over what is known of a batch on the host, and what is still to be checked."""
+        for name in _HOST_FACTS:
+            setattr(self, name, getattr(source, name))
+        if self._unchecked is not None and self._values.is_cpu:
+            self._length_per_key = self._offset_per_key = None  # a caller gave them: on the CPU they are counted
 
-    # What an exchange that knows no batches sends of this one, and how it is rebuilt.
-    dist_labels = wire.dist_labels
-    dist_splits = wire.dist_splits
-    dist_tensors = wire.dist_tensors
-    dist_init = staticmethod(wire.dist_init)
+    @torch.jit.unused
+    def _tensors(self) -> list[Tensor]:
+        """Every tensor on the batch's device."""
+        inverse = self._inverse_indices
+        parts = (self._values, self._weights, self._lengths, self._offsets, None if inverse is None else inverse[1])
+        return [part for part in parts if part is not None]
 
-    __repr__ = shown.represent  # pyright: ignore[reportAssignmentType]
-    __str__ = shown.text  # pyright: ignore[reportAssignmentType]
-    __fx_create_arg__ = shown.as_call
+    @torch.jit.unused
+    def _normalize(self) -> None:
+        """Bring what a caller gave into one form, without a look at the numbers.
+
+        Lengths [F, B] become [F * B]; a batch without lists needs neither lengths nor offsets; strides that differ make
+        a variable batch.
+        """
+        keys, lengths, offsets, strides = self._keys, self._lengths, self._offsets, self._stride_per_key
+        if type(self._values) is not Tensor:
+            self.__class__ = kind_of(type(self), self._values)
+        if not isinstance(keys, torch.fx.Proxy):
+            self._keys = key_list(_BATCH, keys)
+        if lengths is not None:
+            if isinstance(lengths, Tensor) and lengths.dim() == 2:
+                self._lengths = lengths.reshape(-1)
+        elif offsets is None:
+            if keys:
+                raise ValueError(
+                    f"{_BATCH}: neither lengths nor offsets given; one of them says where the lists of ids end"
+                )
+            self._lengths = torch.empty(0, dtype=torch.int64, device=self._values.device)
+        elif isinstance(offsets, Tensor) and offsets.dim() == 1 and offsets.shape[0] == 0:
+            self._lengths, self._offsets = offsets, None
+        if strides is not None and self._stride_per_key_per_rank is None and len(set(strides)) > 1:
+            self._stride_per_key_per_rank = strides_of_ranks([[stride] for stride in strides])
+
+    @torch.jit.unused
+    def _check(self) -> None:
+        """Check the form of what a caller gave, and on the CPU the numbers of few lists."""
+        keys, lengths, offsets, strides = self._keys, self._lengths, self._offsets, self._stride_per_key_per_rank
+        check_keys(_BATCH, keys)
+        check_form(_BATCH, self._values, self._weights, lengths, offsets)
+        if strides is not None:
+            check_strides(keys, strides)
+        lists = lengths.numel() if lengths is not None else offsets.numel() - 1  # type: ignore[union-attr]
+        check_list_count(keys, lists, self.stride(), self.stride_per_key(), strides is None)
+        self._unchecked = [(len(keys), self._values.shape[0])]
+        if not self._values.is_cpu:
+            return
+        given: dict[str, Any] = {}
+        if not (
+            self._length_per_key is self._offset_per_key is self._lengths_offset_per_key is self._index_per_key is None
+        ):
+            given = {name: getattr(self, f"_{name}") for name in _DERIVED if getattr(self, f"_{name}") is not None}
+        for name in given:
+            setattr(self, f"_{name}", None)
+        if lists <= FEW_LISTS or given:
+            self._check_numbers()
+        # What follows from the other arguments: a wrong value would shift every later result.
+        for name, value in given.items():
+            derived = getattr(self, name)()
+            if value != derived:
+                raise ValueError(f"{_BATCH}: {name} is {value}, and the other arguments say {derived}; leave it out")
+        if self._jt_dict and list(self._jt_dict) != keys:
+            raise ValueError(
+                f"{_BATCH}: jt_dict has the keys {list(self._jt_dict)}, and the batch {keys}; leave it out"
+            )
+
+    @torch.jit.unused
+    def _check_numbers(self) -> None:
+        """Check the numbers of a batch that has not been checked; the ids per key are known then. A sync point."""
+        groups = self._unchecked
+        if groups is None:
+            return
+        bounds, total, even = self.lengths_offset_per_key(), self._values.shape[0], not self.variable_stride_per_key()
+        counts = count_ids(total, self._lengths, self._offsets, bounds, even)
+        if len(groups) > 1 and counts is not None:
+            of_groups = segment_sums(counts, [keys for keys, _ in groups])
+            counts = counts if of_groups == [ids for _, ids in groups] else None
+        if counts is None:
+            refuse_batch(self._keys, bounds, self._lengths, self._offsets, groups)
+            return
+        if self._inverse_indices is not None:
+            check_inverse(self._keys, self.stride_per_key(), self._inverse_indices)
+        self._length_per_key, self._unchecked = counts, None
+
+    @torch.jit.unused
+    def _count(self) -> list[int] | None:
+        """Ids per key, where something is cheaper than to read them from the offsets; None where nothing is."""
+        values, lengths = self._values, self._lengths
+        if self._length_per_key is not None or not isinstance(values, Tensor):
+            return self._length_per_key
+        if values.is_meta:  # a stand-in where there are no numbers: as even as can be, more to the first
+            keys, total = len(self._keys), values.shape[0]
+            return [total // keys + (total % keys if key == 0 else 0) for key in range(keys)]
+        if type(values) is not Tensor or is_compiling() or is_tracing():
+            return None
+        if not values.is_cpu:
+            report()  # this is a sync point, where the device tells what its checks of earlier ids have found
+        if self._unchecked is not None:
+            self._check_numbers()
+            return self._length_per_key
+        if lengths is None or self._offsets is not None or not values.is_cpu:
+            return None
+        most = values.shape[0] // max(self.stride(), 1)
+        return ids_per_key(lengths, self.lengths_offset_per_key(), self._stride_per_key_per_rank is None, most)
+
+
+def _reorder(tensor: Tensor, sizes: Tensor, order: Tensor) -> Tensor:
+    """The segments of a tensor, ``sizes[i]`` elements each, with segment ``order[i]`` at position i."""
+    sizes, order = sizes.long(), order.long()
+    moved, count = sizes[order], tensor.numel()
+    distance = lengths_to_offsets(sizes)[:-1][order] - lengths_to_offsets(moved)[:-1]
+    return tensor[torch.arange(count, device=tensor.device) + distance.repeat_interleave(moved, output_size=count)]
 
 
 # Whole calls in a traced graph, too. What makes a batch stands outside of the class: TorchScript compiles it apart.
@@ -536,23 +907,89 @@ def _synced(
 
 
 def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    if len(batches) == 0:
+        raise ValueError("KeyedJaggedTensor.concat: no batches given; KeyedJaggedTensor.empty() makes an empty one")
+    keys: list[str] = []
+    values: list[Tensor] = []
+    lengths: list[Tensor] = []
+    weights: list[Tensor] = []
+    strides: list[Tensor] = []
+    inverse: list[Tensor] = []
+    inverse_keys: list[str] = []
+    samples: list[int] = []
+    counts: list[int] = []
+    counted, checked = True, True
+    for batch in batches:
+        keys += batch._keys
+        values.append(batch._values)
+        lengths.append(batch.lengths())
+        samples.append(batch.stride())
+        weight, ranks, rows, known = (
+            batch._weights,
+            batch._stride_per_key_per_rank,
+            batch._inverse_indices,
+            batch._length_per_key,
+        )
+        if weight is not None:
+            weights.append(weight)
+        if ranks is not None:
+            strides.append(ranks)
+        if rows is not None:
+            inverse_keys += rows[0]
+            inverse.append(rows[1])
+        if known is None:
+            counted = False
+        else:
+            counts += known
+        checked = checked and batch._unchecked is None
+    check_joined(keys, samples, len(weights), [ranks.size(1) for ranks in strides], len(inverse))
+    joined = batches[0]._derive(
+        keys,
+        torch.cat(values),
+        torch.cat(weights) if len(weights) > 0 else None,
+        torch.cat(lengths),
+        None,
+        max(samples),
+        counts if counted else None,
+        torch.cat(strides) if len(strides) > 0 else None,
+    )
+    if len(inverse) > 0:
+        joined._inverse_indices = (inverse_keys, torch.cat(inverse))
     if not is_scripting():
-        return join(batches)
-    keys = join_keys([one.keys() for one in batches])
-    values, lengths = [one.values() for one in batches], torch.cat([one.lengths() for one in batches])
-    weights = [one.weights_or_none() for one in batches]
-    for one in batches:
-        assert not one.variable_stride_per_key(), "TorchScript does not join variable batches"
-        assert one.stride() == batches[0].stride(), "batches that are joined have the same number of samples"
-    return _synced(keys, torch.cat(values), join_optional(weights), lengths, None, batches[0].stride(), None, None)
+        if not checked:
+            joined._unchecked = _unchecked_groups(batches)
+        refuse_wrapping("KeyedJaggedTensor.concat", joined._values, joined.lengths())
+    return joined
+
+
+def _unchecked_groups(batches: list[KeyedJaggedTensor]) -> list[tuple[int, int]]:
+    """What is to be checked of a batch that is joined from some that are not checked."""
+    groups: list[tuple[int, int]] = []
+    for batch in batches:
+        if batch._offsets is not None:  # the joined batch has no offsets that could be compared with the lengths
+            batch._check_numbers()
+        groups += batch._unchecked or [(len(batch._keys), batch._values.shape[0])]
+    return groups
 
 
 def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJaggedTensor:
-    if not is_scripting():
-        return move.without_keys(kjt) if device is None else move.uninitialised_like(kjt, device)
-    assert device is None, "TorchScript makes a batch like another one on its own device only"
-    keys: list[str] = []
-    held = kjt.weights_or_none()
-    weights = held.new_empty([0]) if held is not None else None
-    values, lengths = kjt.values().new_empty([0]), kjt.lengths().new_empty([0])
-    return _synced(keys, values, weights, lengths, None, kjt.stride(), None, None)
+    inverse = kjt._inverse_indices
+    if device is None:
+        keys: list[str] = []
+        counts: list[int] = []
+        weights, lengths = kjt._weights, kjt.lengths().new_empty([0])
+        if weights is not None:
+            weights = weights.new_empty([0])
+        values, strides = kjt._values.new_empty([0]), kjt._stride_per_key_per_rank
+        return kjt._derive(keys, values, weights, lengths, None, kjt.stride(), counts, strides)
+    if inverse is not None:
+        inverse = (inverse[0], torch.empty_like(inverse[1], device=device))
+    made = kjt._with_tensors(
+        torch.empty_like(kjt._values, device=device),
+        optional_empty_like(kjt._weights, device),
+        optional_empty_like(kjt._lengths, device),
+        optional_empty_like(kjt._offsets, device),
+        inverse,
+    )
+    made._unchecked = None
+    return made

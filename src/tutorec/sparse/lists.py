@@ -7,8 +7,7 @@ from numbers import Real
 import torch
 
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.kjt_checks import check_numbers
-from tutorec.sparse.kjt_layout import running_sum
+from tutorec.sparse.layout import running_sum
 
 Ids = Mapping[str, Sequence[Sequence[int]]]
 Weights = Mapping[str, Sequence[Sequence[float]]]
@@ -133,7 +132,7 @@ def kjt_weights_to_lists(kjt: KeyedJaggedTensor) -> dict[str, list[list[float]]]
 
 def _lists(kjt: KeyedJaggedTensor, flat: list) -> dict[str, list[list]]:
     """Cut what belongs to each id into one list for each key and sample."""
-    check_numbers(kjt)
+    kjt._check_numbers()
     bounds = kjt.offsets().tolist()
     samples = running_sum(kjt.stride_per_key())
     return {

@@ -27,8 +27,7 @@ import torch.utils._pytree as pytree
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.kjt_checks import check_numbers
-from tutorec.sparse.kjt_variable import strides_of_ranks
+from tutorec.sparse.layout import strides_of_ranks
 
 Leaves = tuple[list[Any], Any]
 
@@ -45,8 +44,8 @@ def _unflatten_jagged(leaves: Iterable[Any], weighted: bool) -> JaggedTensor:
 
 
 def _flatten_batch(batch: KeyedJaggedTensor) -> Leaves:
-    if batch._pending is not None and batch.values().is_cpu:
-        check_numbers(batch)  # who makes a batch of the leaves again does not know that this is still to be done
+    if batch._unchecked is not None and batch.values().is_cpu:
+        batch._check_numbers()  # a batch that is made of the leaves is not checked
     weights, inverse = batch.weights_or_none(), batch.inverse_indices_or_none()
     leaves = [batch.values(), batch.lengths()]
     if weights is not None:

@@ -22,9 +22,8 @@ from torch.compiler import is_compiling
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.jagged import JaggedTensor
-from tutorec.sparse.jagged_layout import FEW_LISTS, int_tensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.kjt_layout import lengths_of_offsets
+from tutorec.sparse.layout import FEW_LISTS, differences, lengths_of_offsets
 from tutorec.sparse.validate import checkable, key_list, missing_key
 
 if TYPE_CHECKING:
@@ -105,42 +104,35 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
     if len(values) == len(chosen) > 0 and not values[0].dtype.is_floating_point:
         samples = offsets[0].numel() - 1
         batch = _few_lists(names, values, offsets, samples)
-        if batch is None and all(each.numel() == samples + 1 for each in offsets):
-            lengths = torch.cat(offsets).view(len(names), -1).diff().view(-1)
-            batch = KeyedJaggedTensor(names, torch.cat(values), lengths=lengths, stride=samples)
         if batch is not None:
             return batch
+        if all(each.numel() == samples + 1 for each in offsets):
+            lengths = torch.cat(offsets).view(len(names), -1).diff().view(-1)
+            return KeyedJaggedTensor(names, torch.cat(values), lengths=lengths, stride=samples)
     return _of_entries(names, [_read(name, entry) for name, entry in zip(names, chosen, strict=True)])
 
 
 def _few_lists(names: list[str], values: list[Tensor], offsets: list[Tensor], samples: int) -> KeyedJaggedTensor | None:
-    """The batch of ordinary entries where they hold few lists, which are quicker counted in Python, and checked there.
+    """The batch of ordinary entries with few lists, which are counted faster in Python, and checked there.
 
-    None where there are many, where their numbers cannot be looked at, or where they do not fit; that is told by
-    the checks of the other roads.
+    None where there are many, where their numbers cannot be looked at, or where they do not fit; the checks of the
+    constructor say why.
     """
     first = offsets[0]
     if samples * len(names) > FEW_LISTS or type(first) is not Tensor or not first.is_cpu or is_compiling():
         return None
     lengths: list[int] = []
-    ends, counts, base = [0], [], 0
-    for ids, mine in zip(values, offsets, strict=True):
-        low, *starts = mine.tolist()
-        count = ids.shape[0]
-        if low != 0 or len(starts) != samples:
+    counts: list[int] = []
+    for ids, starts in zip(values, offsets, strict=True):
+        numbers: list[int] = starts.tolist()
+        if numbers[0] != 0 or len(numbers) != samples + 1 or numbers[-1] != ids.shape[0]:
             return None
-        for start in starts:
-            lengths.append(start - low)
-            ends.append(base + start)
-            low = start
-        if low != count:
-            return None
-        counts.append(count)
-        base += count
+        lengths += differences(numbers)
+        counts.append(numbers[-1])
     if len(set(names)) != len(names) or (lengths and min(lengths) < 0):
         return None
-    found, bounds = int_tensor(lengths, first.dtype), int_tensor(ends, first.dtype)
-    return KeyedJaggedTensor._from_parts(names, torch.cat(values), None, found, bounds, samples, counts)
+    made = torch.tensor(lengths, dtype=first.dtype)
+    return KeyedJaggedTensor._from_parts(names, torch.cat(values), None, made, None, samples, counts)
 
 
 def _of_entries(names: list[str], entries: list["_Entry"]) -> KeyedJaggedTensor:

@@ -1,25 +1,33 @@
-"""Checks of keys, lengths and offsets: a few fused operations, and a search for the culprit only after one fails.
+"""Checks of keys, lengths, offsets and strides: a few fused operations, and a search for the culprit after one fails.
 
-The form of a batch is checked where it is built, and so are the numbers of few lists on the CPU. Those of many lists,
-and on another device, where reading a result would stop the device, are checked at their first use
-(``KeyedJaggedTensor.sync`` is one; see ``kjt_checks.py``). While a model is traced, scripted, exported or compiled
-there are no numbers to look at, and no check runs.
+The form of a batch (shapes, dtypes, devices, keys) is checked where the batch is built, and so are the numbers of few
+lists on the CPU. Those of many lists, and on another device, where reading a number would stop the device, are checked
+at their first use (``KeyedJaggedTensor.sync`` is one): a batch that is only passed on, copied or joined costs nothing.
+While a model is traced, scripted, exported or compiled there are no numbers to
+look at, and no check runs.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._validation import validation_enabled
-from tutorec.sparse.kjt_layout import lengths_of_offsets, offsets_of_lengths
+from tutorec.sparse.layout import (
+    FEW_LISTS,
+    LARGEST_INT32,
+    differences,
+    ids_per_key,
+    lengths_of_offsets,
+    offsets_at,
+    positions,
+    sums_between,
+)
 
 _BATCH = "KeyedJaggedTensor"
 _INDEX_TYPES = (torch.int64, torch.int32)
-LARGEST_INT32 = torch.iinfo(torch.int32).max
 
 
 def checkable(values: Tensor) -> bool:
@@ -49,9 +57,7 @@ def check_form(
         ValueError: A part has the wrong shape, dtype or device.
     """
     if values.dim() == 0:
-        raise ValueError(
-            f"{owner}: values are one number without a dimension; give a list of them, [N]: values.view(1)"
-        )
+        raise ValueError(f"{owner}: values are one number without a dimension; give a list, [N]: values.view(1)")
     for name, part in (("lengths", lengths), ("offsets", offsets)):
         if part is None:
             continue
@@ -64,8 +70,13 @@ def check_form(
         if not (part.is_cpu and values.is_cpu) and part.device != values.device:
             raise ValueError(f"{owner}: {name} are on {part.device} and values on {values.device}; use one device")
         refuse_wrapping(owner, values, part)
-    if offsets is not None and offsets.numel() == 0:
-        raise ValueError(f"{owner}: offsets are empty; they start with 0, so even an empty batch has one entry")
+    if offsets is not None and offsets.numel() != (1 if lengths is None else lengths.numel() + 1):
+        if offsets.numel() == 0:
+            raise ValueError(f"{owner}: offsets are empty; they start with 0, so even an empty batch has one entry")
+        if lengths is not None:
+            raise ValueError(
+                f"{owner}: {lengths.numel()} lengths and {offsets.numel()} offsets; L lengths go with L + 1 offsets"
+            )
     if weights is not None and weights.shape[:1] != values.shape[:1]:
         raise ValueError(f"{owner}: {weights.shape[0]} weights for {values.shape[0]} values; give one weight per id")
 
@@ -89,40 +100,82 @@ def refuse_wrapping(owner: str, values: Tensor, numbers: Tensor) -> None:
         )
 
 
-def check_lists(
-    owner: str, values: Tensor, lengths: Tensor | None, offsets: Tensor | None, place: Callable[[int], str]
-) -> Tensor:
-    """Check that lengths and offsets describe ``values``: each id in exactly one list.
+def count_ids(
+    total: int, lengths: Tensor | None, offsets: Tensor | None, bounds: list[int], even: bool
+) -> list[int] | None:
+    """Ids of each key, or None where lengths and offsets do not describe so many ids. A sync point.
+
+    Args:
+        total: N.
+        lengths: ``[L]`` or None.
+        offsets: ``[L + 1]`` or None; at least one of the two is given.
+        bounds: Where each key's lists start, and the end of the last ``[F + 1]``.
+        even: Whether all keys have the same number of samples.
+
+    Returns:
+        F numbers, or None.
+
+    Example:
+        >>> lengths = torch.tensor([2, 1])
+        >>> count_ids(3, lengths, None, [0, 1, 2], True), count_ids(4, lengths, None, [0, 1, 2], True)
+        ([2, 1], None)
+    """
+    given = lengths if offsets is None else offsets
+    assert given is not None, "lengths or offsets are given"
+    if given.numel() <= FEW_LISTS and given.is_cpu:
+        numbers: list[int] = given.tolist()
+        if offsets is not None:
+            first, numbers = numbers[0], differences(numbers)
+            if first != 0 or (lengths is not None and lengths.tolist() != numbers):
+                return None
+        return sums_between(numbers, bounds) if sum(numbers) == total and min(numbers, default=0) >= 0 else None
+    if offsets is None:
+        assert lengths is not None, "lengths or offsets are given"
+        low, high = torch.stack(torch.aminmax(lengths)).tolist() if lengths.numel() else (0, 0)
+        if low < 0 or high > total:  # the sum of longer lists may wrap
+            return None
+        counts = ids_per_key(lengths, bounds, even, high)
+    else:
+        # Compared and not subtracted: a difference may wrap.
+        fits = (offsets[0] == 0) & (offsets[1:] >= offsets[:-1]).all()
+        if lengths is not None:
+            fits = fits & (lengths == lengths_of_offsets(offsets)).all()
+        if not bool(fits):
+            return None
+        counts = differences(offsets_at(offsets, bounds))
+    return counts if sum(counts) == total else None
+
+
+def refuse_lists(
+    owner: str, total: int, lengths: Tensor | None, offsets: Tensor | None, place: Callable[[int], str]
+) -> None:
+    """Say why lengths and offsets do not describe the ids; nothing where they do.
 
     Args:
         owner: Name of the class, for the message.
-        values: ``[N, ...]``.
+        total: N.
         lengths: ``[L]`` or None.
         offsets: ``[L + 1]`` or None; at least one of the two is given.
-        place: Says in words where list i belongs, such as ``feature 'user', sample 3``.
-
-    Returns:
-        The offsets, computed on the way where they were not given.
+        place: The name of list i, such as ``feature 'user', sample 3``.
 
     Raises:
         ValueError: A length is negative, offsets fall or do not start at 0, they do not end at N, or the two disagree.
     """
-    count = values.shape[0]
     if offsets is None:
-        assert lengths is not None, "callers have checked that lengths or offsets are given"
-        offsets = offsets_of_lengths(lengths)
+        assert lengths is not None, "lengths or offsets are given"
         if lengths.numel() and int(lengths.min()) < 0:
-            raise ValueError(_negative_length(owner, lengths, place))
-        # In int64, for the last offset may have wrapped; in Python where that sum may have wrapped, too.
-        wide = lengths.numel() > 0 and int(lengths.max()) > count
-        total = sum(lengths.tolist()) if wide else int(lengths.sum())
-        if total != count:
+            index = int((lengths < 0).nonzero()[0])
             raise ValueError(
-                f"{owner}: lengths add up to {total}, and there are {count} values; "
+                f"{owner}: lengths[{index}] = {int(lengths[index])} ({place(index)}); "
+                "a length counts ids, and an empty list has length 0"
+            )
+        ids = sum(lengths.tolist())  # in Python: a sum of int64 may wrap
+        if ids != total:
+            raise ValueError(
+                f"{owner}: lengths add up to {ids}, and there are {total} values; "
                 f"every id belongs to exactly one of the {lengths.numel()} lists"
             )
-        return offsets
-    steps = lengths_of_offsets(offsets)
+        return
     first, last = int(offsets[0]), int(offsets[-1])
     if first != 0:
         raise ValueError(f"{owner}: offsets must start at 0, got offsets[0] = {first}")
@@ -133,56 +186,161 @@ def check_lists(
             f"{owner}: offsets must not fall: offsets[{index}] = {int(offsets[index])} and offsets[{index + 1}] = "
             f"{int(offsets[index + 1])} ({place(index)}); an empty list repeats the offset"
         )
-    if last != count:
+    if last != total:
         raise ValueError(
-            f"{owner}: offsets end at {last}, and there are {count} values; the last offset is the number of ids"
+            f"{owner}: offsets end at {last}, and there are {total} values; the last offset is the number of ids"
         )
-    if lengths is not None:
-        _check_agreement(owner, lengths, steps, place)
-    return offsets
-
-
-def _check_agreement(owner: str, lengths: Tensor, steps: Tensor, place: Callable[[int], str]) -> None:
-    """Check that given lengths are the steps of given offsets."""
-    if lengths.numel() != steps.numel():
-        raise ValueError(
-            f"{owner}: {lengths.numel()} lengths and {steps.numel() + 1} offsets; L lengths go with L + 1 offsets"
-        )
-    wrong = lengths != steps
-    if bool(wrong.any()):
-        index = int(wrong.nonzero()[0])
+    steps = lengths_of_offsets(offsets)
+    if lengths is not None and not torch.equal(lengths.to(steps.dtype), steps):
+        index = int((lengths != steps).nonzero()[0])
         raise ValueError(
             f"{owner}: lengths and offsets disagree: lengths[{index}] = {int(lengths[index])}, and the offsets give "
             f"{int(steps[index])} ({place(index)}); pass one of the two, the other is derived"
         )
 
 
-def _negative_length(owner: str, lengths: Tensor, place: Callable[[int], str]) -> str:
-    index = int((lengths < 0).nonzero()[0])
-    return (
-        f"{owner}: lengths[{index}] = {int(lengths[index])} ({place(index)}); "
-        "a length counts ids, and an empty list has length 0"
+def refuse_batch(
+    keys: list[str],
+    bounds: list[int],
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    groups: list[tuple[int, int]],
+) -> None:
+    """Say why the numbers of a batch do not fit.
+
+    Args:
+        keys: F feature names.
+        bounds: Where each key's lists start, and the end of the last ``[F + 1]``.
+        lengths: ``[L]`` or None.
+        offsets: ``[L + 1]`` or None; at least one of the two is given.
+        groups: How many keys and ids each batch has that this one was joined from; one group for any other batch.
+
+    Raises:
+        AssertionError: All groups fit.
+        ValueError: As ``refuse_lists``, of the first group that does not fit.
+    """
+
+    def place(index: int) -> str:
+        key = bisect_right(bounds, index) - 1
+        return f"feature {keys[key]!r}, sample {index - bounds[key]}"
+
+    key = 0
+    for count, ids in groups:
+        part, starts, first = lengths, offsets, 0
+        if len(groups) > 1:
+            assert lengths is not None, "a batch that was joined has lengths"
+            first = bounds[key]
+            part, starts = lengths[first : bounds[key + count]], None
+        refuse_lists(_BATCH, ids, part, starts, lambda index, first=first: place(first + index))
+        key += count
+    raise AssertionError(f"a batch of the keys {keys} does not fit, and no reason was found")
+
+
+def check_list_count(keys: list[str], lists: int, stride: int, stride_per_key: list[int], even: bool) -> None:
+    """Check that a batch has one list for each key and sample.
+
+    Args:
+        keys: F feature names.
+        lists: L, its lists.
+        stride: B.
+        stride_per_key: Samples of each key.
+        even: Whether all keys have the same number of samples.
+
+    Raises:
+        ValueError: It has more or fewer.
+    """
+    if lists == sum(stride_per_key):
+        return
+    reason = f"the strides {dict(zip(keys, stride_per_key, strict=True))} ask for {sum(stride_per_key)}"
+    if even:
+        whole = not keys or lists % len(keys) == 0
+        reason = f"stride says {stride} samples" if whole else f"{lists} is no multiple of {len(keys)}"
+    raise ValueError(
+        f"{_BATCH}: {lists} lists of ids for {len(keys)} keys {keys}: {reason}; there is one length per key and "
+        "sample, key after key (keys with different numbers of samples say so with stride_per_key_per_rank=)"
     )
 
 
-def refuse_lists(owner: str, **parts: object) -> None:
-    """Raise where a part that must be a tensor is a list, a number or an array; a tracer's stand-ins pass.
-
-    Args:
-        owner: Name of the class, for the message.
-        parts: The parts by name.
+def check_strides(keys: list[str], strides: Tensor) -> None:
+    """Check that there is one row of strides for each key, and none negative.
 
     Raises:
-        TypeError: A part is none of torch's.
+        ValueError: There is not.
     """
-    for name, part in parts.items():
-        if isinstance(part, list | tuple | int | float | str | np.ndarray):
-            remedy = f"torch.from_numpy({name})" if isinstance(part, np.ndarray) else f"torch.tensor({name})"
-            raise TypeError(f"{owner}: {name} must be a tensor, got {type(part).__name__}; write {remedy}")
+    if strides.dim() != 2 or strides.shape[0] != len(keys):
+        raise ValueError(
+            f"{_BATCH}: stride_per_key_per_rank has shape {list(strides.shape)} and there are {len(keys)} keys {keys}; "
+            "it holds one list for each key with one number of samples for each rank, such as [[2], [3]]"
+        )
+    if strides.numel() and int(strides.min()) < 0:
+        key, rank = (strides < 0).nonzero()[0].tolist()
+        raise ValueError(
+            f"{_BATCH}: stride_per_key_per_rank says {int(strides[key, rank])} samples for feature {keys[key]!r} of "
+            f"rank {rank}; a number of samples is 0 or more"
+        )
+
+
+def check_inverse(batch_keys: list[str], stride_per_key: list[int], inverse: tuple[list[str], Tensor]) -> None:
+    """Check that each sample of the whole batch means a list that its feature has.
+
+    Args:
+        batch_keys: F feature names.
+        stride_per_key: Lists of each.
+        inverse: Keys, and which list each sample means ``[F, B]``.
+
+    Raises:
+        ValueError: One does not.
+    """
+    keys, indices = inverse
+    if indices.dim() != 2 or indices.shape[0] != len(keys):
+        raise ValueError(
+            f"{_BATCH}: inverse_indices have shape {list(indices.shape)} for the keys {keys}; they hold one row for "
+            "each key and one column for each sample of the whole batch"
+        )
+    lists = dict(zip(batch_keys, stride_per_key, strict=True))
+    unknown = [key for key in keys if key not in lists]
+    if unknown:
+        raise ValueError(f"{_BATCH}: inverse_indices name {unknown}, and the keys are {batch_keys}")
+    limits = torch.tensor([lists[key] for key in keys], device=indices.device).unsqueeze(1)
+    wrong = (indices < 0) | (indices >= limits)
+    if bool(wrong.any()):
+        row, sample = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"{_BATCH}: inverse_indices of feature {keys[row]!r}, sample {sample}, hold {int(indices[row, sample])}, "
+            f"and the feature has {lists[keys[row]]} lists (0 to {lists[keys[row]] - 1})"
+        )
+
+
+def check_joined(keys: list[str], samples: list[int], weighted: int, ranks: list[int], inverse: int) -> None:
+    """Check that batches can be joined into one; TorchScript compiles this as it stands.
+
+    Args:
+        keys: The keys of all batches.
+        samples: B of each batch.
+        weighted: How many batches have weights.
+        ranks: How many ranks each batch has that is of variable batch size.
+        inverse: How many batches have inverse indices.
+
+    Raises:
+        ValueError: A key occurs twice, or the batches do not agree.
+    """
+    where, count = "KeyedJaggedTensor.concat", len(samples)
+    if len(positions(keys)) != len(keys):
+        raise ValueError(f"{where}: keys occur twice: {keys}; each key names one feature")
+    if weighted != 0 and weighted != count:
+        raise ValueError(f"{where}: weights differ: {weighted} of {count} batches have weights; all must, or none")
+    if len(ranks) != 0 and len(ranks) != count:
+        raise ValueError(f"{where}: variable batch differ: {len(ranks)} of {count} are of variable batch size")
+    if inverse != 0 and inverse != count:
+        raise ValueError(f"{where}: inverse indices differ: {inverse} of {count} batches have them; all must, or none")
+    if len(ranks) > 0 and min(ranks) != max(ranks):
+        raise ValueError(f"{where}: ranks differ: {ranks}; all batches must have the same")
+    if len(ranks) == 0 and min(samples) != max(samples):
+        raise ValueError(f"{where}: samples differ: {samples}; all batches must have the same")
 
 
 def key_list(owner: str, keys: Iterable[str]) -> list[str]:
-    """The keys as a list of their own, so that a caller who changes his list does not rename features.
+    """The keys as a new list, so that a caller who changes his list does not rename features.
 
     Args:
         owner: Name of the class, for the message.
@@ -214,59 +372,31 @@ def check_keys(owner: str, keys: Sequence[str]) -> None:
         raise ValueError(f"{owner}: keys occur twice: {repeated} in {list(keys)}; each key names one feature")
 
 
-def check_same(operation: str, what: str, found: Mapping[str, object]) -> None:
-    """Check that the parts of one batch agree, such as in their number of samples.
-
-    Args:
-        operation: What puts the parts together.
-        what: What should be the same.
-        found: What each part has.
-
-    Raises:
-        ValueError: Two parts differ.
-    """
-    if len(set(found.values())) > 1:
-        raise ValueError(f"{_BATCH}.{operation}: {what} differ: {dict(found)}; all must be the same")
-
-
-def check_positions(where: str, positions: Sequence[int], keys: Sequence[str]) -> None:
-    """Raise unless every position is that of a key.
-
-    Raises:
-        TypeError: Positions are no list of whole numbers.
-        ValueError: A position is negative, or there is no key at it.
-    """
-    _check_whole(where, "positions of keys", positions)
-    if positions and (min(positions) < 0 or max(positions) >= len(keys)):
-        outside = [position for position in positions if not 0 <= position < len(keys)]
-        raise ValueError(f"{where}: positions {outside} are outside of 0 to {len(keys) - 1}; the keys are {list(keys)}")
-
-
 def missing_key(owner: str, key: str, keys: Sequence[str]) -> KeyError:
     """The error for a key that is not there; it names the keys that are."""
     return KeyError(f"{owner} has no key {key!r}; its keys are {list(keys)}")
 
 
-def check_segments(where: str, segments: Sequence[int], keys: Sequence[str]) -> None:
-    """Raise unless segments cut all keys into pieces, some of which may be empty.
+def check_positions(where: str, indices: list[int], keys: list[str]) -> None:
+    """Check that there is a key at each position; TorchScript compiles this as it stands.
 
     Raises:
-        TypeError: Segments are no list of whole numbers.
-        ValueError: One is negative, or together they hold another number of keys.
+        ValueError: A position is negative, or there is no key at it.
     """
-    _check_whole(where, "numbers of keys", segments)
+    for index in indices:
+        if index < 0 or index >= len(keys):
+            raise ValueError(f"{where}: position {index} is outside of 0 to {len(keys) - 1}; the keys are {keys}")
+
+
+def check_segments(where: str, segments: list[int], keys: list[str]) -> None:
+    """Check that segments, some of which may be empty, hold all keys; TorchScript compiles this as it stands.
+
+    Raises:
+        ValueError: One is negative, or all of them hold another number of keys.
+    """
     if sum(segments) != len(keys):
         raise ValueError(
-            f"{where}: segments {list(segments)} hold {sum(segments)} keys, and the batch has {len(keys)}: {list(keys)}"
+            f"{where}: segments {segments} hold {sum(segments)} keys, and the batch has {len(keys)}: {keys}"
         )
-    if segments and min(segments) < 0:
-        raise ValueError(f"{where}: segments {list(segments)} hold a negative number of keys; each is 0 or more")
-
-
-def _check_whole(where: str, what: str, numbers: Sequence[int]) -> None:
-    """Raise unless these are whole numbers in a list or a tuple."""
-    if not isinstance(numbers, list | tuple):
-        raise TypeError(f"{where} takes a list of {what}, got {type(numbers).__name__}: {numbers!r}")
-    for number in numbers:
-        if type(number) is not int and not isinstance(number, Integral | torch.SymInt):
-            raise TypeError(f"{where} takes {what}, whole numbers, got {number!r} in {list(numbers)}")
+    if len(segments) > 0 and min(segments) < 0:
+        raise ValueError(f"{where}: segments {segments} hold a negative number of keys; each is 0 or more")

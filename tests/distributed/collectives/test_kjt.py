@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from strategies import DrawnBatch, DrawnVariableBatch, jagged_batches
 
 from tutorec.distributed.collectives.kjt import KJTAllToAll
+from tutorec.distributed.collectives.slots import Slots
 from tutorec.distributed.traffic import count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.kjt_slots import Slots
 
 # Every drawn example is a list of cases, which one run of the ranks takes.
 FEW_EXAMPLES = settings(max_examples=10)

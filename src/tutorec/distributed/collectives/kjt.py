@@ -8,7 +8,7 @@ features have different numbers of samples on any rank, all ranks exchange those
     what I receive from s     [lengths of my slots, F * B_s  | their ids, N_s]
     what I make of it         F slots, sum of B_s samples, samples of rank 0 first
 
-A slot is one feature on one rank (`sparse/kjt_slots.py`). Ranks may differ in B and in the dtype of their ids: all ids
+A slot is one feature on one rank (`collectives/slots.py`). Ranks may differ in B and in the dtype of their ids: all ids
 travel in the widest dtype that any rank uses, or in the one that is agreed upon.
 """
 
@@ -26,11 +26,10 @@ from torch import nn
 from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed import comm
+from tutorec.distributed.collectives.slots import Slots, feature_major
 from tutorec.sparse.deferred import report
-from tutorec.sparse.jagged_layout import ints_on_device
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.kjt_layout import offsets_at, running_sum
-from tutorec.sparse.kjt_slots import Slots, feature_major
+from tutorec.sparse.layout import ints_on_device, offsets_at, running_sum
 
 SIZES_STAGE = "input sizes"
 STRIDES_STAGE = "input strides"

@@ -22,7 +22,7 @@ from tutorec.distributed.lookup.dense import BatchedDenseEmbeddingBag
 from tutorec.distributed.lookup.fused import BatchedFusedEmbeddingBag
 from tutorec.distributed.lookup.grouped import Batch, GroupedLookup
 from tutorec.distributed.plan import EmbeddingComputeKernel
-from tutorec.sparse.jagged_layout import ints_on_device
+from tutorec.sparse.layout import ints_on_device
 
 
 class BatchedFusedEmbedding(BatchedFusedEmbeddingBag):

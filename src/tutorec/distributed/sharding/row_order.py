@@ -21,7 +21,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from tutorec.distributed.sharding.slots import PlacedSlots, Route
-from tutorec.sparse.jagged_layout import ints_on_device
+from tutorec.sparse.layout import ints_on_device
 
 
 class RowOrder:

@@ -1,0 +1,271 @@
+"""The arithmetic of the flat layout, as pure functions over keys, lengths, offsets and strides.
+
+A batch of F features and B samples is F * B lists of ids, laid end to end, feature after feature::
+
+    lengths  [F * B]      ids in list i
+    offsets  [F * B + 1]  where list i starts: the running sum of lengths
+    list i = f * B + b    feature f, sample b
+
+**Variable batch**: features may have different numbers of samples. A feature that changes rarely (a user's country,
+beside the items of a session) is then not stored once for every sample. Its lists are stored once each, feature f has
+``stride_per_key[f]`` lists, and ``inverse_indices`` say which of a feature's lists each sample of the batch means::
+
+    keys                     ["user", "item"]
+    stride_per_key_per_rank  [[2],                 user has 2 lists
+                              [3]]                 item has 3
+    inverse_indices          (["user", "item"],    sample 0 means list 0 of user, samples 1 and 2 list 1
+                              [[0, 1, 1],
+                               [0, 1, 2]])
+
+Columns of ``stride_per_key_per_rank`` are ranks: after an exchange a feature's lists are those of rank 0, then those
+of rank 1. Before an exchange there is one column.
+
+No function here knows a class, so that TorchScript compiles them as they stand.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
+
+from tutorec._kernels.jagged import lengths_to_offsets
+
+# Up to this many lists are counted in Python, which takes 10 ns each where a tensor operation takes 2 us.
+FEW_LISTS = 256
+LARGEST_INT32 = torch.iinfo(torch.int32).max
+
+
+def offsets_of_lengths(lengths: Tensor) -> Tensor:
+    """Where each list starts: the running sum of lengths [L], with a 0 in front, [L + 1]."""
+    if is_scripting():
+        return torch.nn.functional.pad(lengths.cumsum(0, dtype=lengths.dtype), [1, 0])
+    else:
+        return lengths_to_offsets(lengths)
+
+
+def lengths_of_offsets(offsets: Tensor) -> Tensor:
+    """Ids per list [L] from offsets [L + 1]."""
+    return offsets[1:] - offsets[:-1]
+
+
+def as_int64(numbers: Tensor) -> Tensor:
+    """The numbers as TorchScript needs them before it makes a list of them; eager code takes them as they are."""
+    if is_scripting():
+        return numbers.to(torch.int64)
+    else:
+        return numbers
+
+
+def offset_per_key_of(offsets: Tensor, keys: int, stride: int) -> list[int]:
+    """Where each key's ids start, and the end of the last: every B-th entry of the offsets. A sync point."""
+    if stride == 0:
+        return [0] * (keys + 1)
+    starts: list[int] = as_int64(offsets[::stride]).tolist()
+    return starts
+
+
+def offsets_at(offsets: Tensor, bounds: list[int]) -> list[int]:
+    """Where each key's ids start, and the end of the last, if key f's lists start at ``bounds[f]``. A sync point."""
+    at = torch.tensor(bounds, dtype=torch.int64, device=offsets.device)
+    starts: list[int] = as_int64(offsets[at]).tolist()
+    return starts
+
+
+def sums_between(numbers: list[int], bounds: list[int]) -> list[int]:
+    """Sums of ``numbers[bounds[i]:bounds[i + 1]]``."""
+    return [sum(numbers[low:high]) for low, high in pairwise(bounds)]
+
+
+def ids_per_key(lengths: Tensor, bounds: list[int], even: bool, most: int) -> list[int]:
+    """Ids of each key. A sync point.
+
+    Args:
+        lengths: ``[L]``, not negative.
+        bounds: Where each key's lists start, and the end of the last ``[F + 1]``.
+        even: Whether all keys have the same number of samples.
+        most: No key's lists are longer on average.
+
+    Returns:
+        F numbers.
+    """
+    if lengths.numel() <= FEW_LISTS and lengths.is_cpu:
+        return sums_between(lengths.tolist(), bounds)
+    if not even or bounds[-1] == 0:
+        return differences(offsets_at(offsets_of_lengths(lengths.long()), bounds))
+    # A sum in int32, where that holds it, is five times as fast as one in int64.
+    fits = lengths.dtype is torch.int32 and most * bounds[1] <= LARGEST_INT32
+    rows = lengths.view(len(bounds) - 1, -1)
+    counts: list[int] = rows.sum(1, dtype=torch.int32 if fits else torch.int64).tolist()
+    return counts
+
+
+def differences(offset_per_key: list[int]) -> list[int]:
+    """Ids per key from the keys' starts: the inverse of ``running_sum``."""
+    out: list[int] = []
+    for index in range(len(offset_per_key) - 1):
+        out.append(offset_per_key[index + 1] - offset_per_key[index])
+    return out
+
+
+def running_sum(counts: list[int]) -> list[int]:
+    """Running sum with a 0 in front: ``[3, 4]`` gives ``[0, 3, 7]``."""
+    total = 0
+    out: list[int] = [0]
+    for count in counts:
+        total = total + count  # not in place: a tracer's numbers are tensors
+        out.append(total)
+    return out
+
+
+def segment_sums(counts: list[int], segments: list[int]) -> list[int]:
+    """Sums over consecutive runs of ``counts``; segment i holds the next ``segments[i]`` of them."""
+    starts = running_sum(counts)
+    out: list[int] = []
+    position = 0
+    for segment in segments:
+        out.append(starts[position + segment] - starts[position])
+        position += segment
+    return out
+
+
+def positions(keys: list[str]) -> dict[str, int]:
+    """Position of each key."""
+    out: dict[str, int] = {}
+    for position, key in enumerate(keys):
+        out[key] = position
+    return out
+
+
+def offsets_by_key(lengths: Tensor, keys: int, stride: int) -> list[Tensor]:
+    """Each key's own offsets, F times [B + 1], starting at 0: running sums along the rows of a matrix.
+
+    Args:
+        lengths: ``[F * B]``.
+        keys: F.
+        stride: B.
+
+    Returns:
+        F tensors.
+    """
+    if stride == 0:
+        return list(lengths.new_zeros([keys, 1]).unbind(0))
+    rows = lengths.view(keys, stride)
+    if is_scripting():
+        return list(torch.nn.functional.pad(rows.cumsum(1, dtype=lengths.dtype), [1, 0]).unbind(0))
+    else:
+        return list(lengths_to_offsets(rows).unbind(0))
+
+
+def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[Tensor | None]:
+    """The next ``sizes[i]`` rows for each of ``count`` parts: views, or None for each where there is no tensor."""
+    out: list[Tensor | None] = []
+    if tensor is None:
+        if not is_scripting():
+            return [None] * count
+        for _ in range(count):
+            out.append(None)
+    else:
+        parts = tensor.split_with_sizes(sizes)
+        for position in range(count):
+            out.append(parts[position])
+    return out
+
+
+def optional_to(tensor: Tensor | None, device: torch.device, non_blocking: bool) -> Tensor | None:
+    """The tensor on a device, the tensor itself where it is there already, or None where there is none."""
+    if tensor is None:
+        return None
+    return tensor.to(device, non_blocking=non_blocking)
+
+
+def optional_empty_like(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    """An uninitialised tensor of the same shape and dtype on a device, or None where there is none."""
+    if tensor is None:
+        return None
+    return torch.empty_like(tensor, device=device)
+
+
+def permute_segments(tensor: Tensor, sizes: list[int], indices: list[int]) -> Tensor:
+    """The tensor's segments of ``sizes``, segment ``indices[i]`` at position i: joining slices beats a gather."""
+    if len(indices) == 0:
+        return tensor[:0]
+    segments = tensor.split_with_sizes(sizes)
+    return torch.cat([segments[index] for index in indices])
+
+
+def ints_on_device(
+    numbers: Sequence[int] | Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """A tensor on a device from integers, without waiting for what the device still computes.
+
+    A copy to a GPU from ordinary memory waits for the device; from page-locked memory it is queued.
+    """
+    if device.type != "cuda":
+        return torch.tensor(numbers, dtype=dtype, device=device)
+    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def strides_of_ranks(given: Tensor | list[list[int]]) -> Tensor:
+    """Lists of each key (rows) and rank (columns) as a tensor of the CPU [F, W]."""
+    if isinstance(given, Tensor):
+        return given.cpu() if given.is_cuda else given
+    else:
+        return torch.tensor(given, dtype=torch.int32)
+
+
+def stride_of(
+    keys: list[str],
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    strides: Tensor | None,
+    inverse_indices: tuple[list[str], Tensor] | None,
+) -> int:
+    """B, samples of the whole batch; 0 without keys.
+
+    Args:
+        keys: F feature names.
+        lengths: ``[F * B]`` or None.
+        offsets: ``[F * B + 1]`` or None.
+        strides: Lists of each key and rank ``[F, W]``, or None where every key has B.
+        inverse_indices: Keys, and which list each sample means ``[F, B]``.
+
+    Returns:
+        B: with inverse indices their number of columns, with variable batch otherwise the most lists of a key, else
+        the number of lists over F, rounded down.
+    """
+    if len(keys) == 0:
+        return 0
+    if strides is not None and strides.numel() > 0:
+        if inverse_indices is not None and inverse_indices[1].numel() > 0:
+            return inverse_indices[1].shape[-1]
+        return int(strides.sum(dim=1).max().item())
+    if offsets is not None and offsets.numel() > 0:
+        return (offsets.numel() - 1) // len(keys)
+    if lengths is not None:
+        return lengths.numel() // len(keys)
+    return 0
+
+
+def strides_of(keys: list[str], stride: int, strides: Tensor | None) -> list[int]:
+    """Lists of each key: B each, or with variable batch the sums over the ranks."""
+    if strides is None or len(keys) == 0:
+        return [stride] * len(keys)
+    out: list[int] = strides.sum(dim=1).tolist()
+    return out
+
+
+def take_rows(strides: Tensor | None, indices: list[int]) -> Tensor | None:
+    """Row ``indices[i]`` at position i, or None."""
+    if strides is None:
+        return None
+    return strides[torch.tensor(indices, dtype=torch.int64)]
+
+
+def strides_as_lists(strides: Tensor | None) -> list[list[int]]:
+    """Lists of each key and rank in Python; an empty list where every key has B."""
+    if strides is None:
+        return []
+    out: list[list[int]] = as_int64(strides).tolist()
+    return out
