@@ -135,7 +135,7 @@ def test_unknown_table_is_refused_before_planning(tables: str, monkeypatch: pyte
         ("tables: [", "tables.yaml: this is not YAML"),
         (
             TABLES.replace("1000", "many"),
-            "tables.yaml: table 'item': num_embeddings must be a whole number, got 'many'",
+            "tables.yaml: table 'item': num_embeddings must be a positive whole number, got 'many'",
         ),
         (TABLES.replace("row_wise", "row"), "table 'user' names 'row', which ShardingType does not have"),
         ("tables: [{name: a, num_embeddings: 8, embedding_dim: 4, pin: [-1]}]", "of table 'a' names rank -1"),

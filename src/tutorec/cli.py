@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -195,11 +194,12 @@ def _write_plan(arguments: argparse.Namespace) -> None:
 
 def _check_explained(table: str | None, names: Sequence[str]) -> None:
     """A search may take a minute: the table that is to be explained is looked for first."""
+    from tutorec._check import did_you_mean
+
     known = {name.rpartition(".")[2] for name in names} | set(names)
     if table is not None and table not in known:
-        near = difflib.get_close_matches(table, sorted(known), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the file has {', '.join(map(repr, names[:5]))}"
-        raise ValueError(f"--explain {table}: there is no table {table!r}; {hint}")
+        hint = did_you_mean(table, sorted(known)) or f"; the file has {', '.join(map(repr, names[:5]))}"
+        raise ValueError(f"--explain {table}: there is no table {table!r}{hint}")
 
 
 def _planner(arguments: argparse.Namespace, file: TableFile) -> EmbeddingShardingPlanner:
