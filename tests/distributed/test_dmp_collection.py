@@ -23,7 +23,7 @@ from tutorec.distributed.env import ShardingEnv, sharding_groups
 from tutorec.distributed.model_parallel import DistributedModelParallel, DMPCollection
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.shard_traffic import REPLICA_STATES, REPLICA_WEIGHTS
+from tutorec.distributed.replicas import REPLICA_STATES, REPLICA_WEIGHTS
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.distributed.simulate import simulate_sync
 from tutorec.distributed.traffic import Traffic, count_traffic
@@ -267,11 +267,11 @@ def test_a_table_larger_than_a_block_is_averaged_in_blocks_of_the_predicted_byte
     def large(rank: int, world_size: int) -> tuple[Traffic, float]:
         from unittest import mock
 
-        from tutorec.distributed import shard_traffic
+        from tutorec.distributed import replicas
 
         # Blocks of 16 numbers: a row of 8 columns twice.
         defaults = (16,)
-        with mock.patch.object(shard_traffic.sync_blocks, "__defaults__", defaults):
+        with mock.patch.object(replicas.sync_blocks, "__defaults__", defaults):
             model = replicated("exact_sgd", group_plan(Model(), "row_wise"))
             with torch.no_grad():
                 for rows in model.fused_optimizer.params.values():

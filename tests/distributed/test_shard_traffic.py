@@ -7,6 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from distributed.byte_formulas import (
+    COPIES_IDS,
+    COPIES_ROWS,
+    COPIES_SIZES,
+    COPIES_SUMS,
+    COPIES_WEIGHTS,
+    GRADIENTS,
+    IDS,
+    ROWS,
+    SIZES,
+    STRIDES,
+    WEIGHTS,
+    Bytes,
+    StepBatches,
+    step_traffic,
+)
 from distributed.cases import group
 from distributed.row_cases import loss
 from distributed.sharding.test_any_plan import (
@@ -36,22 +52,6 @@ from tutorec.distributed.shard_geometry import (
     grid_pieces,
     row_wise_pieces,
     table_wise_pieces,
-)
-from tutorec.distributed.shard_traffic import (
-    COPIES_IDS,
-    COPIES_ROWS,
-    COPIES_SIZES,
-    COPIES_SUMS,
-    COPIES_WEIGHTS,
-    GRADIENTS,
-    IDS,
-    ROWS,
-    SIZES,
-    STRIDES,
-    WEIGHTS,
-    Bytes,
-    StepBatches,
-    step_traffic,
 )
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel
 from tutorec.distributed.tables import PlacedTable

@@ -12,6 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # torchrun starts this file as a program
+from distributed.byte_formulas import StepBatches, step_traffic
+
 from tutorec.datasets.random import shop
 from tutorec.distributed.comm import host_groups
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
@@ -21,7 +24,6 @@ from tutorec.distributed.model_parallel import DistributedModelParallel, DMPColl
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
 from tutorec.distributed.planner.topology import Topology
-from tutorec.distributed.shard_traffic import StepBatches, step_traffic
 from tutorec.distributed.simulate import simulate, simulate_sync
 from tutorec.distributed.traffic import Traffic, count_traffic
 from tutorec.examples.dlrm import build

@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 f"distributed.{name}"
                 for name in (
                     "plan plan_diff plan_json text_table env tables placed_pieces initial_rows sharded_module "
-                    "shard_geometry shard_traffic traffic layout grouping grouped_configs cache_params fused_params "
+                    "shard_geometry traffic layout grouping grouped_configs cache_params fused_params "
                     "comm qcomm agreement"
                 ).split()
             ),

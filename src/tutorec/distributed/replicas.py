@@ -11,11 +11,18 @@ A step sends within a sharding group; ranks with the same shards, a *replica gro
 every so many steps. With ``False`` it is the mean that tends to stay on a host, with ``True`` it is the step.
 
 Corresponds to what TorchRec's ``DMPCollection`` calls sharding and replica process groups.
+
+Where tables are sharded within groups and R groups have replicas, ranks that hold the same shards average them. Their
+E numbers are cut into blocks of at most 2 ** 22, of which each replica adds up its part, as even as can be. For each
+block of E numbers, E_r = E / R of replica r (the first E % R replicas one more), replica r sends replica s
+
+    replica weights    4 * (E_s + E_r)                                      all weights that a rank holds
+    replica states     4 * (E_s + E_r)                                      of its optimizer, but numbers of steps
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +32,10 @@ import torch.distributed as dist
 from tutorec.distributed import comm
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.env import sharding_groups
-from tutorec.distributed.shard_traffic import REPLICA_STATES, REPLICA_WEIGHTS, even_counts, sync_blocks
+
+REPLICA_WEIGHTS, REPLICA_STATES = "replica weights", "replica states"
+# Numbers that replicas average at a time: 16 MiB beside the model.
+BLOCK_NUMBERS = 2**22
 
 AllReduce = Callable[[list[torch.Tensor]], None]
 
@@ -66,7 +76,7 @@ class ReplicaGroups:
 class ReplicaMean:
     """Takes the mean over replicas of the weights that this rank holds, and of the state of their fused optimizers.
 
-    Every rank of the replica group calls the same methods in the same order. Numbers travel as `shard_traffic` says;
+    Every rank of the replica group calls the same methods in the same order. Numbers travel as said above;
     they are added in rank order, so that all replicas get the same bits.
 
     Args:
@@ -133,3 +143,65 @@ class ReplicaMean:
 
 
 __all__ = ["AllReduce", "ReplicaGroups", "ReplicaMean"]
+
+
+def sync_blocks(shapes: Sequence[tuple[int, ...]], most: int = BLOCK_NUMBERS) -> Iterator[list[tuple[int, int, int]]]:
+    """The blocks in which replicas average tensors: (which tensor, first row, end row) of each part of a block.
+
+    Args:
+        shapes: Of each tensor, ``[R]`` or ``[R, D]``; in which order they come makes no difference to the bytes.
+        most: Numbers of a block, unless a single row has more.
+
+    Example:
+        >>> list(sync_blocks([(5,), (3, 4)], most=8))
+        [[(1, 0, 2)], [(1, 2, 3), (0, 0, 4)], [(0, 4, 5)]]
+    """
+    block: list[tuple[int, int, int]] = []
+    free = most
+    for index in sorted(range(len(shapes)), key=lambda each: (-len(shapes[each]), shapes[each])):
+        rows, width, first = shapes[index][0], _width(shapes[index]), 0
+        while first < rows:
+            if block and free < width:
+                yield block
+                block, free = [], most
+            end = min(rows, first + max(1, free // width))
+            block.append((index, first, end))
+            free, first = free - (end - first) * width, end
+    if block:
+        yield block
+
+
+def even_counts(numbers: int, parts: int) -> list[int]:
+    """So many numbers in parts as even as can be, the first ones larger.
+
+    Example:
+        >>> even_counts(8, 3)
+        [3, 3, 2]
+    """
+    whole, rest = divmod(numbers, parts)
+    return [whole + (part < rest) for part in range(parts)]
+
+
+def sync_parts(shapes: Sequence[tuple[int, ...]], replicas: int) -> list[int]:
+    """Of the numbers of some tensors, how many each of R replicas adds up: the sum over blocks of E_r.
+
+    Replica r sends replica s ``4 * (parts[r] + parts[s])`` bytes.
+
+    Args:
+        shapes: Of each tensor, ``[R]`` or ``[R, D]``.
+        replicas: How many ranks hold the same shards.
+
+    Example:
+        >>> sync_parts([(3, 4), (5,)], replicas=2)
+        [9, 8]
+    """
+    parts = [0] * replicas
+    for block in sync_blocks(shapes):
+        numbers = sum((end - first) * _width(shapes[index]) for index, first, end in block)
+        parts = [part + more for part, more in zip(parts, even_counts(numbers, replicas), strict=True)]
+    return parts
+
+
+def _width(shape: tuple[int, ...]) -> int:
+    """Numbers of a row."""
+    return max(shape[1], 1) if len(shape) > 1 else 1

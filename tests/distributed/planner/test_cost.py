@@ -8,6 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distributed.byte_formulas import (
+    COPIES_IDS,
+    COPIES_ROWS,
+    COPIES_SUMS,
+    COPIES_WEIGHTS,
+    GRADIENTS,
+    IDS,
+    ROWS,
+    WEIGHTS,
+    Bytes,
+    StepBatches,
+    step_traffic,
+)
 from distributed.cases import KINDS, batch, collection, shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,19 +40,6 @@ from tutorec.distributed.shard_geometry import (
     host_ranks,
     row_wise_pieces,
     table_wise_pieces,
-)
-from tutorec.distributed.shard_traffic import (
-    COPIES_IDS,
-    COPIES_ROWS,
-    COPIES_SUMS,
-    COPIES_WEIGHTS,
-    GRADIENTS,
-    IDS,
-    ROWS,
-    WEIGHTS,
-    Bytes,
-    StepBatches,
-    step_traffic,
 )
 from tutorec.distributed.tables import PlacedTable
 from tutorec.distributed.traffic import count_traffic

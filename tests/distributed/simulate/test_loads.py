@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from distributed.byte_formulas import StepBatches
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import jagged_batches
 
-from tutorec.distributed.shard_traffic import StepBatches
 from tutorec.distributed.simulate.exchanges import Exchange, Reach
 from tutorec.distributed.simulate.ids import PowerLaw, Uniform
-from tutorec.distributed.simulate.loads import CountedLoads, Load, MeasuredLoads, rank_loads
+from tutorec.distributed.simulate.loads import Load, MeasuredLoads, rank_loads
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 ALL = np.array([0]), np.array([8])
@@ -44,19 +44,19 @@ def test_counted_numbers_of_batches_are_those_of_step_batches(drawn, more):
     batches = [one.kjt() for one in drawn]
     world_size = len(batches) + more
     repeated = [batches[rank % len(batches)] for rank in range(world_size)]
-    measured, counted = MeasuredLoads(batches, world_size), CountedLoads(StepBatches.of(repeated), world_size)
+    measured, counted = MeasuredLoads(batches, world_size), StepBatches.of(repeated)
     starts, ends = np.array([0, 3, 3]), np.array([3, 3, 8])
     for feature in ("f", "g"):
-        assert measured.samples(feature)[measured.classes].tolist() == counted.samples(feature).tolist()
+        samples = measured.samples(feature)[measured.classes]
+        assert samples.tolist() == [of_rank[feature] for of_rank in counted.samples]
         ids = measured.ids(feature, 8, starts, ends)[measured.classes]
-        assert ids.tolist() == counted.ids(feature, 8, starts, ends).tolist()
+        ranges = list(zip(starts.tolist(), ends.tolist(), strict=True))
+        assert ids.tolist() == [[counted.ids(rank, feature, *each) for each in ranges] for rank in range(world_size)]
     every = [number for one in repeated for number in one.values().tolist()]
     assert measured.distinct(["f", "g"], 8, *ALL).tolist() == [len(set(every))]
-    assert counted.distinct(["f", "g"], 8, *ALL).tolist() == [min(8, len(every))]
     hot = measured.hottest(["f", "g"], 8, 3)
     assert [reads for _, reads in hot] == sorted((every.count(number) for number in set(every)), reverse=True)[:3]
     assert all(every.count(row) == reads for row, reads in hot)
-    assert counted.hottest(["f"], 8, 3) == []
 
 
 def test_loads_that_do_not_fit_the_ranks_are_refused():
@@ -81,8 +81,6 @@ def test_loads_that_do_not_fit_the_ranks_are_refused():
         rank_loads([batch] * 3, 2)
     with pytest.raises(ValueError, match="2 ranks got 0 batches"):
         rank_loads([], 2)
-    with pytest.raises(ValueError, match="3 ranks got StepBatches of 1"):
-        rank_loads(StepBatches.of([batch]), 3)
     with pytest.raises(ValueError, match="3 ranks got the load of 2"):
         rank_loads(Load(1).of_ranks(2), 3)
     with pytest.raises(TypeError, match=r"got int: Load\(batch_size"):

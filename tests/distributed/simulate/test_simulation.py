@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from distributed.byte_formulas import COPIES_SUMS, GRADIENTS, IDS, ROWS, SIZES
 
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.plan import EmbeddingComputeKernel, EmbeddingModuleShardingPlan, ShardingPlan, ShardingType
@@ -27,7 +28,6 @@ from tutorec.distributed.shard_geometry import (
     row_wise_pieces,
     table_wise_pieces,
 )
-from tutorec.distributed.shard_traffic import COPIES_SUMS, GRADIENTS, IDS, ROWS, SIZES
 from tutorec.distributed.simulate.ids import PowerLaw
 from tutorec.distributed.simulate.loads import Load
 from tutorec.distributed.simulate.simulation import simulate

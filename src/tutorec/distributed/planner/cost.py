@@ -1,7 +1,7 @@
 """What a piece of a table costs the rank that holds it, in milliseconds of one training step.
 
 One short function for each sharding type counts the work of each piece (`Work`): ids that are looked up, rows that are
-given, bytes that arrive and leave. What they count is what `shard_traffic` says of expected batches. `piece_perf` then
+given, bytes that arrive and leave. What they count is what a step of expected batches sends. `piece_perf` then
 divides by how fast the machine is. The names in brackets, as (eq-cost-tw), are those of the equations in the book.
 
 Letters: W ranks, L of them on a host, H = W / L hosts. Of a table with R rows and D columns, one rank's batch has S

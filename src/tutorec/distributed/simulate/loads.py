@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tutorec.distributed.shard_traffic import StepBatches
 from tutorec.distributed.simulate.ids import Floats, IdLaw, Ints, Uniform
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -218,54 +217,11 @@ class MeasuredLoads(RankLoads):
         return [_of_feature(of_batch, feature, "batches") for of_batch in self._ids]
 
 
-class CountedLoads(RankLoads):
-    """The load of `StepBatches`: every rank is a class of its own. Which rows are hot is not known of it.
-
-    Args:
-        batches: Numbers of each rank.
-        world_size: W.
-
-    Raises:
-        ValueError: They are of another number of ranks.
-    """
-
-    def __init__(self, batches: StepBatches, world_size: int) -> None:
-        if len(batches.samples) != world_size:
-            raise ValueError(
-                f"a simulation of {world_size} ranks got StepBatches of {len(batches.samples)}: give numbers of each "
-                "rank"
-            )
-        super().__init__(np.arange(world_size, dtype=np.int64), batches.variable)
-        self._batches = batches
-
-    def samples(self, feature: str) -> Floats:
-        """B of each rank, ``[W]``."""
-        of_ranks = [_of_feature(of_rank, feature, "StepBatches") for of_rank in self._batches.samples]
-        return np.array(of_ranks, dtype=np.float64)
-
-    def ids(self, feature: str, rows: int, starts: Ints, ends: Ints) -> Floats:
-        """Ids of each rank in P ranges, ``[W, P]``."""
-        ranges = list(zip(starts.tolist(), ends.tolist(), strict=True))
-        of_ranks = [[self._batches.ids(rank, feature, *ends) for ends in ranges] for rank in range(len(self.classes))]
-        return np.array(of_ranks, dtype=np.float64).reshape(len(self.classes), len(ranges))
-
-    def distinct(self, features: Sequence[str], rows: int, starts: Ints, ends: Ints) -> Floats:
-        """As many rows as ids, while there are so many: repeated ids are not known."""
-        ids = sum((self.ids(feature, rows, starts, ends).sum(axis=0) for feature in features), np.zeros(len(starts)))
-        return np.minimum(ids, ends - starts)
-
-    def hottest(self, features: Sequence[str], rows: int, count: int) -> list[tuple[int, float]]:
-        """Nothing."""
-        return []
-
-
-def rank_loads(
-    load: Load | RankLoads | StepBatches | KeyedJaggedTensor | Sequence[KeyedJaggedTensor], world_size: int
-) -> RankLoads:
+def rank_loads(load: Load | RankLoads | KeyedJaggedTensor | Sequence[KeyedJaggedTensor], world_size: int) -> RankLoads:
     """What W ranks bring, however it was said.
 
     Args:
-        load: Expected numbers, numbers of each rank, or batches.
+        load: Expected numbers, or batches.
         world_size: W.
 
     Raises:
@@ -284,13 +240,11 @@ def rank_loads(
                 f"a simulation of {world_size} ranks got the load of {len(load.classes)}: give {world_size}"
             )
         return load
-    if isinstance(load, StepBatches):
-        return CountedLoads(load, world_size)
     batches = [load] if isinstance(load, KeyedJaggedTensor) else load
     if isinstance(batches, Sequence) and all(isinstance(batch, KeyedJaggedTensor) for batch in batches):
         return MeasuredLoads(batches, world_size)
     raise TypeError(
-        f"a simulation needs a Load, StepBatches or KeyedJaggedTensors, got {type(load).__name__}: "
+        f"a simulation needs a Load or KeyedJaggedTensors, got {type(load).__name__}: "
         "Load(batch_size=1024, pooling_factor=10)"
     )
 

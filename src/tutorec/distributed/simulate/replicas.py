@@ -1,7 +1,7 @@
 """What it costs to average replicas of tables: the bytes and milliseconds of one `DMPCollection.sync`.
 
-The bytes are those of `shard_traffic`. Time is as in `simulation`: each block takes two exchanges, each a latency, and
-of a rank's two links the slower one counts.
+The bytes are those of `distributed.replicas`. Time is as in `simulation`: each block takes two exchanges, each a
+latency, and of a rank's two links the slower one counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from tutorec.distributed.env import sharding_groups
 from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
-from tutorec.distributed.shard_traffic import REPLICA_STATES, REPLICA_WEIGHTS, sync_blocks, sync_parts
+from tutorec.distributed.replicas import REPLICA_STATES, REPLICA_WEIGHTS, sync_blocks, sync_parts
 from tutorec.distributed.simulate.ids import Floats
 from tutorec.distributed.simulate.placed import Configs, placed_tables
 from tutorec.distributed.simulate.work import SimulatedTable

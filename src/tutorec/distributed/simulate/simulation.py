@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from tutorec.distributed import shard_traffic as stages
+from tutorec.distributed.collectives.kjt import IDS_STAGE, SIZES_STAGE, STRIDES_STAGE, WEIGHTS_STAGE
+from tutorec.distributed.collectives.rows import ROWS_STAGE
 from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
-from tutorec.distributed.shard_traffic import StepBatches
 from tutorec.distributed.simulate.exchanges import Exchange
 from tutorec.distributed.simulate.ids import Floats
 from tutorec.distributed.simulate.loads import Load, RankLoads, rank_loads
@@ -37,14 +37,14 @@ from tutorec.distributed.simulate.step import PARTS, PHASES, HotRow, Simulation
 from tutorec.distributed.simulate.work import RankWork, SimulatedTable, step_work
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-_TO_HOLDERS = (stages.SIZES, stages.STRIDES, stages.IDS, stages.WEIGHTS)
+_TO_HOLDERS = (SIZES_STAGE, STRIDES_STAGE, IDS_STAGE, WEIGHTS_STAGE)
 
 
 def simulate(
     plan: ShardingPlan | Mapping[str, ParameterSharding],
     topology: Any,
     tables: nn.Module | Configs | Mapping[str, Configs],
-    load: Load | RankLoads | StepBatches | KeyedJaggedTensor | Sequence[KeyedJaggedTensor],
+    load: Load | RankLoads | KeyedJaggedTensor | Sequence[KeyedJaggedTensor],
     *,
     weighted: bool = False,
     row_bytes: int = 4,
@@ -60,8 +60,8 @@ def simulate(
         plan: Of a model, or of one collection: the planner's or a hand-written one.
         topology: The ranks, their hosts, and speeds in bytes per ms.
         tables: The model, the tables of its only collection, or path -> tables of each.
-        load: What ranks bring: `Load` (expected numbers), batches (one for each rank, or fewer that come again in
-            turn), or `StepBatches`.
+        load: What ranks bring: `Load` (expected numbers), or batches (one for each rank, or fewer that come again
+            in turn).
         weighted: Whether ids come with weights, where ``tables`` is no model that says so itself.
         row_bytes: Of a number on its way home: 4, or 2 where a codec makes it float16 or bfloat16.
         gradient_bytes: Of a number on its way back, likewise.
@@ -99,7 +99,7 @@ def _parts(
     found["lookup"]["memory"] += slowness * work.lookup_ms
     found["update"]["memory"] += slowness * work.update_ms
     for exchange in exchanges:
-        phase = "ids" if exchange.stage in _TO_HOLDERS else "rows" if exchange.stage == stages.ROWS else "gradients"
+        phase = "ids" if exchange.stage in _TO_HOLDERS else "rows" if exchange.stage == ROWS_STAGE else "gradients"
         # Links carry both ways at once, and the two links of a rank work side by side: the slower one counts.
         inside, across = np.maximum(exchange.sent, exchange.received)
         inside, across = inside / topology.intra_host_bw, across / topology.inter_host_bw

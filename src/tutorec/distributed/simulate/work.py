@@ -1,7 +1,7 @@
 """What a plan makes ranks do in a step: rows looked up and updated, and exchanges.
 
-The bytes of exchanges are those of `shard_traffic`, for all ranks of a class at once; tests hold the two, and the
-counter, to be equal. A lookup of i ids that gives n numbers moves ``i * (8 + max(4 * D, 128)) + 4 * n`` bytes, and an
+The bytes of exchanges are computed for all ranks of a class at once; tests hold them to be equal to what the counter
+sees. A lookup of i ids that gives n numbers moves ``i * (8 + max(4 * D, 128)) + 4 * n`` bytes, and an
 update moves that, times the topology's multiplier, and takes the topology's time of each id besides: as the planner
 estimates expected batches, and here of any.
 """
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec.distributed import shard_traffic as stages
+from tutorec.distributed.collectives import sparse_gradients
+from tutorec.distributed.collectives.kjt import IDS_STAGE, SIZES_STAGE, STRIDES_STAGE, WEIGHTS_STAGE
+from tutorec.distributed.collectives.rows import GRADIENTS_STAGE, ROWS_STAGE
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.constants import DENSE_GRADIENT_PASSES, ROW_READ_BYTES
 from tutorec.distributed.simulate.exchanges import Exchange, Reach
@@ -149,13 +151,13 @@ def _sharded(
         return Exchange(stage, path, left, right, local_size, reach)
 
     found = [
-        exchange(stages.SIZES, 24 * one, one.T),
-        exchange(stages.IDS, mine, id_bytes * (slots.lists + slots.ids)),
+        exchange(SIZES_STAGE, 24 * one, one.T),
+        exchange(IDS_STAGE, mine, id_bytes * (slots.lists + slots.ids)),
     ]
     if loads.variable:
-        found.append(exchange(stages.STRIDES, one, 8 * slots.count[None]))
+        found.append(exchange(STRIDES_STAGE, one, 8 * slots.count[None]))
     if tables[0].weighted:
-        found.append(exchange(stages.WEIGHTS, mine, 4 * slots.ids))
+        found.append(exchange(WEIGHTS_STAGE, mine, 4 * slots.ids))
     rows, gradients = wire["rows"] * slots.numbers, wire["gradients"] * slots.numbers
     if kind in _BY_WAY_OF_HOSTS and tables[0].pooled:
         # Of each class, how many ranks have my local number: their samples are added up, or handed out, by me.
@@ -164,12 +166,12 @@ def _sharded(
         np.add.at(alike, (numbers, loads.classes), 1.0)
         return [
             *found,
-            exchange(stages.ROWS, rows.T, alike[numbers].T, Reach.HOST),
-            exchange(stages.ROWS, rows.T, mine.T, Reach.PEERS),
-            exchange(stages.GRADIENTS, mine, gradients, Reach.PEERS),
-            exchange(stages.GRADIENTS, alike[numbers], gradients, Reach.HOST),
+            exchange(ROWS_STAGE, rows.T, alike[numbers].T, Reach.HOST),
+            exchange(ROWS_STAGE, rows.T, mine.T, Reach.PEERS),
+            exchange(GRADIENTS_STAGE, mine, gradients, Reach.PEERS),
+            exchange(GRADIENTS_STAGE, alike[numbers], gradients, Reach.HOST),
         ]
-    return [*found, exchange(stages.ROWS, rows.T, mine.T), exchange(stages.GRADIENTS, mine, gradients)]
+    return [*found, exchange(ROWS_STAGE, rows.T, mine.T), exchange(GRADIENTS_STAGE, mine, gradients)]
 
 
 def _slots(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork) -> _Slots:
@@ -207,9 +209,8 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
     features = [feature for table in tables for feature in table.features]
     # Bags are padded to the most samples of a feature.
     samples = np.max([np.zeros(len(loads.members)), *(loads.samples(feature) for feature in features)], axis=0)
-    as_bags = {
-        stage: np.zeros(len(samples)) for stage in (stages.COPIES_IDS, stages.COPIES_WEIGHTS, stages.COPIES_ROWS)
-    }
+    bag_stages = sparse_gradients.IDS_STAGE, sparse_gradients.WEIGHTS_STAGE, sparse_gradients.ROWS_STAGE
+    as_bags = {stage: np.zeros(len(samples)) for stage in bag_stages}
     chosen = 0
     elements, first = 0, np.array([0])
     for table in tables:
@@ -233,24 +234,24 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
             continue
         work.update_ms += loads.members @ own
         chosen += 1
-        as_bags[stages.COPIES_IDS] += id_bytes * (lists + ids)
-        as_bags[stages.COPIES_WEIGHTS] += weight_bytes * ids
-        as_bags[stages.COPIES_ROWS] += 4 * numbers
+        as_bags[sparse_gradients.IDS_STAGE] += id_bytes * (lists + ids)
+        as_bags[sparse_gradients.WEIGHTS_STAGE] += weight_bytes * ids
+        as_bags[sparse_gradients.ROWS_STAGE] += 4 * numbers
     one = np.ones((world_size, 1))
 
     def to_all(stage: str, of_source: Floats, of_destination: Floats = one) -> Exchange:
         return Exchange(stage, path, of_source.reshape(-1, 1), of_destination.reshape(1, -1), local_size)
 
-    found = [to_all(stages.COPIES_SIZES, 8.0 * (len(features) + pooled) * one)]
+    found = [to_all(sparse_gradients.SIZES_STAGE, 8.0 * (len(features) + pooled) * one)]
     if chosen:
-        without = () if weighted else (stages.COPIES_WEIGHTS,)
+        without = () if weighted else (sparse_gradients.WEIGHTS_STAGE,)
         found += [to_all(stage, count[loads.classes]) for stage, count in as_bags.items() if stage not in without]
     if elements:
         whole, rest = divmod(elements, world_size)
         summed: Floats = np.full(world_size, 4.0 * whole)
         summed[:rest] += 4.0
         # Every rank adds up a part, and then tells the others.
-        found += [to_all(stages.COPIES_SUMS, one, summed), to_all(stages.COPIES_SUMS, summed)]
+        found += [to_all(sparse_gradients.SUMS_STAGE, one, summed), to_all(sparse_gradients.SUMS_STAGE, summed)]
     return found
 
 

@@ -1,4 +1,4 @@
-"""How many bytes a step sends from which rank to which: formulas over what a plan says, for every sharding type.
+"""How many bytes a step sends from which rank to which: the tests' oracle, over what a plan says, for every type.
 
 A *slot* is a feature that a piece of a table looks up. With B_rf samples and N_rf ids of feature f on rank r (where
 rows are split, those ids that fall into the slot's range of rows), b bytes for an id and D columns of a slot, rank r
@@ -31,21 +31,15 @@ and adds its R * D numbers to E instead, of which rank r has E_r = E / W (the fi
 move without gradient, as Adam's do, R more say which of them are in the batch. A table whose gradients are
 limited number by number is not summed.
 
-Where tables are sharded within groups and R groups have replicas, ranks that hold the same shards average them. Their
-E numbers are cut into blocks of at most 2 ** 22, of which each replica adds up its part, as even as can be. For each
-block of E numbers, E_r = E / R of replica r (the first E % R replicas one more), replica r sends replica s
-
-    replica weights    4 * (E_s + E_r)                                      all weights that a rank holds
-    replica states     4 * (E_s + E_r)                                      of its optimizer, but numbers of steps
-
-The counter of `traffic` sees tensors and knows nothing of this; tests hold the two to be equal.
+It shares no code with the counter of `traffic`, which sees tensors, nor with the simulation, which computes classes of
+ranks at once; tests hold the three to be equal.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tutorec.distributed.plan import ShardingType
@@ -57,9 +51,6 @@ SIZES, STRIDES, IDS, WEIGHTS = "input sizes", "input strides", "input ids", "inp
 ROWS, GRADIENTS = "output rows", "output gradients"
 COPIES_SIZES, COPIES_IDS, COPIES_WEIGHTS = "gradient sizes", "gradient ids", "gradient weights"
 COPIES_ROWS, COPIES_SUMS = "gradient rows", "gradient sums"
-REPLICA_WEIGHTS, REPLICA_STATES = "replica weights", "replica states"
-# Numbers that replicas average at a time: 16 MiB beside the model.
-BLOCK_NUMBERS = 2**22
 
 _INSIDE_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
@@ -253,7 +244,7 @@ def _replicated(tables: Sequence[PlacedTable], batches: StepBatches) -> Bytes:
             per_rank[rank][COPIES_IDS] += id_bytes * (lists[rank] + ids[rank])
             per_rank[rank][COPIES_WEIGHTS] += weight_bytes * ids[rank]
             per_rank[rank][COPIES_ROWS] += 4 * bags[rank] * table.columns
-    summed = even_counts(elements, len(ranks))
+    summed = [elements // len(ranks) + (rank < elements % len(ranks)) for rank in ranks]
     for source in ranks:
         for destination in ranks:
             if source == destination:
@@ -263,68 +254,6 @@ def _replicated(tables: Sequence[PlacedTable], batches: StepBatches) -> Bytes:
             sent[COPIES_SIZES, source, destination] = 8 * (len(features) + pooled)
             sent[COPIES_SUMS, source, destination] = 4 * (summed[destination] + summed[source])
     return sent
-
-
-def sync_blocks(shapes: Sequence[tuple[int, ...]], most: int = BLOCK_NUMBERS) -> Iterator[list[tuple[int, int, int]]]:
-    """The blocks in which replicas average tensors: (which tensor, first row, end row) of each part of a block.
-
-    Args:
-        shapes: Of each tensor, ``[R]`` or ``[R, D]``; in which order they come makes no difference to the bytes.
-        most: Numbers of a block, unless a single row has more.
-
-    Example:
-        >>> list(sync_blocks([(5,), (3, 4)], most=8))
-        [[(1, 0, 2)], [(1, 2, 3), (0, 0, 4)], [(0, 4, 5)]]
-    """
-    block: list[tuple[int, int, int]] = []
-    free = most
-    for index in sorted(range(len(shapes)), key=lambda each: (-len(shapes[each]), shapes[each])):
-        rows, width, first = shapes[index][0], _width(shapes[index]), 0
-        while first < rows:
-            if block and free < width:
-                yield block
-                block, free = [], most
-            end = min(rows, first + max(1, free // width))
-            block.append((index, first, end))
-            free, first = free - (end - first) * width, end
-    if block:
-        yield block
-
-
-def even_counts(numbers: int, parts: int) -> list[int]:
-    """So many numbers in parts as even as can be, the first ones larger.
-
-    Example:
-        >>> even_counts(8, 3)
-        [3, 3, 2]
-    """
-    whole, rest = divmod(numbers, parts)
-    return [whole + (part < rest) for part in range(parts)]
-
-
-def sync_parts(shapes: Sequence[tuple[int, ...]], replicas: int) -> list[int]:
-    """Of the numbers of some tensors, how many each of R replicas adds up: the sum over blocks of E_r.
-
-    Replica r sends replica s ``4 * (parts[r] + parts[s])`` bytes.
-
-    Args:
-        shapes: Of each tensor, ``[R]`` or ``[R, D]``.
-        replicas: How many ranks hold the same shards.
-
-    Example:
-        >>> sync_parts([(3, 4), (5,)], replicas=2)
-        [9, 8]
-    """
-    parts = [0] * replicas
-    for block in sync_blocks(shapes):
-        numbers = sum((end - first) * _width(shapes[index]) for index, first, end in block)
-        parts = [part + more for part, more in zip(parts, even_counts(numbers, replicas), strict=True)]
-    return parts
-
-
-def _width(shape: tuple[int, ...]) -> int:
-    """Numbers of a row."""
-    return max(shape[1], 1) if len(shape) > 1 else 1
 
 
 def _id_bytes(tables: Sequence[PlacedTable]) -> int:
