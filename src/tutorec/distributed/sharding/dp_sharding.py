@@ -43,7 +43,7 @@ from tutorec.distributed.sharding.sequence_sharding import (
     SlotSequenceEmbeddingSharding,
 )
 from tutorec.distributed.sharding.slots import Route
-from tutorec.distributed.sharding.whole_rows import TwSparseFeaturesDist
+from tutorec.distributed.sharding.tw_dist import TwSparseFeaturesDist
 from tutorec.distributed.tables import PlacedTable
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import final
 
-from tutorec.distributed.sharding.host_rows import HostRowsSharding
+from tutorec.distributed.sharding.twrw_dist import HostRowsSharding
 
 
 @final

@@ -41,9 +41,9 @@ from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharding.base import EmbeddingSharding, EmbeddingShardingContext, SparseFeaturesDist
 from tutorec.distributed.sharding.row_order import RowOrder
+from tutorec.distributed.sharding.rw_dist import RwSparseFeaturesDist
 from tutorec.distributed.sharding.slots import PlacedSlots, Route
-from tutorec.distributed.sharding.split_rows import RwSparseFeaturesDist
-from tutorec.distributed.sharding.whole_rows import TwSparseFeaturesDist
+from tutorec.distributed.sharding.tw_dist import TwSparseFeaturesDist
 
 
 @dataclass

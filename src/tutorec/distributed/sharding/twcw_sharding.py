@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import final
 
-from tutorec.distributed.sharding.whole_rows import WholeRowsSharding
+from tutorec.distributed.sharding.tw_dist import WholeRowsSharding
 
 
 @final

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import final
 
-from tutorec.distributed.sharding.host_rows import HostRowsSharding, TwRwPooledEmbeddingDist
+from tutorec.distributed.sharding.twrw_dist import HostRowsSharding, TwRwPooledEmbeddingDist
 
 __all__ = ["TwRwPooledEmbeddingDist", "TwRwPooledEmbeddingSharding"]
 

@@ -19,8 +19,8 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs
 from tutorec.distributed.sharding.base import EmbeddingShardingContext, PooledEmbeddingDist, PooledEmbeddingSharding
+from tutorec.distributed.sharding.rw_dist import RwSparseFeaturesDist, Scaling
 from tutorec.distributed.sharding.slots import PlacedSlots, Route, elements_in, elements_out
-from tutorec.distributed.sharding.split_rows import RwSparseFeaturesDist, Scaling
 
 
 class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
