@@ -20,6 +20,8 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 "types",
                 "errors",
                 "_check",
+                "_style",
+                "_text",
                 "_validation",
                 "spmd",
                 "_spmd",
@@ -39,7 +41,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "plan plan_diff plan_json text_table env tables placed_pieces initial_rows sharded_module "
+                    "plan plan_diff plan_json env tables placed_pieces initial_rows sharded_module "
                     "shard_geometry traffic layout grouping grouped_configs cache_params fused_params "
                     "comm qcomm agreement"
                 ).split()

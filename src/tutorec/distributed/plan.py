@@ -20,11 +20,11 @@ from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec, ShardingSpec
 
+from tutorec._text import TextTable
 from tutorec._whole_file import whole_file
 from tutorec.distributed.cache_params import CacheParams, KeyValueParams
 from tutorec.distributed.plan_diff import PlanDiff, plan_diff
 from tutorec.distributed.plan_json import StoredShard, StoredTable, fingerprint, from_text, to_text
-from tutorec.distributed.text_table import TextTable
 from tutorec.types import DataType
 
 _HTML_ROWS = 100

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
+from tutorec._text import TextTable, bytes_text, ranks_text, several
 from tutorec.distributed.plan_json import Stored, StoredTable
-from tutorec.distributed.text_table import TextTable, bytes_text, ranks_text, several
 
 _ELEMENT_BYTES = 4
 # Tables that are printed; the others are counted.

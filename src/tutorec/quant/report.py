@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tutorec.distributed.text_table import TextTable, bytes_text, several
+from tutorec._text import TextTable, bytes_text, several
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.quant.accuracy import measured_errors, promised_error

@@ -19,52 +19,18 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-__all__ = ["ACCENT", "INK", "RANK_COLORS", "Chart", "Picture", "canvas", "finish", "rank_color", "show", "style"]
+from tutorec._style import ACCENT, INK, RANK_COLORS, STYLE, rank_color
 
-#: Text and lines. In SVG it becomes the colour of the page's text; in a PNG it reads on a light and on a dark page.
-INK = "#7a7a7a"
-#: For data that belong to no rank.
-ACCENT = "#6b7686"
-#: Rank r is drawn in `RANK_COLORS[r % 8]` on every page.
-RANK_COLORS = ("#3b7cc9", "#cf6420", "#2b9060", "#c34f88", "#1f8c9c", "#a3742c", "#c0504a", "#7f8a1e")
+__all__ = ["ACCENT", "INK", "RANK_COLORS", "Chart", "Picture", "canvas", "finish", "rank_color", "show", "style"]
 
 _WIDTH_INCHES = 7.0
 _PIXELS = 700
-_STYLE: dict[Any, Any] = {
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "font.size": 12.0,
-    "axes.titlesize": 12.0,
-    "axes.labelsize": 12.0,
-    "xtick.labelsize": 11.0,
-    "ytick.labelsize": 11.0,
-    "legend.fontsize": 11.0,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": False,
-    "grid.color": INK,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-    "lines.linewidth": 2.0,
-    "hatch.linewidth": 1.0,
-}
-
-
-def rank_color(rank: int) -> str:
-    """The colour of a rank, the same on every page."""
-    return RANK_COLORS[rank % len(RANK_COLORS)]
 
 
 @contextmanager
 def style() -> Iterator[None]:
     """The book's look, for figures that a chapter draws itself."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         yield
 
 

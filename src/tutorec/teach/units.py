@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["number", "seconds", "size", "times"]
+from tutorec._text import byte_unit
 
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+__all__ = ["number", "seconds", "size", "times"]
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -45,10 +45,8 @@ def size(value: float) -> str:
         >>> size(512), size(4096 * 64 * 4), size(3.5 * 2**40)
         ('512 B', '1 MiB', '3.5 TiB')
     """
-    power = 0
-    while abs(value) >= 1024 and power < len(_SIZES) - 1:
-        value, power = value / 1024, power + 1
-    return f"{number(value)} {_SIZES[power]}"
+    scale, unit = byte_unit(value)
+    return f"{number(value / scale)} {unit}"
 
 
 def times(ratio: float) -> str:

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import io
 
-import matplotlib
+import matplotlib.colors
 import numpy as np
 import pytest
 from distributed.planner.planned_cases import GIB, SHOP, inputs_of, planned, report_of
 
-from tutorec.distributed.planner import charts
+from tutorec._style import RANK_COLORS
 from tutorec.distributed.planner.problem import rank_time
 from tutorec.distributed.planner.topology import Topology
-from tutorec.teach import canvas
 
 
 @pytest.fixture(scope="module")
 def plan():
     return planned(inputs_of(SHOP, Topology.hosts(2, 2, "cuda", hbm_cap=4 * GIB)))
-
-
-def test_colours_are_those_of_the_book():
-    assert charts.RANK_COLORS == canvas.RANK_COLORS
-    assert (charts.INK, charts.ACCENT) == (canvas.INK, canvas.ACCENT)
 
 
 def test_bars_are_as_long_as_the_numbers(plan):
@@ -35,7 +29,7 @@ def test_bars_are_as_long_as_the_numbers(plan):
     assert [bar.get_width() for bar in room] == pytest.approx([4.0] * 4)
     assert [bar.get_width() for bar in held] == pytest.approx((report.rank_memory[:, 0] / GIB).tolist())
     colors = [matplotlib.colors.to_hex(bar.get_facecolor()) for bar in held]
-    assert colors == list(canvas.RANK_COLORS[:4])
+    assert colors == list(RANK_COLORS[:4])
 
 
 def test_title_is_filled_with_the_numbers(plan):

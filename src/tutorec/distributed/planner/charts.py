@@ -11,42 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tutorec._style import ACCENT, INK, STYLE, rank_color
+from tutorec._text import byte_unit, bytes_text, ms_text
 from tutorec.distributed.planner.report import MEMORIES, PlanReport
-from tutorec.distributed.text_table import bytes_text, ms_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Those of the book's figures; a test holds them to be the same.
-INK = "#7a7a7a"
-ACCENT = "#6b7686"
-RANK_COLORS = ("#3b7cc9", "#cf6420", "#2b9060", "#c34f88", "#1f8c9c", "#a3742c", "#c0504a", "#7f8a1e")
-
 # Ranks of more than this many are a line each no more.
 _BARS = 32
-_BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 _ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 2, "borderpad": 0.0}
-_STYLE: dict[Any, Any] = {
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "font.size": 12.0,
-    "axes.titlesize": 12.0,
-    "axes.labelsize": 12.0,
-    "xtick.labelsize": 11.0,
-    "ytick.labelsize": 11.0,
-    "legend.fontsize": 11.0,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "hatch.linewidth": 1.0,
-}
 
 
 def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
@@ -71,7 +46,7 @@ def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
     except KeyError as error:
         raise KeyError(f"claim {wanted!r} asks for {error}; this figure knows {', '.join(sorted(facts))}") from None
     world = report.problem.world_size
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         few = world <= _BARS
         figure = Figure(figsize=(7.0, 1.6 + 0.34 * world if few else 4.8), layout="constrained")
         FigureCanvasAgg(figure)
@@ -101,13 +76,12 @@ def figure_facts(report: PlanReport) -> dict[str, Any]:
 
 
 def _units(report: PlanReport) -> tuple[float, str]:
-    largest = float(report.problem.capacity[:, report.memory].max())
-    return next((step for step in _BYTES if largest >= step[0]), _BYTES[-1])
+    return byte_unit(float(report.problem.capacity[:, report.memory].max()))
 
 
 def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
     ranks = np.arange(report.problem.world_size)
-    colors = [RANK_COLORS[rank % len(RANK_COLORS)] for rank in ranks.tolist()]
+    colors = [rank_color(rank) for rank in ranks.tolist()]
     lookup, exchange = report.rank_parts.T
     time_axes.barh(ranks, lookup, color=colors, height=0.62, label="lookup and update")
     time_axes.barh(

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec._spmd_device import device as own_device
+from tutorec._text import several
 from tutorec.distributed import comm
 from tutorec.distributed.env import local_world_size
 from tutorec.distributed.planner.bounds import lower_bound
@@ -59,7 +60,6 @@ from tutorec.distributed.planner.this_machine import this_machine
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharding_plan import get_default_sharders
-from tutorec.distributed.text_table import several
 from tutorec.errors import PlannerError, PlannerErrorType
 
 _STAGE = "plan"

@@ -17,6 +17,7 @@ from itertools import islice
 
 import numpy as np
 
+from tutorec._text import bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.changes import fits_alone
 from tutorec.distributed.planner.options import Storage
@@ -25,7 +26,6 @@ from tutorec.distributed.planner.report import MEMORIES, PlanInputs, names_of, t
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.storage import stored_bytes
 from tutorec.distributed.planner.topology import DeviceHardware, Topology
-from tutorec.distributed.text_table import bytes_text, ms_text, ranks_text, several
 from tutorec.errors import PlannerError, PlannerErrorType
 
 _REMEDIES = 3

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from tutorec._text import TextTable, bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.planner.interfaces import Constraints, Enumerator, Stats, StorageReservation
 from tutorec.distributed.planner.option_checks import placed_ranks
 from tutorec.distributed.planner.options import PERF_FIELDS, Floats, Ints, ShardingOption
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharded_module import ModuleSharder
-from tutorec.distributed.text_table import TextTable, bytes_text, ms_text, ranks_text, several
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ import numpy as np
 from torch import nn
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._text import ranks_text
 from tutorec.distributed.fused_params import optimizer_spec_of_parameter
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
 from tutorec.distributed.planner.kernels import kernel_model
 from tutorec.distributed.simulate.work import SimulatedTable
 from tutorec.distributed.tables import check_plan_covers
-from tutorec.distributed.text_table import ranks_text
 from tutorec.errors import PlannerError, PlannerErrorType
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tutorec._style import ACCENT, RANK_COLORS, STYLE
+from tutorec._text import TextTable, byte_unit, bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.simulate.exchanges import Exchange
 from tutorec.distributed.simulate.ids import Floats
 from tutorec.distributed.simulate.work import RankWork, SimulatedTable
-from tutorec.distributed.text_table import TextTable, bytes_text, ms_text, ranks_text, several
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
 PHASES = ("ids", "lookup", "rows", "gradients", "update")
 PARTS = ("memory", "inside hosts", "across hosts", "latency")
 # A grey that reads on white and on a dark page; phases in the order of time, exchanges in hues of their own.
-_INK = "#7a7a7a"
-_COLORS = {"ids": "#3b7cc9", "lookup": "#2b9060", "rows": "#6b7686", "gradients": "#cf6420", "update": "#a3742c"}
+_COLORS = {
+    "ids": RANK_COLORS[0],
+    "lookup": RANK_COLORS[2],
+    "rows": ACCENT,
+    "gradients": RANK_COLORS[1],
+    "update": RANK_COLORS[5],
+}
 _HOT_ROWS = 5
 
 
@@ -345,21 +351,19 @@ def _figure(step: Simulation) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    look: dict[Any, Any] = {f"{part}.facecolor": "none" for part in ("figure", "axes", "savefig")}
-    look |= {key: _INK for key in "text.color axes.labelcolor axes.edgecolor xtick.color ytick.color".split()}
-    look |= {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "font.size": 11.0}
-    with matplotlib.rc_context(look):
+    style: dict[Any, Any] = {**STYLE, "font.size": 11.0, "axes.labelsize": 11.0}
+    with matplotlib.rc_context(style):
         drawn = Figure(figsize=(7.0, 5.0), layout="constrained")
         FigureCanvasAgg(drawn)
         above, below = drawn.subplots(2, 1, sharex=True)
         _stack(above, step.phases, _COLORS)
         above.set_ylabel("ms")
-        unit, name = _unit(max(float(step.sent().max()), float(step.received().max())))
+        unit, name = byte_unit(max(float(step.sent().max()), float(step.received().max())))
         links = {
             "sent inside the host": step.sent(crossing=False) / unit,
             "sent to other hosts": step.sent(crossing=True) / unit,
         }
-        _stack(below, links, {"sent inside the host": "#1f8c9c", "sent to other hosts": "#c34f88"})
+        _stack(below, links, {"sent inside the host": RANK_COLORS[4], "sent to other hosts": RANK_COLORS[3]})
         below.set_ylabel(name)
         below.set_xlabel("rank")
         drawn.suptitle("\n".join(textwrap.wrap(_headline(step), 85)), x=0.012, ha="left", fontsize=11)
@@ -376,9 +380,3 @@ def _stack(axes: Any, parts: Mapping[str, Floats], colors: Mapping[str, str]) ->
     axes.set_xlim(edges[0], edges[-1])
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def _unit(most: float) -> tuple[float, str]:
-    """What one tick of an axis of bytes stands for."""
-    steps = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
-    return next((step for step in steps if most >= step[0]), (1.0, "bytes"))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _GAP = 2
 _NARROWEST = 8
 
@@ -73,6 +73,19 @@ class TextTable:
         return f"<tr>{''.join(cells)}</tr>"
 
 
+def byte_unit(count: float) -> tuple[float, str]:
+    """The largest binary unit (1 KiB = 1024 B) that a number of bytes reaches: its bytes and its name.
+
+    Example:
+        >>> byte_unit(512), byte_unit(3 * 2**20)
+        ((1.0, 'B'), (1048576.0, 'MiB'))
+    """
+    power = 0
+    while abs(count) >= 1024 ** (power + 1) and power < len(_BYTE_UNITS) - 1:
+        power += 1
+    return 1024.0**power, _BYTE_UNITS[power]
+
+
 def bytes_text(count: float) -> str:
     """A number of bytes in binary units, three digits or more.
 
@@ -80,10 +93,8 @@ def bytes_text(count: float) -> str:
         >>> bytes_text(512), bytes_text(4096 * 64 * 4), bytes_text(24.2 * 2**30)
         ('512 B', '1.00 MiB', '24.2 GiB')
     """
-    power = 0
-    while abs(count) >= 1024 and power < len(_SIZES) - 1:
-        count, power = count / 1024, power + 1
-    return f"{int(count):,} B" if power == 0 else f"{_digits(count)} {_SIZES[power]}"
+    scale, unit = byte_unit(count)
+    return f"{int(count):,} B" if scale == 1 else f"{_digits(count / scale)} {unit}"
 
 
 def ms_text(ms: float) -> str:
