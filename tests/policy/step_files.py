@@ -1,7 +1,8 @@
-"""How much one has to read to follow a step: `python tests/policy/step_files.py` writes the table into CONTRIBUTING.md.
+"""How much one has to read to follow a step: `python tests/policy/step_files.py` writes it into CONTRIBUTING.md.
 
-One training step of a table-wise collection runs on two ranks under a tracer. Of the files that run a line, those of
-the layers of distributed training count; so do all their lines of code, whether they ran or not.
+One training step of a table-wise collection runs on two ranks under a tracer. The table lists the files that run a
+line, of the layers of distributed training; all their lines of code count, whether they ran or not. The totals below
+it count the files of all packages, for the step and for one call of the planner.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from policy.test_layers import LAYERS, below, place
-from policy.tree import PACKAGE, ROOT, SRC, Tree
+from policy.tree import PACKAGE, ROOT, SRC, SourceFile, Tree
 
 from tutorec.spmd import Ranks
 
 REPORT = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- files of a step: begin -->", "<!-- files of a step: end -->"
+TOTALS_BEGIN, TOTALS_END = "<!-- totals: begin -->", "<!-- totals: end -->"
 MOST_FILES = 13
 READ = ("vocabulary", "moves", "sharding types", "sharded modules")
 
@@ -48,6 +50,45 @@ def traced(rank: int, world_size: int, folder: str) -> list[str]:
     step()
     step()
     return list(lines_run(step, folder))
+
+
+def planning_files(folder: str) -> list[str]:
+    """Paths below ``folder`` that run a line in the second planning call; by then all modules are imported."""
+    from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from tutorec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from tutorec.modules.embedding_configs import EmbeddingBagConfig
+    from tutorec.modules.embedding_modules import EmbeddingBagCollection
+    from tutorec.teach.trace import lines_run
+
+    tables = [EmbeddingBagConfig(8, 4, name, feature_names=[f"f_{name}"]) for name in ("item", "user")]
+    ebc = EmbeddingBagCollection(tables)
+
+    def plan() -> None:
+        planner = EmbeddingShardingPlanner(Topology(world_size=2, compute_device="cpu"))
+        planner.plan(ebc, [EmbeddingBagCollectionSharder()])
+
+    plan()
+    return list(lines_run(plan, folder))
+
+
+def modules_of(paths: list[str], tree: Tree) -> list[SourceFile]:
+    """The traced files, each once."""
+    names = (f"{PACKAGE}." + path.removesuffix(".py").replace("/", ".") for path in dict.fromkeys(paths))
+    return [tree.modules[name.removesuffix(".__init__")] for name in names]
+
+
+def totals(step: list[str], planning: list[str], tree: Tree) -> str:
+    """Files and tokens of a step and of a planning call, all packages counted, between their markers."""
+    lines = ["| all packages | files | tokens |", "|---|---|---|"]
+    for title, paths in (("one training step", step), ("one planning call", planning)):
+        files = modules_of(paths, tree)
+        lines.append(f"| {title} | {len(files)} | {sum(file.tokens() for file in files):,} |")
+    return "\n".join([TOTALS_BEGIN, "", *lines, "", TOTALS_END])
+
+
+def replaced(text: str, begin: str, end: str, section: str) -> str:
+    """The text with another section from ``begin`` to ``end``."""
+    return text.split(begin, 1)[0] + section + text.split(end, 1)[1]
 
 
 def report(paths: list[str], tree: Tree) -> list[tuple[str, str, int]]:
@@ -87,11 +128,12 @@ def stale(rows: list[tuple[str, str, int]], text: str) -> list[str]:
 def main() -> None:
     with Ranks(2) as ranks:
         paths = [path for of_rank in ranks.run(traced, folder=str(SRC / PACKAGE)) for path in of_rank]
-    rows = report(paths, Tree.of_repository())
-    text = REPORT.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN, 1)
-    REPORT.write_text(before + as_text(rows) + rest.split(END, 1)[1], encoding="utf-8")
-    print(as_text(rows))
+    tree = Tree.of_repository()
+    rows = as_text(report(paths, tree))
+    sums = totals(paths, planning_files(str(SRC / PACKAGE)), tree)
+    text = replaced(REPORT.read_text(encoding="utf-8"), BEGIN, END, rows)
+    REPORT.write_text(replaced(text, TOTALS_BEGIN, TOTALS_END, sums), encoding="utf-8")
+    print(rows, sums, sep="\n")
 
 
 if __name__ == "__main__":

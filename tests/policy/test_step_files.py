@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from policy.step_files import BEGIN, END, MOST_FILES, REPORT, as_text, report, stale, too_many, traced
-from policy.tree import PACKAGE, SRC, Tree, assert_none
+from policy.step_files import (
+    BEGIN,
+    END,
+    MOST_FILES,
+    REPORT,
+    TOTALS_BEGIN,
+    TOTALS_END,
+    as_text,
+    planning_files,
+    report,
+    stale,
+    too_many,
+    totals,
+    traced,
+)
+from policy.tree import PACKAGE, SRC, SourceFile, Tree, assert_none
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +44,25 @@ def test_the_trace_sees_every_part_of_a_step(rows):
     assert not any(path.startswith(("sparse/", "_kernels/", "modules/", "optim/")) for path in files)
 
 
+def test_the_trace_sees_every_part_of_a_planning_call():
+    files = set(planning_files(str(SRC / PACKAGE)))
+    planner = {path.removeprefix("distributed/planner/") for path in files if path.startswith("distributed/planner/")}
+    assert {"planners.py", "enumerators.py", "shard_estimators.py", "cost.py", "topology.py"} <= planner
+    assert "distributed/embeddingbag.py" in files
+
+
+def test_totals_count_each_file_of_every_package_once():
+    tree = Tree(
+        [
+            SourceFile("tutorec.a", '"""Doc."""\n\n\ndef f(a):\n    """Doc."""\n    # why\n    return a + 1\n'),
+            SourceFile("tutorec.sparse.b", "x = 1\n"),
+        ]
+    )
+    text = totals(["a.py", "sparse/b.py", "a.py"], ["sparse/b.py"], tree)
+    assert "| one training step | 2 | 13 |" in text
+    assert "| one planning call | 1 | 3 |" in text
+
+
 def test_step_policy_rejects_many_files():
     many = [("moves", f"distributed/collectives/x{i}.py", 1) for i in range(MOST_FILES + 1)]
     [said] = too_many(many)
@@ -47,3 +80,4 @@ def test_step_policy_rejects_a_stale_report():
 def test_the_report_stands_between_its_markers_once():
     text = REPORT.read_text(encoding="utf-8")
     assert text.count(BEGIN) == text.count(END) == 1
+    assert text.count(TOTALS_BEGIN) == text.count(TOTALS_END) == 1

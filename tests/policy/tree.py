@@ -69,8 +69,16 @@ class SourceFile:
         last = getattr(node, "end_lineno", None) or self.text.count("\n") + 1
         return len([line for line in self._code_line_numbers if first <= line <= last])
 
+    def tokens(self) -> int:
+        """Python's own tokens without comments, docstrings, ends of lines and indentation."""
+        return len(self._code_tokens)
+
     @cached_property
     def _code_line_numbers(self) -> set[int]:
+        return {line for token in self._code_tokens for line in range(token.start[0], token.end[0] + 1)}
+
+    @cached_property
+    def _code_tokens(self) -> list[tokenize.TokenInfo]:
         skipped = {
             tokenize.COMMENT,
             tokenize.NL,
@@ -79,15 +87,13 @@ class SourceFile:
             tokenize.DEDENT,
             tokenize.ENDMARKER,
         }
-        lines: set[int] = set()
-        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
-            if token.type not in skipped:
-                lines.update(range(token.start[0], token.end[0] + 1))
+        docstrings: set[int] = set()
         for node in ast.walk(self.ast):
             holder = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
             if holder and ast.get_docstring(node, clean=False) is not None:
-                lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-        return lines
+                docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return [token for token in tokens if token.type not in skipped and token.start[0] not in docstrings]
 
 
 def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
