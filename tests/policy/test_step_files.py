@@ -48,7 +48,7 @@ def test_the_trace_sees_every_part_of_a_planning_call():
     files = set(planning_files(str(SRC / PACKAGE)))
     planner = {path.removeprefix("distributed/planner/") for path in files if path.startswith("distributed/planner/")}
     assert {"planners.py", "enumerators.py", "shard_estimators.py", "cost.py", "topology.py"} <= planner
-    assert "distributed/embeddingbag.py" in files
+    assert "distributed/embedding_base.py" in files
 
 
 def test_totals_count_each_file_of_every_package_once():

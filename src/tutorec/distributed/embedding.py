@@ -269,13 +269,9 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
         TorchRec's ``torchrec.distributed.embedding.EmbeddingCollectionSharder``.
     """
 
+    _module_type = EmbeddingCollection
     _tables_path = "embeddings"
     _types = tuple(SEQUENCE_SHARDINGS)
-
-    @property
-    def module_type(self) -> type[EmbeddingCollection]:
-        """The class of modules that it shards."""
-        return EmbeddingCollection
 
     def shard(
         self,
@@ -286,5 +282,5 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingCollection:
         """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
-        self._check_module(module, EmbeddingCollection)
+        self._check_module(module)
         return ShardedEmbeddingCollection(module, params, env, self.fused_params, device, self._codecs)

@@ -471,6 +471,7 @@ class BaseEmbeddingSharder(ModuleSharder[M]):
         TorchRec's ``torchrec.distributed.embedding_types.BaseEmbeddingSharder``.
     """
 
+    _module_type: ClassVar[type[nn.Module]]
     _tables_path: ClassVar[str]
     _types: ClassVar[Sequence[ShardingType]]
 
@@ -482,6 +483,11 @@ class BaseEmbeddingSharder(ModuleSharder[M]):
         optimizer_spec(fused_params)
         super().__init__(qcomm_codecs_registry)
         self.fused_params: dict[str, Any] | None = dict(fused_params) if fused_params is not None else None
+
+    @property
+    def module_type(self) -> type[nn.Module]:
+        """The class of modules that it shards."""
+        return self._module_type
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Table name -> weights ``[R, D]``."""
@@ -497,9 +503,9 @@ class BaseEmbeddingSharder(ModuleSharder[M]):
         replicated = sharding_type == ShardingType.DATA_PARALLEL.value
         return [kernel.value for kernel in SUPPORTED_KERNELS if not (replicated and kernel in IN_FILE)]
 
-    def _check_module(self, module: nn.Module, wanted: type[nn.Module]) -> None:
-        if not isinstance(module, wanted):
-            raise TypeError(f"this sharder shards an {wanted.__name__}, got a {type(module).__name__}")
+    def _check_module(self, module: nn.Module) -> None:
+        if not isinstance(module, self._module_type):
+            raise TypeError(f"this sharder shards an {self._module_type.__name__}, got a {type(module).__name__}")
 
 
 def without_weights(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:

@@ -246,13 +246,9 @@ class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]
         TorchRec's ``torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder``.
     """
 
+    _module_type = EmbeddingBagCollection
     _tables_path = "embedding_bags"
     _types = tuple(POOLED_SHARDINGS)
-
-    @property
-    def module_type(self) -> type[EmbeddingBagCollection]:
-        """The class of modules that it shards."""
-        return EmbeddingBagCollection
 
     def shard(
         self,
@@ -263,5 +259,5 @@ class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingBagCollection:
         """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
-        self._check_module(module, EmbeddingBagCollection)
+        self._check_module(module)
         return ShardedEmbeddingBagCollection(module, params, env, self.fused_params, device, self._codecs)

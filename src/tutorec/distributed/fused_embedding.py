@@ -47,10 +47,7 @@ class FusedEmbeddingCollectionSharder(FusedKernelsOnly, EmbeddingCollectionShard
         TorchRec's ``torchrec.distributed.fused_embedding.FusedEmbeddingCollectionSharder``.
     """
 
-    @property
-    def module_type(self) -> type[FusedEmbeddingCollection]:
-        """The class of modules that it shards."""
-        return FusedEmbeddingCollection
+    _module_type = FusedEmbeddingCollection
 
     def shard(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -61,5 +58,5 @@ class FusedEmbeddingCollectionSharder(FusedKernelsOnly, EmbeddingCollectionShard
         module_fqn: str | None = None,
     ) -> ShardedFusedEmbeddingCollection:
         """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
-        self._check_module(module, FusedEmbeddingCollection)
+        self._check_module(module)
         return ShardedFusedEmbeddingCollection(module, params, env, device)

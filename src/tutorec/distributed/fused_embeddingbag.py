@@ -60,10 +60,7 @@ class FusedEmbeddingBagCollectionSharder(FusedKernelsOnly, EmbeddingBagCollectio
         TorchRec's ``torchrec.distributed.fused_embeddingbag.FusedEmbeddingBagCollectionSharder``.
     """
 
-    @property
-    def module_type(self) -> type[FusedEmbeddingBagCollection]:
-        """The class of modules that it shards."""
-        return FusedEmbeddingBagCollection
+    _module_type = FusedEmbeddingBagCollection
 
     def shard(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -74,5 +71,5 @@ class FusedEmbeddingBagCollectionSharder(FusedKernelsOnly, EmbeddingBagCollectio
         module_fqn: str | None = None,
     ) -> ShardedFusedEmbeddingBagCollection:
         """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
-        self._check_module(module, FusedEmbeddingBagCollection)
+        self._check_module(module)
         return ShardedFusedEmbeddingBagCollection(module, params, env, device, self._codecs)

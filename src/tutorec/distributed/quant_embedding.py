@@ -149,7 +149,7 @@ class QuantEmbeddingCollectionSharder(BaseQuantEmbeddingSharder[QuantEmbeddingCo
         TorchRec's ``torchrec.distributed.quant_embedding.QuantEmbeddingCollectionSharder``.
     """
 
-    _wanted = QuantEmbeddingCollection
+    _module_type = QuantEmbeddingCollection
 
     def shard(
         self,

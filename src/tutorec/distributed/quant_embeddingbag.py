@@ -219,7 +219,7 @@ class QuantEmbeddingBagCollectionSharder(BaseQuantEmbeddingSharder[EmbeddingBagC
         TorchRec's ``torchrec.distributed.quant_embeddingbag.QuantEmbeddingBagCollectionSharder``.
     """
 
-    _wanted = EmbeddingBagCollection
+    _module_type = EmbeddingBagCollection
 
     def shard(
         self,

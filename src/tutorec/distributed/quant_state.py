@@ -334,7 +334,7 @@ class BaseQuantEmbeddingSharder(ModuleSharder[M]):
         TorchRec's ``torchrec.distributed.embedding_types.BaseQuantEmbeddingSharder``.
     """
 
-    _wanted: ClassVar[type[nn.Module]]
+    _module_type: ClassVar[type[nn.Module]]
 
     def __init__(
         self, fused_params: Mapping[str, Any] | None = None, shardable_params: Sequence[str] | None = None
@@ -351,7 +351,7 @@ class BaseQuantEmbeddingSharder(ModuleSharder[M]):
     @property
     def module_type(self) -> type[nn.Module]:
         """The class of modules that it shards."""
-        return self._wanted
+        return self._module_type
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Table name -> a stand-in without rows, ``[R, D]`` on the meta device: a plan is about rows and columns.
@@ -384,10 +384,10 @@ class BaseQuantEmbeddingSharder(ModuleSharder[M]):
         return [kernel.value for kernel in INFER_KERNELS]
 
     def _check_module(self, module: nn.Module) -> None:
-        if not isinstance(module, self._wanted):
+        if not isinstance(module, self._module_type):
             raise TypeError(
-                f"this sharder shards a quantized {self._wanted.__name__}, got a {type(module).__name__}: quantize it "
-                "first, tutorec.quantize(model)"
+                f"this sharder shards a quantized {self._module_type.__name__}, got a {type(module).__name__}: "
+                "quantize it first, tutorec.quantize(model)"
             )
 
 
