@@ -13,7 +13,8 @@ from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.explain import PlannedSharding
-from tutorec.distributed.planner.placing import place_options, to_sharding_plan
+from tutorec.distributed.planner.placements import place_options
+from tutorec.distributed.planner.planners import to_sharding_plan
 from tutorec.distributed.planner.report import PlanInputs, PlanReport
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.storage_reservations import FixedPercentageStorageReservation

@@ -12,9 +12,9 @@ from distributed.planner.planned_cases import GIB, SHOP, inputs_of, planned, rep
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorec.distributed.planner.changes import with_choice
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.explain import WIDTH, Explanation, Facts, steps_of_choices
+from tutorec.distributed.planner.placements import with_choice
 from tutorec.distributed.planner.problem import (
     Choice,
     Placement,

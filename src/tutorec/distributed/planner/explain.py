@@ -17,9 +17,9 @@ import numpy as np
 
 from tutorec._text import TextTable, bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
-from tutorec.distributed.planner.changes import with_choice
 from tutorec.distributed.planner.charts import plan_figure
 from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
+from tutorec.distributed.planner.placements import with_choice
 from tutorec.distributed.planner.problem import Choice, Ints, Spread, cost, fixed_time
 from tutorec.distributed.planner.report import MEMORIES, PlanReport, find_table, names_of, option_perf, type_of
 from tutorec.errors import PlannerError

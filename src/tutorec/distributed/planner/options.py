@@ -7,6 +7,7 @@ option of a row-wise table on 512 ranks has 512 pieces, and there are thousands 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from enum import Enum
@@ -17,7 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from tutorec.distributed.planner.input_checks import bad_input
 from tutorec.distributed.planner.table_facts import TableFacts
+from tutorec.errors import PlannerError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -59,7 +62,6 @@ class Perf:
         return Perf(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
-_ESTIMATE = "call the enumerator's populate_estimates([option]) first"
 PERF_FIELDS = tuple(each.name for each in fields(Perf))
 
 
@@ -355,6 +357,71 @@ class ShardingOption:
                 f"Shard([rows, columns], [row, column], Storage(...), Perf(...)) of numbers: {error}"
             ) from error
 
+    def times(self) -> Floats:
+        """Milliseconds of each shard, ``[P]``.
+
+        Raises:
+            PlannerError: They have not been estimated, or are not finite and at least 0.
+        """
+        perf = self.pieces().perf
+        if perf is None:
+            raise self._not_estimated("time")
+        times = perf.sum(axis=1)
+        if not 0.0 <= times.min(initial=0.0) <= times.max(initial=0.0) < math.inf:  # false for nan
+            wrong = int(np.flatnonzero(~(np.isfinite(times) & (times >= 0)))[0])
+            raise self._bad_estimate(wrong, f"{times[wrong]} ms", "finite times from 0 into Perf")
+        return times
+
+    def memory(self) -> Ints:
+        """Bytes of each shard, ``[P, 3]``: HBM, DDR, SSD.
+
+        Raises:
+            PlannerError: They have not been estimated, or are negative.
+        """
+        storage = self.pieces().storage
+        if storage is None:
+            raise self._not_estimated("storage")
+        if (least := storage.min(initial=0)) < 0:
+            wrong = int((storage == least).any(axis=1).argmax())
+            raise self._bad_estimate(wrong, f"{least:,} bytes", "bytes from 0 into Storage")
+        return storage
+
+    def placed_ranks(self, world_size: int) -> Ints:
+        """The rank of each shard, ``[P]``.
+
+        Args:
+            world_size: W.
+
+        Raises:
+            PlannerError: A shard is not placed, or lies outside of the world.
+        """
+        ranks = self.pieces().ranks
+        if ranks is None or (ranks < 0).any():
+            raise bad_input(
+                f"table {self.name!r} as {self.sharding_type} has not been placed: call a "
+                f"partitioner's partition() first, which gives each of its {self.num_shards} "
+                "shards a rank"
+            )
+        if ranks.max(initial=-1) >= world_size:
+            raise bad_input(
+                f"table {self.name!r} as {self.sharding_type} has a shard on rank {ranks.max()}, and "
+                f"the topology has ranks 0 to {world_size - 1}: place it on the topology that the "
+                "plan is for"
+            )
+        return ranks
+
+    def _not_estimated(self, what: str) -> PlannerError:
+        return bad_input(
+            f"table {self.name!r} as {self.sharding_type} has no estimate of its {what}: call the "
+            "enumerator's populate_estimates([option]), with an estimator that writes it"
+        )
+
+    def _bad_estimate(self, shard: int, estimate: str, expected: str) -> PlannerError:
+        return bad_input(
+            f"table {self.name!r} as {self.sharding_type}: shard {shard} is estimated to take "
+            f"{estimate}: an estimator writes {expected}"
+        )
+
     def set_estimates(self, perf: Floats | None = None, storage: Ints | None = None) -> None:
         """Write what was estimated: milliseconds ``[P, 6]``, bytes ``[P, 3]``, or both."""
         if self._pieces is not None:
@@ -393,27 +460,13 @@ class ShardingOption:
 
     @property
     def total_storage(self) -> Storage:
-        """Bytes of all shards together.
-
-        Raises:
-            ValueError: They have not been estimated.
-        """
-        storage = self.pieces().storage
-        if storage is None:
-            raise ValueError(f"table {self.name!r}: the storage of its shards is not known; {_ESTIMATE}")
-        return Storage(*storage.sum(axis=0).tolist())
+        """Bytes of all shards together; see `memory`."""
+        return Storage(*self.memory().sum(axis=0).tolist())
 
     @property
     def total_perf(self) -> float:
-        """Milliseconds of all shards together.
-
-        Raises:
-            ValueError: They have not been estimated.
-        """
-        perf = self.pieces().perf
-        if perf is None:
-            raise ValueError(f"table {self.name!r}: the time of its shards is not known; {_ESTIMATE}")
-        return float(perf.sum())
+        """Milliseconds of all shards together; see `times`."""
+        return float(self.times().sum())
 
     @property
     def cache_load_factor(self) -> float | None:
@@ -491,3 +544,23 @@ class ShardingOption:
         lines = [f"name: {self.name}", f"sharding type: {self.sharding_type}", f"compute kernel: {self.compute_kernel}"]
         lines += [f"num shards: {self.num_shards}", *(f"\t{shard}" for shard in self.shards)]
         return "\n".join(lines)
+
+
+def check_one_each(what: str, options: Sequence[ShardingOption]) -> None:
+    """Check that there is one option for each table.
+
+    Args:
+        what: Where they come from, for the message.
+        options: The options.
+
+    Raises:
+        PlannerError: A table has two.
+    """
+    seen: dict[str, ShardingOption] = {}
+    for option in options:
+        if option.fqn in seen:
+            raise bad_input(
+                f"{what} has table {option.name!r} twice, as {seen[option.fqn].sharding_type} and as "
+                f"{option.sharding_type}: take one option for each table"
+            )
+        seen[option.fqn] = option

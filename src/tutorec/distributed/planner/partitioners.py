@@ -17,10 +17,15 @@ import numpy as np
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.input_checks import finite, whole
 from tutorec.distributed.planner.interfaces import Partitioner
-from tutorec.distributed.planner.option_checks import check_one_each
-from tutorec.distributed.planner.options import PERF_FIELDS, Floats, Ints, PartitionByType, ShardingOption
+from tutorec.distributed.planner.options import (
+    PERF_FIELDS,
+    Floats,
+    Ints,
+    PartitionByType,
+    ShardingOption,
+    check_one_each,
+)
 from tutorec.distributed.planner.perf_models import NoopPerfModel
-from tutorec.distributed.planner.proposers import option_bytes, option_times
 from tutorec.distributed.planner.topology import MOST_BYTES
 from tutorec.errors import PlannerError, PlannerErrorType
 
@@ -186,7 +191,7 @@ class MemoryBalancedPartitioner(Partitioner):
         whole = _Ranks.of(storage_constraint)
         kind = 0 if whole.room[:, 0].any() else 1
         held = np.zeros(len(whole.room), np.int64)
-        pieces = [option_bytes(option)[:, kind] for option in plan]
+        pieces = [option.memory()[:, kind] for option in plan]
         for ranks, memory in zip(best, pieces, strict=True):
             np.add.at(held, ranks, memory)
         largest = max((int(memory.max(initial=0)) for memory in pieces), default=0)
@@ -268,9 +273,9 @@ class _Item:
     @classmethod
     def of(cls, option: ShardingOption) -> _Item:
         """An option's numbers."""
-        times, memory = option_times(option), option_bytes(option)
+        times, memory = option.times(), option.memory()
         perf = option.pieces().perf
-        assert perf is not None, "option_times has refused options without times"
+        assert perf is not None, "times() has refused options without times"
         if not len(times):
             raise PlannerError(
                 f"table {option.name!r} as {option.sharding_type} has no shards to place: give it some, Shard(size, "

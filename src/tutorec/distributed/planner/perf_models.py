@@ -12,7 +12,6 @@ import numpy as np
 
 from tutorec.distributed.planner.interfaces import PerfModel
 from tutorec.distributed.planner.options import Floats, ShardingOption
-from tutorec.distributed.planner.proposers import option_bytes, option_times
 
 if TYPE_CHECKING:
     from tutorec.distributed.planner.topology import Topology
@@ -48,9 +47,9 @@ class NoopPerfModel(PerfModel):
             plan: Options whose shards are placed and estimated.
 
         Raises:
-            ValueError: A shard is not placed, lies outside of the topology, or is not estimated.
+            PlannerError: A shard is not placed, lies outside of the topology, or is not estimated.
         """
-        return _largest_sum(plan, self._topology.world_size, option_times)
+        return _largest_sum(plan, self._topology.world_size, ShardingOption.times)
 
 
 class NoopStorageModel(PerfModel):
@@ -73,22 +72,14 @@ class NoopStorageModel(PerfModel):
             plan: Options whose shards are placed and estimated.
 
         Raises:
-            ValueError: A shard is not placed, lies outside of the topology, or is not estimated.
+            PlannerError: A shard is not placed, lies outside of the topology, or is not estimated.
         """
-        return _largest_sum(plan, self._topology.world_size, lambda option: option_bytes(option)[:, 0].astype(float))
+        return _largest_sum(plan, self._topology.world_size, lambda option: option.memory()[:, 0].astype(float))
 
 
 def _largest_sum(plan: list[ShardingOption], world_size: int, amounts: Callable[[ShardingOption], Floats]) -> float:
     """The most that comes together on one rank."""
     sums = np.zeros(world_size)
     for option in plan:
-        ranks = option.pieces().ranks
-        if ranks is None or (ranks < 0).any():
-            raise ValueError(
-                f"table {option.name!r}: a plan is rated once all of its {option.num_shards} shards are placed; call a "
-                "partitioner's partition() first"
-            )
-        if (ranks >= world_size).any():
-            raise ValueError(f"table {option.name!r} has a shard on rank {ranks.max()}; the topology has {world_size}")
-        np.add.at(sums, ranks, amounts(option))
+        np.add.at(sums, option.placed_ranks(world_size), amounts(option))
     return float(sums.max())

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.problem import (
     Choice,
     Floats,
@@ -30,6 +31,8 @@ from tutorec.distributed.planner.problem import (
     Placement,
     PlanningProblem,
     Spread,
+    rank_memory,
+    rank_time,
     units,
 )
 
@@ -39,6 +42,8 @@ _MEMORY_SHARPNESS = 10.0
 _LARGEST_EXPONENT = 300.0
 # Two growths that differ by less are a tie, which preference decides.
 _TIE = 1e-9
+# For one table alone: it goes where the slowest of its ranks is the least slow.
+_SHARPEST = 100.0
 
 
 @dataclass(slots=True, eq=False)  # not frozen: thousands are made in a second
@@ -276,3 +281,117 @@ class Packing:
         assert len(placed) == len(self.positions), "a table is not placed"
         chosen = np.array([position.number for position in placed], dtype=np.int64)
         return Placement(chosen, [position.ranks for position in placed])
+
+
+def with_choice(problem: PlanningProblem, placement: Placement, table: int, choice: int) -> Placement | None:
+    """The placement with another choice for one table, the others staying where they are; None where it does not fit.
+
+    Shards go, longest first, where the slowest rank stays the fastest.
+
+    Args:
+        problem: All choices.
+        placement: An answer that fits.
+        table: Its number.
+        choice: The number among its choices.
+
+    Example:
+        >>> whole = Choice(np.array([2.0]), np.array([[0, 8]]), Spread.ANY)
+        >>> halves = Choice(np.array([1.0, 1.0]), np.array([[0, 4], [0, 4]]), Spread.ALL)
+        >>> problem = PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ((whole, halves),))
+        >>> with_choice(problem, Placement(np.array([0]), [np.array([0])]), 0, 1).ranks[0].tolist()
+        [0, 1]
+    """
+    wanted = problem.choices[table][choice]
+    load, held = rank_time(problem, placement), rank_memory(problem, placement)
+    taken = problem.choices[table][int(placement.chosen[table])]
+    np.subtract.at(load, placement.ranks[table], taken.time)
+    np.subtract.at(held, placement.ranks[table], taken.memory)
+    packing = Packing(replace(problem, capacity=problem.capacity - held, choices=((wanted,),)))
+    packing.filled[:, 0] = load
+    packing.sharpen(_SHARPEST, float(load.max()))
+    position = packing.best(0)
+    if position is None:
+        return None
+    chosen, everyone = placement.chosen.copy(), list(placement.ranks)
+    chosen[table], everyone[table] = choice, position.ranks
+    return Placement(chosen, everyone)
+
+
+def fits_alone(problem: PlanningProblem, choice: Choice) -> bool:
+    """Whether a choice could be placed if no other table were there; true where that is hard to tell.
+
+    Example:
+        >>> empty = PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ())
+        >>> fits_alone(empty, Choice(np.array([2.0]), np.array([[0, 9]]), Spread.ANY))
+        False
+    """
+    alone = replace(problem, choices=((choice,),))
+    if Packing(alone).best(0) is not None:
+        return True
+    if choice.spread not in (Spread.ANY, Spread.HOST) or (choice.memory == choice.memory[:1]).all():
+        return False
+    # The greedy order may fail with shards of different sizes; a shard that fits nowhere rules the choice out.
+    allowed = problem.capacity if choice.allowed is None else problem.capacity[choice.allowed]
+    return all(bool((piece <= allowed).all(axis=1).any()) for piece in choice.memory)
+
+
+def place_options(problem: PlanningProblem, placement: Placement) -> list[ShardingOption]:
+    """The chosen option of each table, as a copy whose shards have their ranks; tables in the problem's order."""
+    placed = []
+    for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
+        for option in choice.options:
+            pieces = option.pieces().copy()
+            pieces.ranks = np.asarray(ranks, dtype=np.int64)
+            placed.append(option.with_pieces(pieces))
+    return placed
+
+
+def in_rank_order(problem: PlanningProblem, placement: Placement) -> Placement:
+    """The same placement, with equal pieces of a table on ascending ranks: what costs the same reads the same.
+
+    Args:
+        problem: What the placement answers.
+        placement: The answer.
+    """
+    tidy = []
+    for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
+        ranks = ranks.copy()
+        # Pieces of a grid keep their place inside a host: whole blocks change places.
+        block = problem.local_size if choice.spread is Spread.HOSTS_ROWS else 1
+        if choice.spread in (Spread.ANY, Spread.HOST, Spread.HOSTS_ROWS):
+            costs = np.column_stack([choice.time, choice.memory]).reshape(len(ranks) // block, -1)
+            blocks = ranks.reshape(-1, block)
+            for alike in np.unique(costs, axis=0):
+                same = np.flatnonzero((costs == alike).all(axis=1))
+                blocks[same] = blocks[same[np.argsort(blocks[same, 0], kind="stable")]]
+        tidy.append(ranks)
+    return Placement(placement.chosen, tidy)
+
+
+def placement_of(problem: PlanningProblem, placed: Sequence[ShardingOption]) -> Placement:
+    """The answer that placed options are; the inverse of `place_options`.
+
+    Args:
+        problem: What they answer.
+        placed: An option for each table, its shards on ranks.
+
+    Raises:
+        KeyError: A table has no option, one that is none of the problem's, or one without places.
+    """
+    by_table = {option.fqn: option for option in placed}
+    chosen, ranks = [], []
+    for choices in problem.choices:
+        name = choices[0].options[0].fqn
+        if name not in by_table:
+            raise KeyError(f"table {name.strip('.')!r} is not placed")
+        first = by_table[name]
+        ways = [(o.sharding_type, o.compute_kernel, o.pieces().sizes.tolist()) for o in (c.options[0] for c in choices)]
+        way = (first.sharding_type, first.compute_kernel, first.pieces().sizes.tolist())
+        if way not in ways:
+            raise KeyError(f"table {first.name!r} is placed as {way[:2]}, which is none of its options")
+        chosen.append(ways.index(way))
+        found = first.pieces().ranks
+        if found is None:
+            raise KeyError(f"table {first.name!r} has not been placed")
+        ranks.append(found)
+    return Placement(np.array(chosen, dtype=np.int64), ranks)

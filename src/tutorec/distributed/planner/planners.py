@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from tutorec._spmd_device import device as own_device
 from tutorec._text import several
 from tutorec.distributed import comm
 from tutorec.distributed.env import local_world_size
+from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan, ShardingType
 from tutorec.distributed.planner.bounds import lower_bound
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import ParameterConstraints
@@ -40,11 +42,10 @@ from tutorec.distributed.planner.interfaces import (
     Stats,
     StorageReservation,
 )
-from tutorec.distributed.planner.option_checks import check_one_each
-from tutorec.distributed.planner.options import ShardingOption
+from tutorec.distributed.planner.options import ShardingOption, check_one_each
 from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.perf_models import NoopPerfModel
-from tutorec.distributed.planner.placing import in_rank_order, place_options, placement_of, to_sharding_plan
+from tutorec.distributed.planner.placements import in_rank_order, place_options, placement_of
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
 from tutorec.distributed.planner.proposers import (
     GreedyProposer,
@@ -58,6 +59,7 @@ from tutorec.distributed.planner.stats import EmbeddingStats
 from tutorec.distributed.planner.storage_reservations import HeuristicalStorageReservation
 from tutorec.distributed.planner.this_machine import this_machine
 from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.shard_geometry import ShardPiece, sharding_spec
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharding_plan import get_default_sharders
 from tutorec.errors import PlannerError, PlannerErrorType
@@ -387,6 +389,48 @@ class OptimalPlanner(EmbeddingShardingPlanner):
         if placement is None:
             raise why_infeasible(inputs)
         return placement, f"mixed-integer program ({result.status})", result.gap
+
+
+def to_sharding_plan(sharding_options: Sequence[ShardingOption], topology: Topology) -> ShardingPlan:
+    """Placed options as a plan.
+
+    Args:
+        sharding_options: One per table, in the order of the model's tables.
+        topology: For devices and ranks per host.
+
+    Raises:
+        PlannerError: These are no options, a table has two, or a shard lies on no rank of the topology.
+
+    Source:
+        TorchRec's ``to_sharding_plan``.
+    """
+    check_one_each("sharding_options", sharding_options)
+    plan: dict[str, EmbeddingModuleShardingPlan] = {}
+    for option in sharding_options:
+        plan.setdefault(option.path, EmbeddingModuleShardingPlan())[option.name] = _entry(option, topology)
+    return ShardingPlan(plan)
+
+
+def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
+    pieces, ranks = option.pieces(), option.placed_ranks(topology.world_size).tolist()
+    replicated = option.sharding_type == ShardingType.DATA_PARALLEL.value
+    spec = None
+    if not replicated:
+        lines = zip(ranks, pieces.offsets.tolist(), pieces.sizes.tolist(), strict=True)
+        spec = sharding_spec(
+            [ShardPiece(rank, *offset, *size) for rank, offset, size in lines],
+            topology.compute_device,
+            topology.local_world_size,
+        )
+    rows, columns = option.tensor.shape
+    return ParameterSharding(
+        sharding_type=option.sharding_type,
+        compute_kernel=option.compute_kernel,
+        ranks=ranks,
+        sharding_spec=spec,
+        cache_params=option.cache_params and replace(option.cache_params, stats=None),
+        shape=(int(rows), int(columns)),
+    )
 
 
 def _legal(problem: PlanningProblem, placed: Sequence[ShardingOption], whose: str) -> Placement:

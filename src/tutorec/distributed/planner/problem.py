@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.option_checks import check_estimates
 from tutorec.errors import PlannerError, PlannerErrorType
 
 Floats = NDArray[np.float64]
@@ -260,16 +259,7 @@ def _choice(option: Any, group: int, allowed: NDArray[np.bool_] | None) -> Choic
         PlannerError: They have not been estimated, or are no amounts.
     """
     if hasattr(option, "pieces"):
-        pieces = option.pieces()
-        if pieces.perf is None or pieces.storage is None:
-            what = "time" if pieces.perf is None else "storage"
-            raise PlannerError(
-                f"table {option.name!r} as {option.sharding_type} has no estimate of its {what}: give the enumerator "
-                "an estimator that writes it, or leave estimator out",
-                PlannerErrorType.INPUT_VALIDATION,
-            )
-        time, memory = pieces.perf.sum(axis=1), pieces.storage[:, :2]
-        check_estimates(option, time, memory)
+        time, memory = option.times(), option.memory()[:, :2]
     else:
         time = np.array([shard.perf.total for shard in option.shards])
         memory = np.array([[shard.storage.hbm, shard.storage.ddr] for shard in option.shards], dtype=np.int64)

@@ -32,50 +32,9 @@ MAX_PROPOSALS = 10_000
 _MOST_BYTES = 2**34  # that dynamic programming may take for itself
 
 
-def option_times(option: ShardingOption) -> Floats:
-    """Milliseconds of each shard of an option, ``[P]``.
-
-    Raises:
-        ValueError: They have not been estimated, or are no amounts.
-    """
-    perf = option.pieces().perf
-    if perf is None:
-        raise ValueError(
-            f"table {option.name!r}: the {option.sharding_type} option has no estimated times; call the enumerator's "
-            "populate_estimates([option]) first"
-        )
-    times = perf.sum(axis=1)
-    if not 0.0 <= times.sum() < math.inf:  # which nan is not either
-        raise ValueError(
-            f"table {option.name!r}: the {option.sharding_type} option is estimated to take {times.sum()} ms; an "
-            "estimator writes finite times from 0 into Perf"
-        )
-    return times
-
-
-def option_bytes(option: ShardingOption) -> NDArray[np.int64]:
-    """Bytes of each shard of an option, ``[P, 3]``: HBM, DDR, SSD.
-
-    Raises:
-        ValueError: They have not been estimated, or are no amounts.
-    """
-    storage = option.pieces().storage
-    if storage is None:
-        raise ValueError(
-            f"table {option.name!r}: the {option.sharding_type} option has no estimated storage; call the enumerator's "
-            "populate_estimates([option]) first"
-        )
-    if storage.min(initial=0) < 0:
-        raise ValueError(
-            f"table {option.name!r}: the {option.sharding_type} option is estimated to take {storage.min():,} bytes; "
-            "an estimator writes bytes from 0 into Storage"
-        )
-    return storage
-
-
 def _score(option: ShardingOption, use_depth: bool) -> float:
     """What options of a table are sorted by: the time of the slowest shard, or of all."""
-    times = option_times(option)
+    times = option.times()
     return float(times.max(initial=0.0) if use_depth else times.sum())
 
 
@@ -142,7 +101,7 @@ class GreedyProposer(Proposer):
         """Let a table compete for being moved, if it has another option and takes memory at all."""
         current = self._current[number]
         if current + 1 < len(self._tables[number]):
-            hbm, ddr, _ = option_bytes(self._tables[number][current]).T
+            hbm, ddr, _ = self._tables[number][current].memory().T
             memory = (int(hbm.max()), int(hbm.sum()), int(ddr.max()), int(ddr.sum()))
             if any(memory):
                 heapq.heappush(self._by_memory, (tuple(-each for each in memory), number))
@@ -322,7 +281,7 @@ class DynamicProgrammingProposer(Proposer):
 
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
         """Begin with these options, which have to be estimated."""
-        totals = np.array([option_bytes(option).sum(axis=0)[:2] for option in search_space]).reshape(-1, 2)
+        totals = np.array([option.memory().sum(axis=0)[:2] for option in search_space]).reshape(-1, 2)
         kind = 0 if totals[:, 0].any() else 1  # options for machines without HBM are told apart by DDR
         order = np.argsort(totals[:, kind], kind="stable")
         self._tables = list(_by_table([search_space[number] for number in order.tolist()]).values())
@@ -381,8 +340,8 @@ class DynamicProgrammingProposer(Proposer):
         time, filled = np.zeros(1), np.zeros(1)  # of the states so far; at first one, empty
         came_from: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
         for options in self._tables:
-            needs = np.array([float(option_bytes(option)[:, kind].sum()) / width for option in options])
-            takes = np.array([float(option_times(option).sum()) for option in options])
+            needs = np.array([float(option.memory()[:, kind].sum()) / width for option in options])
+            takes = np.array([float(option.times().sum()) for option in options])
             time, filled, option, state = _best_of_each_bin(time, filled, takes, needs, bins)
             came_from.append((option, state))
         reached = np.flatnonzero(came_from[-1][0] >= 0)[::-1]

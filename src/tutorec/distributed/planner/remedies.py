@@ -19,8 +19,8 @@ import numpy as np
 
 from tutorec._text import bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.changes import fits_alone
 from tutorec.distributed.planner.options import Storage
+from tutorec.distributed.planner.placements import fits_alone
 from tutorec.distributed.planner.problem import Choice, Placement, PlanningProblem, cost, rank_memory
 from tutorec.distributed.planner.report import MEMORIES, PlanInputs, names_of, type_of
 from tutorec.distributed.planner.search import search

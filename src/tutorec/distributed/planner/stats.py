@@ -18,7 +18,6 @@ import numpy as np
 from tutorec._text import TextTable, bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.planner.interfaces import Constraints, Enumerator, Stats, StorageReservation
-from tutorec.distributed.planner.option_checks import placed_ranks
 from tutorec.distributed.planner.options import PERF_FIELDS, Floats, Ints, ShardingOption
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.sharded_module import ModuleSharder
@@ -122,7 +121,7 @@ def _placed(option: ShardingOption, world_size: int) -> tuple[Ints, Floats, Ints
     Raises:
         PlannerError: A shard lies on no rank.
     """
-    pieces, ranks = option.pieces(), placed_ranks(option, world_size)
+    pieces, ranks = option.pieces(), option.placed_ranks(world_size)
     perf = pieces.perf if pieces.perf is not None else np.zeros((len(pieces), len(PERF_FIELDS)))
     storage = pieces.storage if pieces.storage is not None else np.zeros((len(pieces), 3), dtype=np.int64)
     return ranks, perf, storage
