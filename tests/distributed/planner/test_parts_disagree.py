@@ -124,7 +124,7 @@ def test_an_option_without_shards_is_not_placed():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: GreedyPerfPartitioner("perf"), "sort_by='perf' is no SortBy"),
+        (lambda: GreedyPerfPartitioner("perf"), "sort_by='perf' is not a SortBy"),
         (lambda: GreedyPerfPartitioner().partition([table(), table()], TWO), "proposal has table 't0' twice"),
         (lambda: GreedyPerfPartitioner().partition([table()], TWO, hbm_per_device=NAN), "hbm_per_device=nan"),
         (lambda: GreedyPerfPartitioner().partition([table()], TWO, hbm_per_device=-1), "hbm_per_device=-1"),

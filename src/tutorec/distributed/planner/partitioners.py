@@ -1,21 +1,23 @@
 """Partitioners: which rank each shard of a proposal lies on.
 
-Corresponds to TorchRec's ``torchrec.distributed.planner.partitioners``: the same rules, on arrays. What is even goes
-first, one piece for each rank; then one table after the other, the largest first, goes where there is the least to do.
+Corresponds to TorchRec's ``torchrec.distributed.planner.partitioners``: the same rules, on arrays. Tables with a shard
+on every rank are placed first. The others follow, the largest first, each shard on the least loaded rank that has room
+for it: longest-processing-time-first (LPT) list scheduling (Graham 1969). The default search uses `placements` instead.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.input_checks import finite, whole
+from tutorec.distributed.planner.input_checks import bad_input, finite, whole
 from tutorec.distributed.planner.interfaces import Partitioner
 from tutorec.distributed.planner.options import (
     PERF_FIELDS,
@@ -57,7 +59,7 @@ class GreedyPerfPartitioner(Partitioner):
         balance_modules: Tables of collections that have fewer tables go first.
 
     Raises:
-        PlannerError: ``sort_by`` is no `SortBy`.
+        PlannerError: ``sort_by`` is not a `SortBy`.
 
     Example:
         The table of 3 ms goes first, to rank 0; then rank 1 has the least to do until it has 4 ms:
@@ -82,29 +84,23 @@ class GreedyPerfPartitioner(Partitioner):
 
     def __init__(self, sort_by: SortBy = SortBy.STORAGE, balance_modules: bool = False) -> None:
         if not isinstance(sort_by, SortBy):
-            raise PlannerError(
-                f"sort_by={sort_by!r} is no SortBy: give SortBy.STORAGE or SortBy.PERF",
-                PlannerErrorType.INPUT_VALIDATION,
-            )
+            raise bad_input(f"sort_by={sort_by!r} is not a SortBy: give SortBy.STORAGE or SortBy.PERF")
         self._sort_by: SortBy = sort_by
         self._balance_modules: bool = balance_modules
 
     def partition(
         self, proposal: list[ShardingOption], storage_constraint: Topology, hbm_per_device: int | None = None
     ) -> list[ShardingOption]:
-        """Give every shard a rank.
+        """Write a rank into every shard of an estimated proposal; nothing is written where it does not fit.
 
         Args:
-            proposal: An estimated option for each table; ranks are written into it.
+            proposal: An option for each table.
             storage_constraint: The ranks and their storage; not changed.
             hbm_per_device: Bytes of HBM of each rank, in place of the topology's.
 
-        Returns:
-            The proposal.
-
         Raises:
-            PlannerError: A shard fits nowhere, the number of shards does not suit the ranks, or a table is there twice.
-            ValueError: An option is not estimated.
+            PlannerError: A shard fits nowhere, the number of shards does not suit the ranks, a table is there twice, or
+                an option is not estimated.
         """
         check_one_each("proposal", proposal)
         ranks = _Ranks.of(storage_constraint)
@@ -114,33 +110,32 @@ class GreedyPerfPartitioner(Partitioner):
         return self._partition(proposal, ranks)
 
     def _partition(self, proposal: list[ShardingOption], ranks: _Ranks) -> list[ShardingOption]:
-        """The same on given ranks. Places are written once all are known."""
-        items = [_Item.of(option) for option in proposal]
-        for item in items:
-            if item.by == PartitionByType.UNIFORM.value:
-                _place_in_order(item, ranks, np.arange(len(ranks.room)))
-        for group in self._groups(items):
-            _place_group(group, ranks)
-        for item in items:
-            item.option.place(item.ranks)
+        """The same on given ranks. The ranks of shards are written once all shards fit."""
+        tables = [_Table.of(option) for option in proposal]
+        for group in self._groups(tables):
+            ranks = _place(group, ranks)
+        for table in tables:
+            table.option.place(table.ranks)
         return proposal
 
-    def _groups(self, items: Sequence[_Item]) -> list[list[_Item]]:
-        """Tables that are not spread evenly, those that lie together as one, in the order in which they are placed."""
-        tables_of: dict[str, int] = {}
-        groups: dict[str, list[_Item]] = {}
-        for item in items:
-            tables_of[item.option.path] = tables_of.get(item.option.path, 0) + 1
-            if item.by != PartitionByType.UNIFORM.value:
-                groups.setdefault(item.option.dependency or item.option.fqn, []).append(item)
+    def _groups(self, tables: Sequence[_Table]) -> list[list[_Table]]:
+        """Tables that depend on one another, or one table, in the order in which they are placed."""
+        per_collection = Counter(table.option.path for table in tables)
+        on_every_rank: list[list[_Table]] = []
+        others: dict[str, list[_Table]] = {}
+        for table in tables:
+            if table.option.partition_by == PartitionByType.UNIFORM.value:
+                on_every_rank.append([table])
+            else:
+                others.setdefault(table.option.dependency or table.option.fqn, []).append(table)
 
-        def size(group: list[_Item]) -> tuple[float, ...]:
-            first = -tables_of[group[0].option.path] if self._balance_modules else 0
+        def size(group: list[_Table]) -> tuple[float, ...]:
+            first = -per_collection[group[0].option.path] if self._balance_modules else 0
             if self._sort_by is SortBy.PERF:
-                return first, sum(float(item.times.sum()) for item in group)
-            return first, *np.sum([item.memory.sum(axis=0) for item in group], axis=0).tolist()
+                return first, sum(float(table.perf.sum(axis=1).sum()) for table in group)
+            return first, *np.sum([table.memory.sum(axis=0) for table in group], axis=0).tolist()
 
-        return sorted(groups.values(), key=size, reverse=True)
+        return on_every_rank + sorted(others.values(), key=size, reverse=True)
 
 
 class MemoryBalancedPartitioner(Partitioner):
@@ -170,31 +165,18 @@ class MemoryBalancedPartitioner(Partitioner):
     def partition(
         self, proposal: list[ShardingOption], storage_constraint: Topology, hbm_per_device: int | None = None
     ) -> list[ShardingOption]:
-        """Give every shard a rank.
-
-        Args:
-            proposal: An estimated option for each table; ranks are written into it.
-            storage_constraint: The ranks and their storage; not changed.
-            hbm_per_device: Bytes of HBM of each rank, in place of the topology's.
-
-        Returns:
-            The proposal.
-
-        Raises:
-            PlannerError: A shard fits nowhere, the number of shards does not suit the ranks, or a table is there twice.
-            ValueError: An option is not estimated.
-        """
+        """Write a rank into every shard; see `GreedyPerfPartitioner.partition`."""
         plan = self._greedy.partition(proposal, storage_constraint, hbm_per_device)
         model = NoopPerfModel(storage_constraint)
         slowest = model.rate(plan) * (1 + self._tolerance)
-        best = [_placed(option) for option in plan]
-        whole = _Ranks.of(storage_constraint)
-        kind = 0 if whole.room[:, 0].any() else 1
-        held = np.zeros(len(whole.room), np.int64)
-        pieces = [option.memory()[:, kind] for option in plan]
-        for ranks, memory in zip(best, pieces, strict=True):
-            np.add.at(held, ranks, memory)
-        largest = max((int(memory.max(initial=0)) for memory in pieces), default=0)
+        world_size = storage_constraint.world_size
+        best = [option.placed_ranks(world_size).copy() for option in plan]
+        kind = 0 if _Ranks.of(storage_constraint).room[:, 0].any() else 1
+        needs = [option.memory()[:, kind] for option in plan]
+        held = np.zeros(world_size, np.int64)
+        for placed, memory in zip(best, needs, strict=True):
+            np.add.at(held, placed, memory)
+        largest = max((int(memory.max(initial=0)) for memory in needs), default=0)
         low, high = max(int(held.sum() / len(held)), largest), int(held.max())
         for _ in range(self._max_search_count):
             if low + CLOSE_ENOUGH >= high:
@@ -203,16 +185,16 @@ class MemoryBalancedPartitioner(Partitioner):
             ranks = _Ranks.of(storage_constraint)
             ranks.room[:, kind] = middle
             try:
-                faster = model.rate(self._greedy._partition(proposal, ranks)) <= slowest
+                fast_enough = model.rate(self._greedy._partition(proposal, ranks)) <= slowest
             except PlannerError:
-                faster = False
-            logger.info("a plan with at most %d bytes per rank: %s", middle, "taken" if faster else "none, or slower")
-            if faster:
-                high, best = middle, [_placed(option) for option in proposal]
+                fast_enough = False
+            logger.info("at most %d bytes per rank: %s", middle, "taken" if fast_enough else "does not fit, or slower")
+            if fast_enough:
+                high, best = middle, [option.placed_ranks(world_size).copy() for option in proposal]
             else:
                 low = middle
-        for option, ranks in zip(plan, best, strict=True):
-            option.place(ranks)
+        for option, placed in zip(plan, best, strict=True):
+            option.place(placed)
         return plan
 
 
@@ -240,183 +222,134 @@ class _Ranks:
 
     def copy(self) -> _Ranks:
         """Ranks to try something on."""
-        return _Ranks(self.room.copy(), self.perf.copy(), self.load.copy(), self.local_size, self.order)
-
-    def take(self, tried: _Ranks) -> None:
-        """Go on from what was tried."""
-        self.room, self.perf, self.load = tried.room, tried.perf, tried.load
+        return replace(self, room=self.room.copy(), perf=self.perf.copy(), load=self.load.copy())
 
     def hosts(self) -> Ints:
-        """``[H, L]``: the ranks of each host, the host that has the least to do first."""
+        """``[H, L]``: the ranks of each host, the least loaded host first."""
         hosts = np.arange(len(self.room) // self.local_size * self.local_size).reshape(-1, self.local_size)
         return hosts[np.argsort(self.load[hosts].sum(axis=1), kind="stable")]
 
-    def put(self, item: _Item, piece: int, rank: int) -> None:
-        """Place a piece."""
-        self.room[rank] -= item.memory[piece]
-        self.perf[rank] += item.perf[piece]
+    def put(self, table: _Table, shard: int, rank: int) -> None:
+        """Place a shard."""
+        self.room[rank] -= table.memory[shard]
+        self.perf[rank] += table.perf[shard]
         self.load[rank] = self.perf[rank].sum()
-        item.ranks[piece] = rank
+        table.ranks[shard] = rank
 
 
 @dataclass
-class _Item:
-    """A table while it is being placed; P pieces."""
+class _Table:
+    """A table while it is being placed; P shards."""
 
     option: ShardingOption
-    by: str
     perf: Floats  # [P, 6] ms
-    times: Floats  # [P] ms
     memory: Ints  # [P, 3] bytes
     ranks: Ints  # [P]
 
     @classmethod
-    def of(cls, option: ShardingOption) -> _Item:
+    def of(cls, option: ShardingOption) -> _Table:
         """An option's numbers."""
-        times, memory = option.times(), option.memory()
-        perf = option.pieces().perf
-        assert perf is not None, "times() has refused options without times"
-        if not len(times):
-            raise PlannerError(
-                f"table {option.name!r} as {option.sharding_type} has no shards to place: give it some, Shard(size, "
-                "offset)",
-                PlannerErrorType.INPUT_VALIDATION,
+        shards = option.pieces()
+        option.times()  # refuses what is not estimated
+        assert shards.perf is not None, "times() has refused options without times"
+        if not len(shards):
+            raise bad_input(
+                f"table {option.name!r} as {option.sharding_type} has no shards to place: give it some, "
+                "Shard(size, offset)"
             )
-        return cls(option, option.partition_by, perf, times, memory, np.full(len(times), -1, np.int64))
+        return cls(option, shards.perf, option.memory(), np.full(len(shards), -1, np.int64))
 
 
-def _placed(option: ShardingOption) -> Ints:
-    """Where the shards of a placed option lie."""
-    ranks = option.pieces().ranks
-    assert ranks is not None, f"table {option.name!r} has been placed"
-    return ranks.copy()
-
-
-def _refuse(item: _Item, problem: str) -> PlannerError:
-    option = item.option
+def _refusal(table: _Table, problem: str) -> PlannerError:
     return PlannerError(
-        f"table {option.name!r} as {option.sharding_type}: {problem}; propose another of its options, or "
+        f"table {table.option.name!r} as {table.option.sharding_type}: {problem}; propose another of its options, or "
         "give it more memory or ranks",
         PlannerErrorType.PARTITION,
     )
 
 
 def _bytes(memory: Ints) -> str:
-    """Bytes in words: those kinds of which there are any."""
-    words = [f"{count:,} bytes of {kind}" for count, kind in zip(memory.tolist(), ("HBM", "DDR", "SSD"), strict=True)]
-    return " and ".join(word for word in words if not word.startswith("0 ")) or "no memory"
+    """The kinds of memory of which there is any, as text."""
+    kinds = zip(memory.tolist(), ("HBM", "DDR", "SSD"), strict=True)
+    return " and ".join(f"{count:,} bytes of {kind}" for count, kind in kinds if count) or "no memory"
 
 
-def _place_in_order(item: _Item, ranks: _Ranks, targets: Ints) -> None:
-    """Place piece i on the i-th of the given ranks.
+def _place(group: list[_Table], ranks: _Ranks) -> _Ranks:
+    """Place tables that depend on one another, or one table, on the first targets where all fit.
+
+    Returns:
+        What is left of the ranks.
 
     Raises:
-        PlannerError: There are more or fewer pieces, or one does not fit.
+        PlannerError: They fit nowhere, with the reason of the first targets; or cannot be placed like this.
     """
-    if len(item.times) != len(targets):
-        raise _refuse(item, f"its {len(item.times)} shards go one to each of {len(targets)} ranks")
-    for piece, rank in enumerate(targets.tolist()):
-        if (item.memory[piece] > ranks.room[rank]).any():
-            needs, has = _bytes(item.memory[piece]), _bytes(ranks.room[rank])
-            raise _refuse(item, f"shard {piece} needs {needs} on rank {rank}, where {has} are left")
-        ranks.put(item, piece, rank)
+    refusal: PlannerError | None = None
+    for targets in _targets(group, ranks):
+        trial = ranks.copy()
+        try:
+            for table in group:
+                _place_on(table, trial, targets)
+        except PlannerError as error:
+            refusal = refusal or error
+        else:
+            return trial
+    assert refusal is not None, "there are targets"
+    raise refusal
 
 
-def _place_least_loaded(item: _Item, ranks: _Ranks, candidates: Ints) -> None:
-    """Place each piece on that candidate with room for it that has the least to do; of equal ones on the first.
-
-    Raises:
-        PlannerError: A piece fits on none.
-    """
-    for piece, memory in enumerate(item.memory):
-        fitting = candidates[(ranks.room[candidates] >= memory).all(axis=1)]
-        if not len(fitting):
-            most = _bytes(ranks.room[candidates].max(axis=0))
-            raise _refuse(
-                item,
-                f"shard {piece} needs {_bytes(memory)}, and the most that one of {len(candidates)} ranks has left is "
-                f"{most}",
-            )
-        ranks.put(item, piece, int(fitting[np.argmin(ranks.load[fitting])]))
-
-
-def _place_group(group: list[_Item], ranks: _Ranks) -> None:
-    """Place tables that lie together, or one table alone.
+def _targets(group: list[_Table], ranks: _Ranks) -> list[Ints]:
+    """The sets of ranks that may hold a group, those to try first at the front.
 
     Raises:
-        PlannerError: They do not fit, or cannot be placed together.
+        PlannerError: Tables depend on one another and do not lie on one host, or shards are not whole hosts.
     """
     first = group[0]
-    if first.by == PartitionByType.HOST.value:
-        _place_on_a_host(group, ranks)
-        return
+    by, hosts = first.option.partition_by, ranks.hosts()
+    if by == PartitionByType.HOST.value:
+        return list(hosts)
     if len(group) > 1:
-        names = [item.option.name for item in group]
-        raise _refuse(
+        names = [table.option.name for table in group]
+        raise _refusal(
             first, f"tables {names} depend on one another, and only tables that lie on one host are placed together"
         )
-    if first.by == PartitionByType.MULTI_HOST.value:
-        _place_on_hosts(first, ranks)
-    elif first.by == PartitionByType.DEVICE.value:
-        _place_least_loaded(first, ranks, ranks.order)
-    else:
-        words = [kind.value for kind in PartitionByType]
-        raise _refuse(first, f"partition_by={first.by!r} is none of {words}")
-
-
-def _place_on_a_host(group: list[_Item], ranks: _Ranks) -> None:
-    """Place tables on the ranks of one host: the first, by what there is to do, on which all of them fit.
-
-    Raises:
-        PlannerError: There is none.
-    """
-    needs = np.sum([item.memory.sum(axis=0) for item in group], axis=0)
-    reasons = []
-    for host in ranks.hosts():
-        if (needs > ranks.room[host].sum(axis=0)).any():
-            continue
-        tried = ranks.copy()
-        try:
-            for item in group:
-                if item.option.sharding_type == ShardingType.TABLE_ROW_WISE.value:
-                    _place_in_order(item, tried, host)
-                elif item.option.sharding_type == ShardingType.TABLE_COLUMN_WISE.value:
-                    _place_least_loaded(item, tried, host)
-                else:
-                    raise _refuse(item, "only table_row_wise and table_column_wise tables lie on one host")
-        except PlannerError as error:
-            reasons.append(str(error))
-            continue
-        ranks.take(tried)
-        return
-    most = _bytes(ranks.room[ranks.hosts()].sum(axis=1).max(axis=0))
-    why = f" ({reasons[-1]})" if reasons else ""
-    raise _refuse(group[0], f"{_bytes(needs)} fit on no host; the most that one has left is {most}{why}")
-
-
-def _place_on_hosts(item: _Item, ranks: _Ranks) -> None:
-    """Place blocks of L pieces, each on a host: on neighbours among the hosts sorted by what there is to do.
-
-    Raises:
-        PlannerError: They do not fit, or the last block has fewer pieces than a host has ranks.
-    """
-    if item.option.sharding_type != ShardingType.GRID_SHARD.value:
-        raise _refuse(item, "only grid_shard tables are spread over several hosts")
-    blocks, rest = divmod(len(item.times), ranks.local_size)
+    if by == PartitionByType.UNIFORM.value:
+        return [np.arange(len(ranks.room))]
+    if by == PartitionByType.DEVICE.value:
+        return [ranks.order]
+    if by != PartitionByType.MULTI_HOST.value:
+        raise _refusal(first, f"partition_by={by!r} is not one of {[kind.value for kind in PartitionByType]}")
+    blocks, rest = divmod(len(first.ranks), ranks.local_size)
     if rest:
-        raise _refuse(item, f"its {len(item.times)} shards are no whole number of hosts of {ranks.local_size} ranks")
-    hosts = ranks.hosts()
-    # More blocks than hosts go round: a host then has several.
-    starts = range(len(hosts) - blocks + 1) if blocks < len(hosts) else range(1)
-    error: PlannerError | None = None
-    for start in starts:
-        tried = ranks.copy()
-        try:
-            _place_in_order(item, tried, hosts[np.arange(start, start + blocks) % len(hosts)].ravel())
-        except PlannerError as refused:
-            error = error or refused
-            continue
-        ranks.take(tried)
+        raise _refusal(first, f"its {len(first.ranks)} shards do not fill whole hosts of {ranks.local_size} ranks")
+    # Neighbours among the hosts sorted by load; of more blocks than hosts a host holds several.
+    starts = range(max(len(hosts) - blocks, 0) + 1)
+    return [hosts[np.arange(start, start + blocks) % len(hosts)].ravel() for start in starts]
+
+
+def _place_on(table: _Table, ranks: _Ranks, targets: Ints) -> None:
+    """Place a table: shard i on target i, or each shard on the least loaded target with room, the first of equal ones.
+
+    Raises:
+        PlannerError: A shard does not fit, or the number of shards is not that of the targets.
+    """
+    option, count = table.option, len(table.ranks)
+    anywhere = option.partition_by == PartitionByType.DEVICE.value
+    if anywhere or option.sharding_type == ShardingType.TABLE_COLUMN_WISE.value:
+        for shard, memory in enumerate(table.memory):
+            fitting = targets[(ranks.room[targets] >= memory).all(axis=1)]
+            if not len(fitting):
+                most = _bytes(ranks.room[targets].max(axis=0))
+                raise _refusal(
+                    table,
+                    f"shard {shard} needs {_bytes(memory)}, and the most that one of {len(targets)} ranks has left is "
+                    f"{most}",
+                )
+            ranks.put(table, shard, int(fitting[np.argmin(ranks.load[fitting])]))
         return
-    assert error is not None, "every start was refused"
-    raise error
+    if count != len(targets):
+        raise _refusal(table, f"its {count} shards go one to each of {len(targets)} ranks")
+    for shard, rank in enumerate(targets.tolist()):
+        if (table.memory[shard] > ranks.room[rank]).any():
+            needs, left = _bytes(table.memory[shard]), _bytes(ranks.room[rank])
+            raise _refusal(table, f"shard {shard} needs {needs} on rank {rank}, where {left} are left")
+        ranks.put(table, shard, rank)
