@@ -140,8 +140,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _calibrate() -> int:
     """``tutorec calibrate``."""
     from tutorec.distributed.planner.measuring import calibrate
-    from tutorec.distributed.planner.this_machine import speeds_text
-    from tutorec.distributed.planner.topology import Topology
+    from tutorec.distributed.planner.topology import Topology, speeds_text
 
     calibration = calibrate()
     for device in calibration.speeds:

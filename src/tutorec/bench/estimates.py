@@ -29,8 +29,7 @@ from tutorec.distributed.planner.measuring import (
     draw_batch,
     estimated_ms,
 )
-from tutorec.distributed.planner.this_machine import speeds_text
-from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.topology import Topology, speeds_text
 from tutorec.spmd import Ranks
 
 NAME = "estimates"

@@ -234,8 +234,7 @@ def make_plan(
     """
     # Most programs bring a plan or plan by themselves, and need not wait for the planner's modules.
     from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
-    from tutorec.distributed.planner.this_machine import this_machine
-    from tutorec.distributed.planner.topology import Topology
+    from tutorec.distributed.planner.topology import Topology, this_machine
 
     everyone = env if everyone is None else everyone
     if planner is None:

@@ -29,8 +29,7 @@ from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner import kernels
 from tutorec.distributed.planner.cost import WORK, Work, distinct_sizes, exchanges, fixed_cost, piece_perf
 from tutorec.distributed.planner.kernels import KernelModel, kernel_model, register_kernel, registered_kernels
-from tutorec.distributed.planner.options import Floats
-from tutorec.distributed.planner.table_facts import TableFacts
+from tutorec.distributed.planner.options import Floats, TableFacts
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_geometry import (
     ShardPiece,

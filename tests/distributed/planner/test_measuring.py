@@ -14,7 +14,8 @@ from tutorec import EmbeddingBagCollection, EmbeddingBagConfig, cli
 from tutorec._calibration import Calibration, fingerprint
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner import EmbeddingShardingPlanner, Topology, measuring, this_machine
+from tutorec.distributed.planner import EmbeddingShardingPlanner, Topology, measuring
+from tutorec.distributed.planner import topology as machines
 from tutorec.distributed.planner.cost import exchanges
 from tutorec.distributed.planner.measuring import CASES, case_plan, loads, solve
 from tutorec.distributed.shard_geometry import exact_cover
@@ -34,7 +35,7 @@ SPEEDS = {
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "calibration.json"
     monkeypatch.setenv("TUTOREC_CALIBRATION", str(path))
-    monkeypatch.setattr(this_machine, "_reported", set())
+    monkeypatch.setattr(machines, "_reported", set())
     return path
 
 
@@ -152,22 +153,22 @@ def test_default_planners_use_measured_speeds_and_tell_so(file: Path, calibrated
 
 def test_measured_speeds_are_those_of_the_topology(file: Path) -> None:
     kept()
-    topology = this_machine.this_machine(2, "cpu", 2)
+    topology = machines.this_machine(2, "cpu", 2)
     assert (topology.ddr_mem_bw, topology.id_ms, topology.latency_ms) == (4e6, 3e-5, 0.25)
     assert topology.intra_host_bw == 9e5
     assert Topology.measured(4, ddr_cap=7).devices[3].storage.ddr == 7
     assert Topology.measured(4).source == "measured on this machine on 2026-11-22"
-    assert this_machine.this_machine(4, "cpu", 2).source == "preset laptop"  # two hosts
-    assert this_machine.this_machine(2, "cuda", 2).source.startswith("TorchRec's planner.constants; ")
+    assert machines.this_machine(4, "cpu", 2).source == "preset laptop"  # two hosts
+    assert machines.this_machine(2, "cuda", 2).source.startswith("TorchRec's planner.constants; ")
 
 
 def test_speeds_that_no_longer_fit_are_a_warning_once(file: Path) -> None:
     kept(torch="0.1")
     with pytest.warns(UserWarning, match=r"preset's speeds: calibrated on 2026-11-22, .*\(torch 0\.1 -> "):
-        assert "which no longer fits (torch 0.1" in this_machine.this_machine(2, "cpu", 2).source
+        assert "which no longer fits (torch 0.1" in machines.this_machine(2, "cpu", 2).source
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        this_machine.this_machine(2, "cpu", 2)
+        machines.this_machine(2, "cpu", 2)
 
 
 def test_a_measured_topology_measures_where_nothing_is_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

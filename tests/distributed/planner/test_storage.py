@@ -22,10 +22,9 @@ from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner import kernels
 from tutorec.distributed.planner.cost import piece_perf
 from tutorec.distributed.planner.kernels import KernelModel, register_kernel
-from tutorec.distributed.planner.options import PartitionByType, Shard, ShardingOption
+from tutorec.distributed.planner.options import CachedRows, PartitionByType, Shard, ShardingOption, TableFacts
 from tutorec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from tutorec.distributed.planner.storage import piece_storage, stored_bytes
-from tutorec.distributed.planner.table_facts import CachedRows, TableFacts
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_geometry import data_parallel_pieces, pieces_of
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan

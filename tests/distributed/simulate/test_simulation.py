@@ -14,9 +14,9 @@ from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.plan import EmbeddingComputeKernel, EmbeddingModuleShardingPlan, ShardingPlan, ShardingType
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import fixed_cost, piece_perf
+from tutorec.distributed.planner.options import TableFacts
 from tutorec.distributed.planner.placements import place_options
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
-from tutorec.distributed.planner.table_facts import TableFacts
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_geometry import (
     ShardPiece,

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from tutorec.distributed.cache_params import CacheParams
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
-from tutorec.distributed.planner.constants import DEVICES
-from tutorec.errors import PlannerError, PlannerErrorType
+from tutorec.distributed.planner.constants import DEVICES, POOLING_FACTOR
+from tutorec.distributed.planner.input_checks import bad_input
+from tutorec.errors import PlannerError
 
-POOLING_FACTOR = 1.0
 _E = TypeVar("_E", bound=Enum)
 _NAMED = 5  # tables in a message; others are counted
 _WITHOUT_EFFECT = {
@@ -107,7 +107,9 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
         (<ShardingType.ROW_WISE: 'row_wise'>, <ShardingType.TABLE_WISE: 'table_wise'>)
     """
     if isinstance(values, str):
-        raise _bad(f"ParameterConstraints({field}={values!r}) of table {table!r} is not a list: {field}=[{values!r}]")
+        raise bad_input(
+            f"ParameterConstraints({field}={values!r}) of table {table!r} is not a list: {field}=[{values!r}]"
+        )
     named = []
     for value in values or ():
         try:
@@ -116,7 +118,7 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
             known = [each.value for each in kind]
             near = difflib.get_close_matches(str(value), known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise _bad(
+            raise bad_input(
                 f"ParameterConstraints({field}=...) of table {table!r} names {value!r}, which {kind.__name__} does not "
                 f"have; {hint}there are {', '.join(known)}"
             ) from None
@@ -152,7 +154,9 @@ def check_names(constraints: Mapping[str, ParameterConstraints], tables: Collect
         hint = f"did you mean {near[0]!r}?" if near else f"the tables are {_listed(tables)}"
         if not tables:
             hint = "the sharders shard no table of this model: give one for the class of each collection"
-        raise _bad(f"constraints name table {name!r}, which no {'sharded ' if not tables else ''}module has; {hint}")
+        raise bad_input(
+            f"constraints name table {name!r}, which no {'sharded ' if not tables else ''}module has; {hint}"
+        )
 
 
 def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) -> None:
@@ -174,7 +178,7 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
     """
 
     def wrong(field: str, problem: str) -> PlannerError:
-        return _bad(f"ParameterConstraints({field}={getattr(constraint, field)!r}) of table {name!r} {problem}")
+        return bad_input(f"ParameterConstraints({field}={getattr(constraint, field)!r}) of table {name!r} {problem}")
 
     if constraint.min_partition is not None and not constraint.min_partition >= 1:
         raise wrong("min_partition", "is not a number of columns: at least 1, and usually a multiple of 4")
@@ -224,7 +228,3 @@ def warn_of(tables: Sequence[str], what: str) -> None:
 def _listed(names: Collection[str]) -> str:
     more = len(names) - _NAMED
     return ", ".join(map(repr, list(names)[:_NAMED])) + (f" and {more} more" if more > 0 else "")
-
-
-def _bad(message: str) -> PlannerError:
-    return PlannerError(message, PlannerErrorType.INPUT_VALIDATION)

@@ -31,8 +31,7 @@ import numpy as np
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.constants import DENSE_GRADIENT_PASSES, ROW_READ_BYTES
 from tutorec.distributed.planner.kernels import KernelModel, kernel_model, slower_bandwidth
-from tutorec.distributed.planner.options import Floats, Ints
-from tutorec.distributed.planner.table_facts import TableFacts
+from tutorec.distributed.planner.options import Floats, Ints, TableFacts
 from tutorec.distributed.planner.topology import CollectiveType, Topology
 
 _FLOAT = 4  # bytes of a number that is computed with

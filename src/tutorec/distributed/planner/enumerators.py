@@ -30,10 +30,9 @@ from tutorec.distributed.planner.constraints import (
 from tutorec.distributed.planner.interfaces import Enumerator, ShardEstimator
 from tutorec.distributed.planner.kernels import registered_kernels
 from tutorec.distributed.planner.model_tables import ModelTable, model_tables
-from tutorec.distributed.planner.options import PartitionByType, Pieces, ShardingOption
+from tutorec.distributed.planner.options import CachedRows, PartitionByType, Pieces, ShardingOption
 from tutorec.distributed.planner.options import Shard as Shard
 from tutorec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
-from tutorec.distributed.planner.table_facts import CachedRows
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.planner.utils import sharder_name
 from tutorec.distributed.shard_geometry import MIN_CW_DIM, cut_arrays, slice_width

@@ -27,8 +27,7 @@ from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingType
 from tutorec.distributed.planner.cost import exchanges, fixed_cost, piece_perf
-from tutorec.distributed.planner.options import Floats
-from tutorec.distributed.planner.table_facts import TableFacts
+from tutorec.distributed.planner.options import Floats, TableFacts
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_geometry import (
     ShardPiece,

@@ -12,11 +12,9 @@ from torch import nn
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.input_checks import whole
-from tutorec.distributed.planner.options import ShardingOption
-from tutorec.distributed.planner.table_facts import TableFacts
+from tutorec.distributed.planner.input_checks import bad_input, whole
+from tutorec.distributed.planner.options import ShardingOption, TableFacts
 from tutorec.distributed.sharded_module import ModuleSharder
-from tutorec.errors import PlannerError, PlannerErrorType
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,10 +176,9 @@ def _features_of(name: str, config: Any, constraint: ParameterConstraints) -> tu
         known = tuple(config.feature_names)
         surplus = [feature for feature in given if feature not in known]
         if surplus:
-            raise PlannerError(
+            raise bad_input(
                 f"ParameterConstraints(feature_names={list(given)}) of table {name!r} names {surplus}, which do not "
-                f"read it: its features are {list(known)}",
-                PlannerErrorType.INPUT_VALIDATION,
+                f"read it: its features are {list(known)}"
             )
         return known
     return given or tuple(f"{name}[{index}]" for index in range(len(constraint.pooling_factors)))
@@ -192,10 +189,9 @@ def _per_feature(name: str, what: str, numbers: Sequence[float], features: Seque
     if len(numbers) == 1:
         return [numbers[0]] * len(features)
     if len(numbers) != len(features):
-        raise PlannerError(
+        raise bad_input(
             f"ParameterConstraints({what}={list(numbers)}) of table {name!r} lists {len(numbers)} numbers, and "
-            f"{len(features)} features read the table, {list(features)}: give one number for each, or one for all",
-            PlannerErrorType.INPUT_VALIDATION,
+            f"{len(features)} features read the table, {list(features)}: give one number for each, or one for all"
         )
     return list(numbers)
 

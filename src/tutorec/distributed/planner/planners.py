@@ -32,7 +32,7 @@ from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.explain import PlannedSharding
-from tutorec.distributed.planner.input_checks import finite
+from tutorec.distributed.planner.input_checks import bad_input, finite
 from tutorec.distributed.planner.interfaces import (
     Constraints,
     Enumerator,
@@ -57,8 +57,7 @@ from tutorec.distributed.planner.report import PlanInputs, PlanReport
 from tutorec.distributed.planner.search import search
 from tutorec.distributed.planner.stats import EmbeddingStats
 from tutorec.distributed.planner.storage_reservations import HeuristicalStorageReservation
-from tutorec.distributed.planner.this_machine import this_machine
-from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.topology import Topology, this_machine
 from tutorec.distributed.shard_geometry import ShardPiece, sharding_spec
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharding_plan import get_default_sharders
@@ -194,10 +193,9 @@ class EmbeddingShardingPlanner:
         """
         group = pg if pg is not None else comm.default_group()
         if group is None:
-            raise PlannerError(
+            raise bad_input(
                 "collective_plan needs a process group, and none has been started: call plan(module, sharders), which "
-                "needs none, or start one with tutorec.spmd.init()",
-                PlannerErrorType.INPUT_VALIDATION,
+                "needs none, or start one with tutorec.spmd.init()"
             )
         found: PlannedSharding | Exception | None = None
         if group.rank() == 0:
@@ -458,10 +456,9 @@ def _legal(problem: PlanningProblem, placed: Sequence[ShardingOption], whose: st
 def _topology_of_process_group() -> Topology:
     group = comm.default_group()
     if group is None:
-        raise PlannerError(
+        raise bad_input(
             "a planner needs to know its machines, and there is no process group to take them from: pass "
-            "topology=Topology(world_size=2, compute_device='cpu'), or start one with tutorec.spmd.init()",
-            PlannerErrorType.INPUT_VALIDATION,
+            "topology=Topology(world_size=2, compute_device='cpu'), or start one with tutorec.spmd.init()"
         )
     world_size = group.size()
     on_host = local_world_size()

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.input_checks import bad_input
 from tutorec.errors import PlannerError, PlannerErrorType
 
 Floats = NDArray[np.float64]
@@ -279,10 +280,9 @@ def _check_cut(option: Any, choice: Choice, world_size: int, local_size: int) ->
     block = units(choice.spread, world_size, local_size).shape[2]
     one_block = choice.spread in (Spread.ALL, Spread.HOST_ROWS)
     if count % block or (one_block and count != block):
-        raise PlannerError(
+        raise bad_input(
             f"table {option.name!r} as {option.sharding_type} is cut into {count} shards, and there are {world_size} "
-            f"ranks, {local_size} of them on a host: give planner, enumerator and storage reservation one topology",
-            PlannerErrorType.INPUT_VALIDATION,
+            f"ranks, {local_size} of them on a host: give planner, enumerator and storage reservation one topology"
         )
 
 

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tutorec.distributed.planner.input_checks import whole
+from tutorec.distributed.planner.input_checks import bad_input, whole
 from tutorec.distributed.planner.interfaces import Enumerator, Proposer
 from tutorec.distributed.planner.options import Floats, ShardingOption
-from tutorec.errors import PlannerError, PlannerErrorType
 
 if TYPE_CHECKING:
     from tutorec.distributed.planner.topology import Topology
@@ -330,11 +329,10 @@ class DynamicProgrammingProposer(Proposer):
         of_a_bin = 8 * len(self._tables) + 40 * max(len(options) for options in self._tables)
         if bins * of_a_bin > _MOST_BYTES:
             most = _MOST_BYTES // (of_a_bin * len(topology.devices))
-            raise PlannerError(
+            raise bad_input(
                 f"hbm_bins_per_device={self._bins_per_device:,} on {len(topology.devices):,} ranks are {bins:,} bins, "
                 f"and {len(self._tables):,} tables take {of_a_bin:,} bytes of each: give at most {most:,}, or another "
-                "proposer",
-                PlannerErrorType.INPUT_VALIDATION,
+                "proposer"
             )
         width = float(memory[:, kind].sum()) / bins or 1.0
         time, filled = np.zeros(1), np.zeros(1)  # of the states so far; at first one, empty

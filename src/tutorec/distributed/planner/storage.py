@@ -17,8 +17,7 @@ from tutorec._kernels.tbe_build import runs_in_fbgemm
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.cost import Size, distinct_sizes, work_of
 from tutorec.distributed.planner.kernels import KernelModel, kernel_model
-from tutorec.distributed.planner.options import Ints
-from tutorec.distributed.planner.table_facts import TableFacts
+from tutorec.distributed.planner.options import Ints, TableFacts
 from tutorec.distributed.planner.topology import MOST_BYTES, Topology
 from tutorec.errors import PlannerError, PlannerErrorType
 

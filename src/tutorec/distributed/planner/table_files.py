@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.errors import PlannerError, PlannerErrorType
+from tutorec.distributed.planner.input_checks import bad_input
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from tutorec.types import DataType
@@ -79,7 +79,7 @@ def load_tables(path: str | os.PathLike[str]) -> TableFile:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise _bad(f"{os.fspath(path)} is not text in UTF-8: {error}; write it as YAML") from None
+        raise bad_input(f"{os.fspath(path)} is not text in UTF-8: {error}; write it as YAML") from None
     return tables_of(text, os.fspath(path))
 
 
@@ -102,12 +102,14 @@ def tables_of(text: str, source: str = "the text") -> TableFile:
         top = _mapping(_load(text), "the file", _TOP)
         entries = top.get("tables")
         if not isinstance(entries, list) or not entries:
-            raise _bad("the file lists no tables: give 'tables:' with name, num_embeddings and embedding_dim of each")
+            raise bad_input(
+                "the file lists no tables: give 'tables:' with name, num_embeddings and embedding_dim of each"
+            )
         tables = [_table(entry, f"entry {number} of tables") for number, entry in enumerate(entries, 1)]
         names = [table.config.name for table in tables]
         for name in names:
             if names.count(name) > 1:
-                raise _bad(f"{names.count(name)} tables have the name {name!r}: rename one")
+                raise bad_input(f"{names.count(name)} tables have the name {name!r}: rename one")
         fused = top.get("fused_params")
         return TableFile(
             _model(tables),
@@ -117,7 +119,7 @@ def tables_of(text: str, source: str = "the text") -> TableFile:
             tuple(f"{table.path}.{table.config.name}".strip(".") for table in tables),
         )
     except (ValueError, TypeError, RuntimeError, OverflowError, KeyError) as error:
-        raise _bad(f"{source}: {error.args[0] if error.args else error}") from None
+        raise bad_input(f"{source}: {error.args[0] if error.args else error}") from None
 
 
 def _load(text: str) -> Any:
@@ -129,26 +131,28 @@ def _load(text: str) -> Any:
             keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
             for key, _ in node.value:
                 if keys.count(key.value) > 1:
-                    raise _bad(f"line {key.start_mark.line + 1}: {key.value!r} is given {keys.count(key.value)} times")
+                    raise bad_input(
+                        f"line {key.start_mark.line + 1}: {key.value!r} is given {keys.count(key.value)} times"
+                    )
             return super().construct_mapping(node, deep)
 
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:
-        raise _bad(f"this is not YAML: {' '.join(str(error).split())}") from None
+        raise bad_input(f"this is not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
-        raise _bad("this is not a list of tables: its lists and mappings are nested too deep") from None
+        raise bad_input("this is not a list of tables: its lists and mappings are nested too deep") from None
 
 
 def _mapping(value: object, what: str, known: Iterable[str] = ()) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _bad(f"{what} is {value!r}, not a mapping: write keys and values, as 'name: item'")
+        raise bad_input(f"{what} is {value!r}, not a mapping: write keys and values, as 'name: item'")
     known = list(known)
     for key in value if known else ():
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
-            raise _bad(f"{what} has the key {key!r}; {hint}")
+            raise bad_input(f"{what} has the key {key!r}; {hint}")
     return value
 
 
@@ -175,15 +179,15 @@ def _table(entry: object, what: str) -> _Table:
     given = _mapping(entry, what, (*_TABLE, *_CONSTRAINTS))
     for key in ("name", "num_embeddings", "embedding_dim"):
         if key not in given:
-            raise _bad(f"{what} lacks {key!r}")
+            raise bad_input(f"{what} lacks {key!r}")
     name, path, weighted = given["name"], given.get("module", ""), given.get("is_weighted", False)
     features = given.get("feature_names", [name])
     features = features if isinstance(features, list) else [features]
     for text in (name, path, *features):
         if not isinstance(text, str):  # YAML reads no, 7 and 1:20 as other things than names
-            raise _bad(f"{what}: {text!r} is not a name: write it in quotes")
+            raise bad_input(f"{what}: {text!r} is not a name: write it in quotes")
     if weighted not in (True, False):
-        raise _bad(f"table {name!r}: is_weighted is {weighted!r}: write true or false")
+        raise bad_input(f"table {name!r}: is_weighted is {weighted!r}: write true or false")
     pooling = _member(PoolingType, given.get("pooling", "SUM"), name)
     fields = {
         "num_embeddings": _number(given["num_embeddings"]),
@@ -195,7 +199,7 @@ def _table(entry: object, what: str) -> _Table:
     config = EmbeddingConfig(**fields) if pooling is PoolingType.NONE else EmbeddingBagConfig(**fields, pooling=pooling)
     for key, most in _MOST.items():
         if fields[key] > most:
-            raise _bad(f"table {name!r}: {key} is {fields[key]:,}: give at most {most:,}")
+            raise bad_input(f"table {name!r}: {key} is {fields[key]:,}: give at most {most:,}")
     constraints = {key: _number(given[key]) for key in _CONSTRAINTS if given.get(key) is not None}
     constraints |= {key: [value] for key, value in constraints.items() if key in _LISTS and not isinstance(value, list)}
     return _Table(config, weighted, path, constraints)
@@ -206,7 +210,7 @@ def _member(kind: Any, value: Any, table: str) -> Any:
     for member in kind:
         if member.value == str(value).upper():
             return member
-    raise _bad(f"table {table!r}: {value!r} is not one of {', '.join(member.value for member in kind)}")
+    raise bad_input(f"table {table!r}: {value!r} is not one of {', '.join(member.value for member in kind)}")
 
 
 def _model(tables: Iterable[_Table]) -> nn.Module:
@@ -222,14 +226,16 @@ def _model(tables: Iterable[_Table]) -> nn.Module:
         *parents, last = path.split(".")
         for name in (*parents, last):
             if path and (not name or hasattr(nn.Module(), name)):
-                raise _bad(f"module {path!r}: {name!r} is empty or an attribute of every module: write 'sparse.bags'")
+                raise bad_input(
+                    f"module {path!r}: {name!r} is empty or an attribute of every module: write 'sparse.bags'"
+                )
         module = root
         for name in parents:
             if not hasattr(module, name):
                 module.add_module(name, nn.Module())
             module = module.get_submodule(name)
         if not path or isinstance(module, (EmbeddingBagCollection, EmbeddingCollection)):
-            raise _bad(f"table {members[0].config.name!r}: module {path!r} and another one are inside one another")
+            raise bad_input(f"table {members[0].config.name!r}: module {path!r} and another one are inside one another")
         module.add_module(last, collection)
     return root
 
@@ -237,13 +243,9 @@ def _model(tables: Iterable[_Table]) -> nn.Module:
 def _collection(members: list[_Table]) -> nn.Module:
     if len({(type(member.config), member.weighted) for member in members}) > 1:
         names = ", ".join(repr(member.config.name) for member in members)
-        raise _bad(f"tables {names} differ in is_weighted, or in whether they pool: give them different modules")
+        raise bad_input(f"tables {names} differ in is_weighted, or in whether they pool: give them different modules")
     configs: list[Any] = [member.config for member in members]
     meta = torch.device("meta")
     if isinstance(members[0].config, EmbeddingConfig):
         return EmbeddingCollection(configs, device=meta)
     return EmbeddingBagCollection(configs, is_weighted=members[0].weighted, device=meta)
-
-
-def _bad(message: str) -> PlannerError:
-    return PlannerError(message, PlannerErrorType.INPUT_VALIDATION)

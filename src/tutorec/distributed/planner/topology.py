@@ -8,6 +8,7 @@ Corresponds to the topology of TorchRec's ``torchrec.distributed.planner.types``
 from __future__ import annotations
 
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -21,13 +22,13 @@ from tutorec.distributed import comm
 from tutorec.distributed.env import ranks_per_host
 from tutorec.distributed.planner import constants
 from tutorec.distributed.planner.constants import DEVICES
-from tutorec.distributed.planner.input_checks import finite, whole
+from tutorec.distributed.planner.input_checks import bad_input, finite, whole
 from tutorec.distributed.planner.options import Perf, Storage
-from tutorec.errors import PlannerError, PlannerErrorType
 
 _T = TypeVar("_T")
 MOST_RANKS = 2**17  # of which a laptop can still tell where each piece lies
 MOST_BYTES = 2**50  # bytes are counted in 64 bits, of all ranks together
+_reported: set[str] = set()  # states of the calibration that this process has warned of
 _PRESET = re.compile(r"(?:(\d+)x)?([a-z][a-z0-9-]*?)(?:x(\d+))?", re.IGNORECASE)
 
 
@@ -69,9 +70,9 @@ class CustomTopologyData:
     def __init__(self, data: Mapping[str, Sequence[int]], world_size: int) -> None:
         for key, numbers in data.items():
             if key not in self.supported_fields:
-                raise _bad(f"CustomTopologyData knows nothing of {key!r}: give {', '.join(self.supported_fields)}")
+                raise bad_input(f"CustomTopologyData knows nothing of {key!r}: give {', '.join(self.supported_fields)}")
             if len(numbers) != world_size:
-                raise _bad(
+                raise bad_input(
                     f"CustomTopologyData has {len(numbers)} numbers of {key} for {world_size} ranks: give one for each"
                 )
         self._data = {key: list(numbers) for key, numbers in data.items()}
@@ -83,7 +84,7 @@ class CustomTopologyData:
             PlannerError: It says nothing of this kind of memory.
         """
         if key not in self._data:
-            raise _bad(f"CustomTopologyData holds {list(self._data)} and no {key!r}: ask has_data({key!r}) first")
+            raise bad_input(f"CustomTopologyData holds {list(self._data)} and no {key!r}: ask has_data({key!r}) first")
         return self._data[key]
 
     def has_data(self, key: str) -> bool:
@@ -222,7 +223,7 @@ class Topology:
     ) -> None:
         _check_ranks(world_size, local_world_size, pod_size)
         if compute_device not in DEVICES:
-            raise _bad(f"compute_device {compute_device!r} is unknown: use one of {', '.join(DEVICES)}")
+            raise bad_input(f"compute_device {compute_device!r} is unknown: use one of {', '.join(DEVICES)}")
         usual = constants.HARDWARE["laptop"] if compute_device == "cpu" else constants.ACCELERATOR
         self.source: str = source or ("preset laptop" if compute_device == "cpu" else usual.source)
         self.compute_device: str = compute_device
@@ -288,7 +289,7 @@ class Topology:
         world_size = whole("world_size", world_size, 1, "give the number of ranks, as Topology.laptop(2)")
         hosts = whole("hosts", hosts, 1, "give at least one")
         if world_size % hosts:
-            raise _bad(
+            raise bad_input(
                 f"{world_size} ranks do not share {hosts} hosts evenly: give a number of hosts that divides them"
             )
         return cls._of("laptop", hosts, world_size // hosts)
@@ -312,10 +313,9 @@ class Topology:
             calibration.measure_in_own_process()
             kept = calibration.kept()
         if kept.calibration is None or compute_device not in kept.calibration.speeds:
-            raise PlannerError(
+            raise bad_input(
                 f"nothing is measured of {compute_device} on this machine ({kept.state}): run "
-                f"`{calibration.COMMAND}`, outside of ranks",
-                PlannerErrorType.INPUT_VALIDATION,
+                f"`{calibration.COMMAND}`, outside of ranks"
             )
         return cls.calibrated(kept.calibration, world_size, compute_device, **words)
 
@@ -355,7 +355,7 @@ class Topology:
         found = _PRESET.fullmatch(name.strip()) if isinstance(name, str) else None
         kinds = {kind.lower(): kind for kind in constants.HARDWARE}
         if found is None or found[2].lower() not in kinds:
-            raise _bad(
+            raise bad_input(
                 f"there is no preset {name!r}: write ranks per host, kind and hosts as in '8xH100x16'; kinds are "
                 f"{', '.join(constants.HARDWARE)}"
             )
@@ -364,11 +364,11 @@ class Topology:
         ranks = int(found[1]) if found[1] else most
         hosts = int(found[3]) if found[3] else 1
         if ranks < 1 or hosts < 1:
-            raise _bad(
+            raise bad_input(
                 f"preset {name!r} has {hosts} hosts of {ranks} ranks: write at least one of each, as '8xH100x16'"
             )
         if ranks > most and kind != "laptop":
-            raise _bad(
+            raise bad_input(
                 f"preset {name!r} puts {ranks} ranks on a host, and a host of {kind} has {most}: "
                 f"write '{most}x{kind}x{-(-ranks * hosts // most)}'"
             )
@@ -420,7 +420,7 @@ class Topology:
             PlannerError: There is not one for each rank.
         """
         if len(storage) != self.world_size:
-            raise _bad(f"{len(storage)} storages for {self.world_size} ranks: give one for each")
+            raise bad_input(f"{len(storage)} storages for {self.world_size} ranks: give one for each")
         changed = copy(self)
         changed.devices = [
             DeviceHardware(device.rank, own, copy(device.perf))
@@ -444,7 +444,9 @@ class Topology:
             (4, 2)
         """
         if not ranks or not 0 <= min(ranks) <= max(ranks) < self.world_size:
-            raise _bad(f"ranks {list(ranks)} of a topology of {self.world_size}: give some of its ranks, from 0 on")
+            raise bad_input(
+                f"ranks {list(ranks)} of a topology of {self.world_size}: give some of its ranks, from 0 on"
+            )
         changed = copy(self)
         changed.world_size = len(ranks)
         changed.local_world_size = local_world_size or ranks_per_host(ranks, self.local_world_size)
@@ -475,19 +477,19 @@ class Topology:
 def _check_ranks(world_size: int, local_world_size: int | None, pod_size: int | None) -> None:
     whole("world_size", world_size, 1, "give the number of ranks")
     if world_size > MOST_RANKS:
-        raise _bad(f"world_size={world_size:,} is more than the {MOST_RANKS:,} ranks that can be planned for")
+        raise bad_input(f"world_size={world_size:,} is more than the {MOST_RANKS:,} ranks that can be planned for")
     if local_world_size is None:
         local_world_size = world_size
     if not isinstance(local_world_size, Integral) or local_world_size < 0 or local_world_size > world_size:
-        raise _bad(f"local_world_size={local_world_size!r} of {world_size} ranks: give from 1 to {world_size}")
+        raise bad_input(f"local_world_size={local_world_size!r} of {world_size} ranks: give from 1 to {world_size}")
     if local_world_size and world_size % local_world_size:
         divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
-        raise _bad(
+        raise bad_input(
             f"{world_size} ranks make no hosts of local_world_size={local_world_size} each: give one of {divisors}"
         )
     hosts = world_size // (local_world_size or world_size)
     if pod_size is not None and (not isinstance(pod_size, Integral) or pod_size < 1 or hosts % pod_size):
-        raise _bad(f"pod_size={pod_size!r} of {hosts} hosts: give a number of hosts that divides them")
+        raise bad_input(f"pod_size={pod_size!r} of {hosts} hosts: give a number of hosts that divides them")
 
 
 def _devices(world_size: int, caps: Mapping[str, int], custom: CustomTopologyData | None) -> list[DeviceHardware]:
@@ -496,7 +498,7 @@ def _devices(world_size: int, caps: Mapping[str, int], custom: CustomTopologyDat
     for key, cap in caps.items():
         given = custom.get_data(key) if custom is not None and custom.has_data(key) else None
         if given is not None and len(given) != world_size:
-            raise _bad(
+            raise bad_input(
                 f"CustomTopologyData has {len(given)} numbers of {key}, and the topology {world_size} ranks: give one "
                 "for each"
             )
@@ -515,5 +517,43 @@ def _or(given: _T | None, usual: _T) -> _T:
     return usual if given is None else given
 
 
-def _bad(message: str) -> PlannerError:
-    return PlannerError(message, PlannerErrorType.INPUT_VALIDATION)
+def this_machine(world_size: int, device: str, local_world_size: int | None) -> Topology:
+    """For the ranks that run now: measured speeds where all are on this host and it is calibrated, else the preset's.
+
+    Nothing is measured here. What was measured and no longer fits is a warning, once.
+
+    Args:
+        world_size: W.
+        device: Of the ranks' tables.
+        local_world_size: Ranks of this host; None where that is not known.
+
+    Example:
+        >>> this_machine(4, "cpu", 2).source
+        'preset laptop'
+    """
+    usual = Topology(world_size, device, local_world_size=local_world_size)
+    if usual.num_hosts > 1:
+        return usual
+    kept = calibration.kept()
+    if kept.calibration is not None and device in kept.calibration.speeds:
+        return Topology.calibrated(kept.calibration, world_size, device)
+    if kept.problem and kept.state not in _reported:
+        _reported.add(kept.state)
+        warnings.warn(f"the planner uses the preset's speeds: {kept.state}", UserWarning, stacklevel=2)
+    usual.source = f"{usual.source}; {kept.state}"
+    return usual
+
+
+def speeds_text(topology: Topology) -> str:
+    """The speeds of one rank, in a line."""
+
+    def gib(bandwidth: float) -> str:
+        return f"{bandwidth * 1000 / 1024**3:.2f} GiB/s"
+
+    memory = topology.ddr_mem_bw if topology.compute_device == "cpu" else topology.hbm_mem_bw
+    copied = "" if topology.compute_device == "cpu" else f", from the host {gib(topology.hbm_to_ddr_mem_bw)}"
+    return (
+        f"rows of a lookup {gib(memory)}; an update {topology.bwd_compute_multiplier:.2f} times that and "
+        f"{topology.id_ms * 1e6:.0f} ns an id; sent {gib(topology.intra_host_bw)}, {topology.latency_ms:.3f} ms an "
+        f"exchange{copied}"
+    )
