@@ -274,7 +274,7 @@ class JaggedTensor:
         check_form("JaggedTensor", values, self._weights, lengths, offsets)
         if values.is_cpu:
             lists = lengths.numel() if lengths is not None else offsets.numel() - 1  # type: ignore[union-attr]
-            if count_ids(values.shape[0], lengths, offsets, [0, lists], True) is None:
+            if count_ids(values.shape[0], lengths, offsets, [lists]) is None:
                 refuse_lists("JaggedTensor", values.shape[0], lengths, offsets, lambda index: f"sample {index}")
 
 

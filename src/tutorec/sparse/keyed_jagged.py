@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.fx import Proxy
 from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.jagged import lengths_to_offsets
@@ -39,7 +40,6 @@ from tutorec.sparse.validate import (
     check_inverse,
     check_joined,
     check_keys,
-    check_list_count,
     check_positions,
     check_segments,
     check_strides,
@@ -47,6 +47,7 @@ from tutorec.sparse.validate import (
     count_ids,
     key_list,
     refuse_batch,
+    refuse_list_count,
     refuse_wrapping,
 )
 
@@ -58,6 +59,9 @@ _HOST_FACTS = (
     "_stride _stride_per_key_per_rank _stride_per_key _length_per_key _lengths_offset_per_key _offset_per_key "
     "_index_per_key _unchecked"
 ).split()
+
+# The keys that were last found to be distinct: most batches of a program have the same ones.
+_distinct: list[str] = []
 
 # While a graph is traced, these stay whole as calls in it: they read numbers that a tracer does not have, and
 # TorchScript compiles them as they stand.
@@ -165,8 +169,8 @@ class KeyedJaggedTensor:
         self._jt_dict: dict[str, JaggedTensor] | None = jt_dict
         self._inverse_indices: tuple[list[str], Tensor] | None = inverse_indices
         # None once lengths and offsets are known to describe the ids. Until the first use that checks that: how many
-        # keys and ids each batch has that this one was joined from, or itself. Sums that are wrong in two of them may
-        # be right for both.
+        # keys and ids each batch has that this one was joined from; empty for any other batch. Sums that are wrong in
+        # two of them may be right for both.
         unchecked: list[tuple[int, int]] | None = None  # of its own, for TorchScript takes an attribute's for NoneType
         self._unchecked: list[tuple[int, int]] | None = unchecked
         if not is_scripting():
@@ -400,9 +404,10 @@ class KeyedJaggedTensor:
         starts = self._offset_per_key
         if starts is None:
             counts = self._length_per_key
-            if not is_scripting():
-                counts = self._count()
-                self._length_per_key = counts
+            if counts is None:  # noqa: SIM102 (is_scripting stands alone, so that the rest is not compiled)
+                if not is_scripting():
+                    counts = self._count()
+                    self._length_per_key = counts
             if counts is not None:
                 starts = running_sum(counts)
             elif self._stride_per_key_per_rank is None:
@@ -441,14 +446,16 @@ class KeyedJaggedTensor:
         counts, stride, count = self.length_per_key(), self.stride(), len(segments)
         sizes = segment_sums(counts, segments)
         values = self._values.split_with_sizes(sizes)
-        lengths = self.lengths().split_with_sizes(segment_sums(self.stride_per_key(), segments))
+        # Views that autograd does not track: it does not need those of integers, except of ids, which lookups save.
+        lengths = self.lengths().unsafe_split_with_sizes(segment_sums(self.stride_per_key(), segments))
         weights = split_optional(self._weights, sizes, count)
         strides = split_optional(self._stride_per_key_per_rank, segments, count)
         # The offsets of many single keys in one operation; fewer are faster one by one, when they are asked for.
         together = count > 3 and segments.count(1) == len(self._keys) == count and not self.variable_stride_per_key()
-        offsets: list[Tensor] = []
+        offsets: Tensor | None = None
         if together:
             offsets = offsets_by_key(self.lengths(), count, stride)
+        starts = split_optional(offsets, [stride + 1] * count, count)
         out: list[KeyedJaggedTensor] = []
         start = 0
         for part, segment in enumerate(segments):
@@ -456,19 +463,10 @@ class KeyedJaggedTensor:
             if segment == len(self._keys):
                 out.append(self)
             else:
-                starts: Tensor | None = None
-                if together:
-                    starts = offsets[part]
+                keys, known = self._keys[start:end], counts[start:end]
                 out.append(
                     self._derive(
-                        self._keys[start:end],
-                        values[part],
-                        weights[part],
-                        lengths[part],
-                        starts,
-                        stride,
-                        counts[start:end],
-                        strides[part],
+                        keys, values[part], weights[part], lengths[part], starts[part], stride, known, strides[part]
                     )
                 )
             start = end
@@ -515,16 +513,14 @@ class KeyedJaggedTensor:
             values, weights = self._values.split_with_sizes(counts), split_optional(self._weights, counts, count)
             lengths = self.lengths().split_with_sizes(self.stride_per_key())
             together = compute_offsets and count > 3 and not self.variable_stride_per_key()  # as in split
-            offsets: list[Tensor] = []
+            offsets: Tensor | None = None
             if together:
                 offsets = offsets_by_key(self.lengths(), count, self.stride())
+            starts = split_optional(offsets, [self.stride() + 1] * count, count)
             for position, key in enumerate(self._keys):
-                starts: Tensor | None = None
-                if together:
-                    starts = offsets[position]
-                elif compute_offsets:
-                    starts = offsets_of_lengths(lengths[position])
-                out[key] = jagged_from_parts(values[position], weights[position], lengths[position], starts)
+                if compute_offsets and not together:
+                    starts[position] = offsets_of_lengths(lengths[position])
+                out[key] = jagged_from_parts(values[position], weights[position], lengths[position], starts[position])
         self._jt_dict = out
         return out
 
@@ -792,7 +788,9 @@ class KeyedJaggedTensor:
         keys, lengths, offsets, strides = self._keys, self._lengths, self._offsets, self._stride_per_key
         if type(self._values) is not Tensor:
             self.__class__ = kind_of(type(self), self._values)
-        if not isinstance(keys, torch.fx.Proxy):
+        if type(keys) is list:
+            self._keys = keys[:]
+        elif not isinstance(keys, Proxy):
             self._keys = key_list(_BATCH, keys)
         if lengths is not None:
             if isinstance(lengths, Tensor) and lengths.dim() == 2:
@@ -812,13 +810,17 @@ class KeyedJaggedTensor:
     def _check(self) -> None:
         """Check the form of what a caller gave, and on the CPU the numbers of few lists."""
         keys, lengths, offsets, strides = self._keys, self._lengths, self._offsets, self._stride_per_key_per_rank
-        check_keys(_BATCH, keys)
+        if keys != _distinct:
+            check_keys(_BATCH, keys)
+            _distinct[:] = keys
         check_form(_BATCH, self._values, self._weights, lengths, offsets)
         if strides is not None:
             check_strides(keys, strides)
         lists = lengths.numel() if lengths is not None else offsets.numel() - 1  # type: ignore[union-attr]
-        check_list_count(keys, lists, self.stride(), self.stride_per_key(), strides is None)
-        self._unchecked = [(len(keys), self._values.shape[0])]
+        even = strides is None and self._stride_per_key is None
+        if lists != (len(keys) * self.stride() if even else sum(self.stride_per_key())):
+            refuse_list_count(keys, lists, self.stride(), self.stride_per_key(), strides is None)
+        self._unchecked = []
         if not self._values.is_cpu:
             return
         given: dict[str, Any] = {}
@@ -846,13 +848,14 @@ class KeyedJaggedTensor:
         groups = self._unchecked
         if groups is None:
             return
-        bounds, total, even = self.lengths_offset_per_key(), self._values.shape[0], not self.variable_stride_per_key()
-        counts = count_ids(total, self._lengths, self._offsets, bounds, even)
-        if len(groups) > 1 and counts is not None:
+        total = self._values.shape[0]
+        counts = count_ids(total, self._lengths, self._offsets, self.stride_per_key())
+        if groups and counts is not None:
             of_groups = segment_sums(counts, [keys for keys, _ in groups])
             counts = counts if of_groups == [ids for _, ids in groups] else None
         if counts is None:
-            refuse_batch(self._keys, bounds, self._lengths, self._offsets, groups)
+            groups = groups or [(len(self._keys), total)]
+            refuse_batch(self._keys, self.lengths_offset_per_key(), self._lengths, self._offsets, groups)
             return
         if self._inverse_indices is not None:
             check_inverse(self._keys, self.stride_per_key(), self._inverse_indices)
@@ -876,8 +879,7 @@ class KeyedJaggedTensor:
             return self._length_per_key
         if lengths is None or self._offsets is not None or not values.is_cpu:
             return None
-        most = values.shape[0] // max(self.stride(), 1)
-        return ids_per_key(lengths, self.lengths_offset_per_key(), self._stride_per_key_per_rank is None, most)
+        return ids_per_key(lengths, self.stride_per_key(), values.shape[0])
 
 
 def _reorder(tensor: Tensor, sizes: Tensor, order: Tensor) -> Tensor:
@@ -901,7 +903,7 @@ def _synced(
 ) -> KeyedJaggedTensor:
     batch = KeyedJaggedTensor(keys, values, weights, lengths, offsets, stride, ranks, inverse_indices=inverse)
     if not is_scripting():  # noqa: SIM102 (alone, so that it is not compiled)
-        if isinstance(keys, torch.fx.Proxy):  # how many ids each key has is read when it is asked for
+        if isinstance(keys, Proxy):  # how many ids each key has is read when it is asked for
             return batch
     return batch.sync()
 

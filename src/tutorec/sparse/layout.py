@@ -23,8 +23,8 @@ of rank 1. Before an exchange there is one column.
 No function here knows a class, so that TorchScript compiles them as they stand.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -73,30 +73,30 @@ def offsets_at(offsets: Tensor, bounds: list[int]) -> list[int]:
     return starts
 
 
-def sums_between(numbers: list[int], bounds: list[int]) -> list[int]:
-    """Sums of ``numbers[bounds[i]:bounds[i + 1]]``."""
-    return [sum(numbers[low:high]) for low, high in pairwise(bounds)]
+def sums_of_next(numbers: Iterable[int], sizes: list[int]) -> list[int]:
+    """Sums of the next ``sizes[i]`` numbers."""
+    rest = iter(numbers)
+    return [sum(islice(rest, size)) for size in sizes]
 
 
-def ids_per_key(lengths: Tensor, bounds: list[int], even: bool, most: int) -> list[int]:
+def ids_per_key(lengths: Tensor, stride_per_key: list[int], most: int) -> list[int]:
     """Ids of each key. A sync point.
 
     Args:
         lengths: ``[L]``, not negative.
-        bounds: Where each key's lists start, and the end of the last ``[F + 1]``.
-        even: Whether all keys have the same number of samples.
-        most: No key's lists are longer on average.
+        stride_per_key: Samples of each key, F numbers.
+        most: No key has more ids.
 
     Returns:
         F numbers.
     """
     if lengths.numel() <= FEW_LISTS and lengths.is_cpu:
-        return sums_between(lengths.tolist(), bounds)
-    if not even or bounds[-1] == 0:
-        return differences(offsets_at(offsets_of_lengths(lengths.long()), bounds))
+        return sums_of_next(lengths.tolist(), stride_per_key)
+    if len(set(stride_per_key)) != 1 or lengths.numel() == 0:
+        return differences(offsets_at(offsets_of_lengths(lengths.long()), running_sum(stride_per_key)))
     # A sum in int32, where that holds it, is five times as fast as one in int64.
-    fits = lengths.dtype is torch.int32 and most * bounds[1] <= LARGEST_INT32
-    rows = lengths.view(len(bounds) - 1, -1)
+    fits = lengths.dtype is torch.int32 and most <= LARGEST_INT32
+    rows = lengths.view(len(stride_per_key), -1)
     counts: list[int] = rows.sum(1, dtype=torch.int32 if fits else torch.int64).tolist()
     return counts
 
@@ -121,6 +121,8 @@ def running_sum(counts: list[int]) -> list[int]:
 
 def segment_sums(counts: list[int], segments: list[int]) -> list[int]:
     """Sums over consecutive runs of ``counts``; segment i holds the next ``segments[i]`` of them."""
+    if segments.count(1) == len(segments):
+        return counts[: len(segments)]
     starts = running_sum(counts)
     out: list[int] = []
     position = 0
@@ -138,8 +140,8 @@ def positions(keys: list[str]) -> dict[str, int]:
     return out
 
 
-def offsets_by_key(lengths: Tensor, keys: int, stride: int) -> list[Tensor]:
-    """Each key's own offsets, F times [B + 1], starting at 0: running sums along the rows of a matrix.
+def offsets_by_key(lengths: Tensor, keys: int, stride: int) -> Tensor:
+    """Each key's own offsets, which start at 0, one after the other: running sums along the rows of a matrix.
 
     Args:
         lengths: ``[F * B]``.
@@ -147,15 +149,15 @@ def offsets_by_key(lengths: Tensor, keys: int, stride: int) -> list[Tensor]:
         stride: B.
 
     Returns:
-        F tensors.
+        ``[F * (B + 1)]``.
     """
     if stride == 0:
-        return list(lengths.new_zeros([keys, 1]).unbind(0))
+        return lengths.new_zeros([keys])
     rows = lengths.view(keys, stride)
     if is_scripting():
-        return list(torch.nn.functional.pad(rows.cumsum(1, dtype=lengths.dtype), [1, 0]).unbind(0))
+        return torch.nn.functional.pad(rows.cumsum(1, dtype=lengths.dtype), [1, 0]).view(-1)
     else:
-        return list(lengths_to_offsets(rows).unbind(0))
+        return lengths_to_offsets(rows).view(-1)
 
 
 def split_optional(tensor: Tensor | None, sizes: list[int], count: int) -> list[Tensor | None]:

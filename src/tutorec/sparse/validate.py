@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._validation import validation_enabled
@@ -23,11 +24,12 @@ from tutorec.sparse.layout import (
     lengths_of_offsets,
     offsets_at,
     positions,
-    sums_between,
+    running_sum,
+    sums_of_next,
 )
 
 _BATCH = "KeyedJaggedTensor"
-_INDEX_TYPES = (torch.int64, torch.int32)
+_INDEX_TYPES = (torch.int32, torch.int64)
 
 
 def checkable(values: Tensor) -> bool:
@@ -36,7 +38,7 @@ def checkable(values: Tensor) -> bool:
         validation_enabled()
         and type(values) is Tensor
         and not values.is_meta
-        and not torch.compiler.is_compiling()
+        and not is_compiling()
         and not is_tracing()
     )
 
@@ -58,6 +60,7 @@ def check_form(
     """
     if values.dim() == 0:
         raise ValueError(f"{owner}: values are one number without a dimension; give a list, [N]: values.view(1)")
+    many = values.numel() > LARGEST_INT32
     for name, part in (("lengths", lengths), ("offsets", offsets)):
         if part is None:
             continue
@@ -69,7 +72,8 @@ def check_form(
             )
         if not (part.is_cpu and values.is_cpu) and part.device != values.device:
             raise ValueError(f"{owner}: {name} are on {part.device} and values on {values.device}; use one device")
-        refuse_wrapping(owner, values, part)
+        if many:
+            refuse_wrapping(owner, values, part)
     if offsets is not None and offsets.numel() != (1 if lengths is None else lengths.numel() + 1):
         if offsets.numel() == 0:
             raise ValueError(f"{owner}: offsets are empty; they start with 0, so even an empty batch has one entry")
@@ -92,8 +96,7 @@ def refuse_wrapping(owner: str, values: Tensor, numbers: Tensor) -> None:
     Raises:
         ValueError: N is larger than the largest int32, and the numbers are int32.
     """
-    # ``numel`` is asked first because it is cheap.
-    if values.numel() > LARGEST_INT32 and values.shape[0] > LARGEST_INT32 and numbers.dtype is torch.int32:
+    if values.shape[0] > LARGEST_INT32 and numbers.dtype is torch.int32:
         raise ValueError(
             f"{owner}: {values.shape[0]} values, and lengths or offsets in int32, which count up to {LARGEST_INT32}; "
             "convert them: lengths.long()"
@@ -101,7 +104,7 @@ def refuse_wrapping(owner: str, values: Tensor, numbers: Tensor) -> None:
 
 
 def count_ids(
-    total: int, lengths: Tensor | None, offsets: Tensor | None, bounds: list[int], even: bool
+    total: int, lengths: Tensor | None, offsets: Tensor | None, stride_per_key: list[int]
 ) -> list[int] | None:
     """Ids of each key, or None where lengths and offsets do not describe so many ids. A sync point.
 
@@ -109,15 +112,14 @@ def count_ids(
         total: N.
         lengths: ``[L]`` or None.
         offsets: ``[L + 1]`` or None; at least one of the two is given.
-        bounds: Where each key's lists start, and the end of the last ``[F + 1]``.
-        even: Whether all keys have the same number of samples.
+        stride_per_key: Samples of each key, F numbers.
 
     Returns:
         F numbers, or None.
 
     Example:
         >>> lengths = torch.tensor([2, 1])
-        >>> count_ids(3, lengths, None, [0, 1, 2], True), count_ids(4, lengths, None, [0, 1, 2], True)
+        >>> count_ids(3, lengths, None, [1, 1]), count_ids(4, lengths, None, [1, 1])
         ([2, 1], None)
     """
     given = lengths if offsets is None else offsets
@@ -128,13 +130,14 @@ def count_ids(
             first, numbers = numbers[0], differences(numbers)
             if first != 0 or (lengths is not None and lengths.tolist() != numbers):
                 return None
-        return sums_between(numbers, bounds) if sum(numbers) == total and min(numbers, default=0) >= 0 else None
+        fits = sum(numbers) == total and min(numbers, default=0) >= 0
+        return sums_of_next(numbers, stride_per_key) if fits else None
     if offsets is None:
         assert lengths is not None, "lengths or offsets are given"
         low, high = torch.stack(torch.aminmax(lengths)).tolist() if lengths.numel() else (0, 0)
         if low < 0 or high > total:  # the sum of longer lists may wrap
             return None
-        counts = ids_per_key(lengths, bounds, even, high)
+        counts = ids_per_key(lengths, stride_per_key, high * lengths.numel())
     else:
         # Compared and not subtracted: a difference may wrap.
         fits = (offsets[0] == 0) & (offsets[1:] >= offsets[:-1]).all()
@@ -142,7 +145,7 @@ def count_ids(
             fits = fits & (lengths == lengths_of_offsets(offsets)).all()
         if not bool(fits):
             return None
-        counts = differences(offsets_at(offsets, bounds))
+        counts = differences(offsets_at(offsets, running_sum(stride_per_key)))
     return counts if sum(counts) == total else None
 
 
@@ -236,8 +239,8 @@ def refuse_batch(
     raise AssertionError(f"a batch of the keys {keys} does not fit, and no reason was found")
 
 
-def check_list_count(keys: list[str], lists: int, stride: int, stride_per_key: list[int], even: bool) -> None:
-    """Check that a batch has one list for each key and sample.
+def refuse_list_count(keys: list[str], lists: int, stride: int, stride_per_key: list[int], even: bool) -> None:
+    """Say why a batch does not have one list for each key and sample.
 
     Args:
         keys: F feature names.
@@ -247,10 +250,8 @@ def check_list_count(keys: list[str], lists: int, stride: int, stride_per_key: l
         even: Whether all keys have the same number of samples.
 
     Raises:
-        ValueError: It has more or fewer.
+        ValueError: Always.
     """
-    if lists == sum(stride_per_key):
-        return
     reason = f"the strides {dict(zip(keys, stride_per_key, strict=True))} ask for {sum(stride_per_key)}"
     if even:
         whole = not keys or lists % len(keys) == 0
