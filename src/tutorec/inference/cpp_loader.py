@@ -67,7 +67,9 @@ def build_loader(folder: str | Path | None = None) -> Path:
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise BackendError(f"the C++ loader has no folder: {error}; call build_loader(folder)") from error
+        raise BackendError(
+            f"the C++ loader has no folder: {error}; name another, build_loader(folder), or set TUTOREC_CACHE"
+        ) from error
     # Built beside its place and moved there whole: two processes may build at once, and one may be interrupted.
     with TemporaryDirectory(dir=folder.parent, prefix="building_") as building:
         _run(["cmake", "-S", str(SOURCE), "-B", building, f"-DTORCH={Path(torch.__file__).parent}"])
@@ -131,8 +133,11 @@ def _check_own(path: Path) -> None:
         return
     status = path.stat()
     if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        owner = f"which belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}"
-        raise BackendError(f"others may write to {path}, {owner}: remove it or name a folder, build_loader(folder)")
+        raise BackendError(
+            f"the C++ loader would be run from {path}, which belongs to user {status.st_uid} with mode "
+            f"{stat.S_IMODE(status.st_mode):o}: only you, user {os.getuid()}, may be able to write there. Remove it or "
+            "name another folder, build_loader(folder)"
+        )
 
 
 def _run(command: list[str]) -> None:
