@@ -1,5 +1,7 @@
 """The planning problem as a mixed-integer linear program, solved by HiGHS.
 
+::
+
     minimise    z + sum of fixed[g] * y[g]                  z is the slowest rank, y whether a group is used
     such that   sum over c of u[t, c]           = 1         each table takes one choice
                 sum over p of x[t, c, q, p]     = n[q] * u  each of the n[q] equal shards has a place
