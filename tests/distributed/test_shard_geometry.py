@@ -238,7 +238,7 @@ def test_ranks_that_are_not_those_of_the_shards_are_refused():
 
 def test_hosts_of_unequal_size_are_refused_where_a_type_needs_hosts():
     rows = entry(ShardingType.TABLE_ROW_WISE, row_wise_pieces(8, 4, [0, 1]))
-    with pytest.raises(ValueError, match="hosts of as many ranks each, and 3 ranks are no multiple of 2"):
+    with pytest.raises(ValueError, match="hosts of as many ranks each, and 3 ranks are not a multiple of 2"):
         placed_pieces("t", (8, 4), rows, world_size=3, local_size=2)
     columns = entry(ShardingType.COLUMN_WISE, column_wise_pieces(8, [2, 2], [0, 2]))
     assert len(placed_pieces("t", (8, 4), columns, world_size=3, local_size=2)) == 2

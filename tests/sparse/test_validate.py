@@ -41,7 +41,7 @@ BAD_BATCHES = {
         {"lengths": ints(2, 1, 0, 2), "offsets": ints(0, 2, 3, 5)},
         "4 lengths and 4 offsets",
     ),
-    "no multiple": ({"lengths": ints(2, 1, 2)}, "3 lists of ids for 2 keys.*3 is no multiple of 2"),
+    "no multiple": ({"lengths": ints(2, 1, 2)}, "3 lists of ids for 2 keys.*3 is not a multiple of 2"),
     "stride": ({"lengths": ints(2, 1, 0, 2), "stride": 3}, "4 lists of ids for 2 keys.*stride says 3"),
     "weights": ({"lengths": ints(2, 1, 0, 2), "weights": torch.ones(4)}, "4 weights for 5 values"),
     "duplicate": ({"keys": ["item", "item"], "lengths": ints(2, 1, 0, 2)}, r"occur twice: \['item'\]"),

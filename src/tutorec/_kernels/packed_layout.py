@@ -89,7 +89,7 @@ def row_layout(columns: int, data_type: DataType, alignment: int = ROW_ALIGNMENT
         alignment: Rows are padded to a multiple of so many bytes.
 
     Raises:
-        ValueError: No columns, a format that has no packed rows, or an alignment that is no multiple of 4.
+        ValueError: No columns, a format that has no packed rows, or an alignment that is not a multiple of 4.
 
     Example:
         >>> from tutorec.types import DataType

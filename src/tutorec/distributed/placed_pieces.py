@@ -117,7 +117,7 @@ def _misplaced_on_hosts(
 ) -> str | None:
     """As above, for the types that cut rows inside a host."""
     if world_size % local_size:
-        return f"made for hosts of as many ranks each, and {world_size} ranks are no multiple of {local_size}"
+        return f"made for hosts of as many ranks each, and {world_size} ranks are not a multiple of {local_size}"
     slices = [list(members) for _, members in groupby(pieces, key=lambda piece: piece.column_offset)]
     if kind is ShardingType.TABLE_ROW_WISE and len(slices) > 1:
         return f"one range of columns, and the plan has {len(slices)}"

@@ -50,7 +50,7 @@ def check_lists(keys: list[str], values: Tensor, lengths: Tensor, weights: Tenso
     if values.dim() != 1 or lengths.dim() != 1:
         raise ValueError(f"values and lengths have one dimension each, got {values.dim()} and {lengths.dim()}")
     if lengths.numel() % max(len(keys), 1) != 0:
-        raise ValueError(f"there are {lengths.numel()} lengths, no multiple of the {len(keys)} features {keys}")
+        raise ValueError(f"there are {lengths.numel()} lengths, not a multiple of the {len(keys)} features {keys}")
     if lengths.numel() > 0 and int(lengths.min()) < 0:
         raise ValueError(f"lengths has a negative number, {int(lengths.min())}")
     if int(lengths.sum()) != values.numel():

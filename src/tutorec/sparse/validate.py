@@ -255,7 +255,7 @@ def refuse_list_count(keys: list[str], lists: int, stride: int, stride_per_key: 
     reason = f"the strides {dict(zip(keys, stride_per_key, strict=True))} ask for {sum(stride_per_key)}"
     if even:
         whole = not keys or lists % len(keys) == 0
-        reason = f"stride says {stride} samples" if whole else f"{lists} is no multiple of {len(keys)}"
+        reason = f"stride says {stride} samples" if whole else f"{lists} is not a multiple of {len(keys)}"
     raise ValueError(
         f"{_BATCH}: {lists} lists of ids for {len(keys)} keys {keys}: {reason}; there is one length per key and "
         "sample, key after key (keys with different numbers of samples say so with stride_per_key_per_rank=)"

@@ -21,7 +21,7 @@ from tutorec.distributed.planner.problem import (
     rank_memory,
     rank_time,
 )
-from tutorec.distributed.planner.search import search
+from tutorec.distributed.planner.search import search, with_preferred_groups
 
 
 def _whole(ms: float, size: int, allowed: list[bool] | None = None) -> Choice:
@@ -217,3 +217,18 @@ def test_no_overfull_rank_is_left_of_a_search_that_lets_ranks_be_overfull() -> N
     capacity = np.array([[4, 0], [16, 0], [9, 100], [4, 0]])
     problem = PlanningProblem(4, 2, capacity, ((*table, rows), halves))
     assert broken_rules(problem, _found(problem)) == []
+
+
+def test_equal_shards_take_the_preferred_group_and_dearer_ones_do_not():
+    def table(*preferences: int) -> tuple[Choice, ...]:
+        time, memory = np.array([1.0, 1.0]), np.zeros((2, 2), int)
+        spreads = (Spread.ALL, Spread.HOST_ROWS)
+        return tuple(
+            Choice(time, memory, spread, groups=(group,), preference=preference)
+            for group, (spread, preference) in enumerate(zip(spreads, preferences, strict=True))
+        )
+
+    taken = Placement(np.array([1, 1]), [np.arange(2), np.arange(2)])
+    for fixed, expected in (([0.5, 0.5], [0, 0]), ([0.6, 0.5], [1, 1])):
+        problem = PlanningProblem(2, 2, np.zeros((2, 2), int), (table(1, 3), table(1, 3)), np.array(fixed))
+        assert with_preferred_groups(problem, taken).chosen.tolist() == expected

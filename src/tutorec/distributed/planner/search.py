@@ -40,6 +40,8 @@ from tutorec.distributed.planner.problem import (
     Placement,
     PlanningProblem,
     Spread,
+    broken_rules,
+    cost,
 )
 
 Progress = Callable[[float], None]
@@ -164,7 +166,7 @@ class _Search:
         packing.ceiling[0] = packing.slowest  # less work, where the slowest rank stays as it is
         packing.sharpen(_DULL, packing.slowest)
         self._sweep(packing)
-        return packing.placement()
+        return with_preferred_groups(self.problem, packing.placement())
 
     def _first_plan(self, opened: frozenset[int]) -> Packing | None:
         """LPT and local search over choices of these groups; None where a table has none."""
@@ -278,6 +280,33 @@ class _Search:
         self.spent += placings
         if self.progress is not None:
             self.progress(min(1.0, self.spent / self.placings))
+
+
+def with_preferred_groups(problem: PlanningProblem, placement: Placement) -> Placement:
+    """The same shards in preferred groups: row-wise, not table-row-wise, where all ranks are one host.
+
+    A plan is made in one set of groups, so that its tables never saw an equal choice of another group.
+    """
+    for group in sorted({group for choice in placement.taken(problem) for group in choice.groups}):
+        for other in range(0 if problem.fixed is None else len(problem.fixed)):
+            chosen, taken = placement.chosen.copy(), placement.taken(problem)
+            for table, choice in enumerate(taken):
+                groups = tuple(other if each == group else each for each in choice.groups)
+                if group in choice.groups:
+                    equal = (
+                        number
+                        for number, each in enumerate(problem.choices[table])
+                        if each.groups == groups
+                        and np.array_equal(each.time, choice.time)
+                        and np.array_equal(each.memory, choice.memory)
+                    )
+                    chosen[table] = next(equal, chosen[table])
+            swapped = Placement(chosen, placement.ranks)
+            rank = sum(choice.preference for choice in swapped.taken(problem))
+            better = rank < sum(choice.preference for choice in taken)
+            if better and not broken_rules(problem, swapped) and cost(problem, swapped) <= cost(problem, placement):
+                placement = swapped
+    return placement
 
 
 def _solved(problem: PlanningProblem) -> Placement | None:
