@@ -17,8 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tutorec import _spmd_crew
-from tutorec._spmd_crew import Crew
+from tutorec import _spmd_pool
+from tutorec._spmd_pool import WorkerPool
 from tutorec.errors import RankError, RankTimeoutError
 from tutorec.spmd import Ranks
 
@@ -57,20 +57,20 @@ def stall(still_running, monkeypatch) -> Callable[..., RankError]:
     On a busy machine a rank may still be on its way when the time is over: ranks are asked again until their places, by
     rank, are those that the test is about.
     """
-    asked = Crew._ask
+    asked = WorkerPool._ask
 
     def run(pool: Ranks, fn, settled: Callable[[Places], bool], seconds: float = 1.5) -> RankError:
         end = time.monotonic() + PATIENCE
 
-        def ask(crew: Crew, ranks: list[int]) -> Places:
-            while not settled(places := asked(crew, ranks)) and time.monotonic() < end:
+        def ask(workers: WorkerPool, ranks: list[int]) -> Places:
+            while not settled(places := asked(workers, ranks)) and time.monotonic() < end:
                 time.sleep(0.05)
             return places
 
         pool.run(len, ())  # The ranks' first run may take its time.
-        pids, crew = pool.pids, pool._crews[-1]
-        monkeypatch.setattr(Crew, "_ask", ask)
-        monkeypatch.setattr(crew, "options", replace(crew.options, timeout=seconds))
+        pids, workers = pool.pids, pool._pools[-1]
+        monkeypatch.setattr(WorkerPool, "_ask", ask)
+        monkeypatch.setattr(workers, "options", replace(workers.options, timeout=seconds))
         with pytest.raises(RankError) as caught:
             pool.run(fn)
         assert still_running(pids, PATIENCE) == []
@@ -106,7 +106,7 @@ def test_a_raised_exception_names_the_rank_and_shows_its_traceback(world, failur
 
 
 def test_the_same_exception_on_all_ranks_is_reported_for_the_lowest(world, failure, monkeypatch):
-    monkeypatch.setattr(_spmd_crew, "SAME_MOMENT_SECONDS", PATIENCE)
+    monkeypatch.setattr(_spmd_pool, "SAME_MOMENT_SECONDS", PATIENCE)
 
     def step(rank):
         time.time = lambda: 100.0 - rank
@@ -116,7 +116,7 @@ def test_the_same_exception_on_all_ranks_is_reported_for_the_lowest(world, failu
 
 
 def test_of_two_exceptions_the_earlier_is_reported(world, failure, monkeypatch):
-    monkeypatch.setattr(_spmd_crew, "SAME_MOMENT_SECONDS", PATIENCE)
+    monkeypatch.setattr(_spmd_pool, "SAME_MOMENT_SECONDS", PATIENCE)
 
     def step(rank):
         time.time = lambda: 100.0 - rank
@@ -198,7 +198,7 @@ def test_a_rank_killed_by_a_signal_is_named_with_the_signal(world, name, failure
 
 
 def test_a_lost_peer_is_no_cause_even_when_it_is_reported_first(world, failure, monkeypatch):
-    monkeypatch.setattr(_spmd_crew, "AFTERMATH_SECONDS", PATIENCE)
+    monkeypatch.setattr(_spmd_pool, "AFTERMATH_SECONDS", PATIENCE)
 
     def step(rank):
         if rank == 0:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tutorec import _spmd_crew
+from tutorec import _spmd_pool
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -59,11 +59,11 @@ def test_a_function_is_sent_again_when_a_global_of_a_helper_changed_and_only_the
     names = notebook()
     names["batch"] = names["Batch"](1)
     world.run(names["step"])
-    crew = world._crews[-1]
-    prepared = crew.prepare(names["step"], (), {}).function
-    assert crew._news(prepared)["payload"] is None
+    workers = world._pools[-1]
+    prepared = workers.prepare(names["step"], (), {}).function
+    assert workers._news(prepared)["payload"] is None
     names["batch"] = names["Batch"](2)
-    changed = crew.prepare(names["step"], (), {}).function
+    changed = workers.prepare(names["step"], (), {}).function
     assert (changed.key, len(changed.constants)) == (prepared.key, 1)
     assert world.run(names["step"]) == [(2, "step")]
 
@@ -81,11 +81,11 @@ def test_closures_over_large_values_are_forgotten(world):
         assert world.run(use(Parcel(size))) == [size]
     world.run(gc.collect)
     (left,) = world.run(alive, "Parcel")
-    assert left * 1_000_000 <= _spmd_crew.FUNCTION_BYTES
+    assert left * 1_000_000 <= _spmd_pool.FUNCTION_BYTES
 
 
 def test_the_function_that_was_not_used_for_longest_is_forgotten_and_sent_again(world, monkeypatch):
-    monkeypatch.setattr(_spmd_crew, "FUNCTIONS", 2)
+    monkeypatch.setattr(_spmd_pool, "FUNCTIONS", 2)
 
     def counter():
         names = {"count": 0, "__name__": "__main__", "__builtins__": __builtins__}

@@ -83,16 +83,16 @@ def kept() -> Kept:
     """What was measured of this machine and still fits; never raises for what the file holds."""
     path = calibration_file()
     try:
-        found = _checked(json.loads(path.read_text(encoding="utf-8")))
+        calibration = _checked(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return Kept(None, f"not calibrated; run `{COMMAND}`")
     except (OSError, ValueError) as error:
         return Kept(None, f"{path} is damaged ({error}); run `{COMMAND}`", problem=True)
-    if changes := found.changes():
+    if changes := calibration.changes():
         return Kept(
-            None, f"calibrated on {found.date}, which no longer fits ({changes}); run `{COMMAND}`", problem=True
+            None, f"calibrated on {calibration.date}, which no longer fits ({changes}); run `{COMMAND}`", problem=True
         )
-    return Kept(found, f"measured on this machine on {found.date}")
+    return Kept(calibration, f"measured on this machine on {calibration.date}")
 
 
 def measure_in_own_process() -> None:
@@ -153,12 +153,12 @@ def _checked(read: Any) -> Calibration:
         ValueError: It cannot.
     """
     try:
-        found = Calibration(str(read["date"]), dict(read["fingerprint"]), dict(read["speeds"]))
-        numbers = [(name, number) for speeds in found.speeds.values() for name, number in speeds.items()]
+        calibration = Calibration(str(read["date"]), dict(read["fingerprint"]), dict(read["speeds"]))
+        numbers = [(name, number) for speeds in calibration.speeds.values() for name, number in speeds.items()]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"no calibration: {error!r}") from None
     for name, number in numbers:
         known = isinstance(number, (int, float)) and math.isfinite(number)
         if name not in _BANDWIDTHS | _TIMES or not known or number < 0 or (name in _BANDWIDTHS and number == 0):
             raise ValueError(f"{name!r} is {number!r}")
-    return found
+    return calibration

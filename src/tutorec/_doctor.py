@@ -75,9 +75,9 @@ class Report:
         lines = [self.verdict, f"  {', '.join(present)}; {self.machine}"]
         for device, kernels in self.kernels.items():
             by: dict[str, list[str]] = {}
-            for asked, kernel in kernels.items():
-                by.setdefault(kernel.split(".")[0], []).append(asked)
-            lines += [f"  on {device} by {whose}: {', '.join(which)}" for whose, which in by.items()]
+            for requested, kernel in kernels.items():
+                by.setdefault(kernel.split(".")[0], []).append(requested)
+            lines += [f"  on {device} by {library}: {', '.join(which)}" for library, which in by.items()]
         if self.cuda:
             lines.append(f"  {self.cuda}")
         through = " and ".join(self.collectives) or "nothing: this torch has no gloo"
@@ -204,8 +204,8 @@ def _collectives() -> tuple[str, ...]:
 
     if not dist.is_available():
         return ()
-    found = (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available()))
-    return tuple(name for name, available in found if available)
+    backends = (("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available()))
+    return tuple(name for name, available in backends if available)
 
 
 def _notebook_cell() -> object:

@@ -47,4 +47,4 @@ def _submodules(package: str) -> set[str]:
     """The public ones that there are to import, loaded or not."""
     from pkgutil import iter_modules  # at the first use: `import tutorec` needs it not
 
-    return {found.name for found in iter_modules(sys.modules[package].__path__) if not found.name.startswith("_")}
+    return {module.name for module in iter_modules(sys.modules[package].__path__) if not module.name.startswith("_")}

@@ -71,9 +71,9 @@ class Migration:
         lines += [f"{file}: {why}" for file, why in self.skipped.items()]
         using = f"{self.using} of {_count(self.files, 'file')} use {self.package}"
         if self.checked:
-            here = len(self.names) - len(self.missing)
+            resolved = len(self.names) - len(self.missing)
             calls = f"{_count(self.calls, 'call')} compared, {_count(len(self.findings), 'place')} to change by hand"
-            lines.append(f"{using}: {_count(len(self.names), 'name')}, {here} of them in {self.to}; {calls}")
+            lines.append(f"{using}: {_count(len(self.names), 'name')}, {resolved} of them in {self.to}; {calls}")
         else:
             lines.append(f"{using}; names were not compared, for {self.to} cannot be imported here")
         if self.written:
@@ -123,7 +123,7 @@ def migrate(path: Path, *, to: str = "tutorec", write: bool = False) -> Migratio
 def _migrate_file(report: Migration, source: SourceText, write: bool) -> None:
     """Add one file to the report, and rename in it."""
     bound: dict[str, str] = {}
-    texts, words = dict(source.pieces), 0
+    texts, count = dict(source.pieces), 0
     for number, text in source.pieces.items():
         try:
             piece = PieceOfCode(_python(text, source), report.package, bound)
@@ -134,12 +134,12 @@ def _migrate_file(report: Migration, source: SourceText, write: bool) -> None:
             continue
         other = {use for use in piece.uses if use.in_text and not _is_import_path(use.path)}
         if report.checked:
-            found = set(_findings(report, piece, [use for use in piece.uses if use not in other]))
-            report.findings += [Finding(str(source.path), number, *place) for place in sorted(found)]
-        words += sum(use not in other for _, _, use in piece.words)
+            findings = set(_findings(report, piece, [use for use in piece.uses if use not in other]))
+            report.findings += [Finding(str(source.path), number, *place) for place in sorted(findings)]
+        count += sum(use not in other for _, _, use in piece.words)
         texts[number] = renamed(text, piece, report.to, other)
-    report.using += words > 0
-    if write and words:
+    report.using += count > 0
+    if write and count:
         try:
             source.write(texts)
             report.written.append(str(source.path))

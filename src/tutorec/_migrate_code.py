@@ -91,8 +91,8 @@ class PieceOfCode(ast.NodeVisitor):
         """The first place from the node on where the package's name stands by itself."""
         start = node.col_offset
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-            if found := self._word.search(self._lines[line - 1], start):
-                self.words.append((line, found.start(), use))
+            if match := self._word.search(self._lines[line - 1], start):
+                self.words.append((line, match.start(), use))
                 return
             start = 0
 
@@ -113,11 +113,11 @@ class PieceOfCode(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         """A chain of dots is one use."""
         first: ast.expr = node
-        if found := self._path(node):
-            self.uses.append(Use(node.lineno, *found))
+        if path := self._path(node):
+            self.uses.append(Use(node.lineno, *path))
             while isinstance(first, ast.Attribute):
                 first = first.value
-        self.visit(first if found else node.value)
+        self.visit(first if path else node.value)
 
     def visit_Name(self, node: ast.Name) -> None:
         """The package's own name, where ``import package`` has bound it."""
@@ -133,16 +133,16 @@ class PieceOfCode(ast.NodeVisitor):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         """``super().__init__(...)`` calls the base, where there is one and it comes from the package."""
-        found = self._path(_unsubscripted(node.bases[0])) if len(node.bases) == 1 else None
-        self._bases.append(found and found[0])
+        base = self._path(_unsubscripted(node.bases[0])) if len(node.bases) == 1 else None
+        self._bases.append(base and base[0])
         self.generic_visit(node)
         self._bases.pop()
 
     def visit_Call(self, node: ast.Call) -> None:
         """A call of something of the package, or of a function that takes the name of a module."""
         function = _unsubscripted(node.func)
-        found = self._path(function)
-        path = found and found[0]
+        resolved = self._path(function)
+        path = resolved and resolved[0]
         if self._bases and ast.unparse(function) == "super().__init__":
             path = self._bases[-1]
         if path:
@@ -170,8 +170,8 @@ class PieceOfCode(ast.NodeVisitor):
             del self.words[before:]
             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
                 for braces in re.finditer(rb"(?<!\{)\{[^{}]*\}", self._lines[line - 1]):
-                    found = self._word.finditer(self._lines[line - 1], *braces.span())
-                    self.words.extend((line, word.start(), None) for word in found)
+                    matches = self._word.finditer(self._lines[line - 1], *braces.span())
+                    self.words.extend((line, match.start(), None) for match in matches)
 
 
 def parsed(text: str) -> ast.Module:
@@ -207,7 +207,7 @@ def renamed(text: str, piece: PieceOfCode, other: str, kept: Iterable[Use]) -> s
         ['import z.b as ab  # a is good', "print(ab.a, 'z.b', 'a.txt')"]
     """
     lines, length, stays = [line.encode() for line in _lines(text)], len(piece.package), set(kept)
-    for line, start, use in sorted(piece.words, key=lambda word: word[:2], reverse=True):
+    for line, start, use in sorted(piece.words, key=lambda place: place[:2], reverse=True):
         if use not in stays:
             lines[line - 1] = lines[line - 1][:start] + other.encode() + lines[line - 1][start + length :]
     return b"".join(lines).decode()
@@ -225,4 +225,4 @@ def without_magics(cell: str) -> str:
     lines = list(_lines(cell))
     if lines and lines[0].startswith("%%") and lines[0][2:].split()[:1] not in [[name] for name in _PYTHON_CELLS]:
         return ""
-    return "".join(_MAGIC.sub(lambda found: (found[1] or found[2] or "") + "pass", line) for line in lines)
+    return "".join(_MAGIC.sub(lambda match: (match[1] or match[2] or "") + "pass", line) for line in lines)

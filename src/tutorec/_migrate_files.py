@@ -26,13 +26,13 @@ def source_paths(path: Path) -> Iterator[Path]:
         yield path
         return
     for folder, folders, files in os.walk(path):
-        here = Path(folder)
+        parent = Path(folder)
         folders[:] = sorted(
             name
             for name in folders
-            if not name.startswith(".") and name not in _NOT_THE_PROJECT and not (here / name / "pyvenv.cfg").exists()
+            if not name.startswith(".") and name not in _NOT_THE_PROJECT and not (parent / name / "pyvenv.cfg").exists()
         )
-        yield from (here / name for name in sorted(files) if name.endswith(_KINDS))
+        yield from (parent / name for name in sorted(files) if name.endswith(_KINDS))
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,9 @@ def pick_backend(backend: str, store: Store, rank: int, world_size: int, gpu: in
     """
     import torch
 
-    own = "" if gpu is None or backend == "gloo" else str(torch.cuda.get_device_properties(gpu).uuid)
-    store.set(f"GPU of rank {rank}", own)
-    if not own and backend != "nccl":
+    uuid = "" if gpu is None or backend == "gloo" else str(torch.cuda.get_device_properties(gpu).uuid)
+    store.set(f"GPU of rank {rank}", uuid)
+    if not uuid and backend != "nccl":
         return "gloo"
     gpus = {store.get(f"GPU of rank {other}") for other in range(world_size)} - {b""}
     if len(gpus) == world_size:

@@ -78,11 +78,11 @@ def share_progress(folder: str, rank: int, world_size: int) -> mmap.mmap:
 
 def read_progress(memory: mmap.mmap) -> dict[int, Progress]:
     """How far each rank has come, by rank."""
-    found = {}
+    progress = {}
     for rank, start in enumerate(range(0, len(memory), _SLOT)):
         begun, *latest = memory[start : start + _SLOT].decode(errors="replace").strip("\0 ").split("|")
-        found[rank] = Progress(int(begun or 0), tuple(latest))
-    return found
+        progress[rank] = Progress(int(begun or 0), tuple(latest))
+    return progress
 
 
 def uneven_exchanges(ranks: Mapping[int, Progress]) -> tuple[str, list[int]]:

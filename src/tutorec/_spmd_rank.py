@@ -24,7 +24,7 @@ from multiprocess.connection import Connection
 from tutorec._spmd_device import BOTH_BACKENDS, own_gpu, pick_backend
 from tutorec._spmd_progress import operations_begun, share_progress
 from tutorec._spmd_report import failure_traceback, whereabouts
-from tutorec._spmd_side import RankSide, become_rank
+from tutorec._spmd_side import WorkerContext, become_rank
 from tutorec._spmd_wire import Constants, call_arguments, dump_value, load
 from tutorec.errors import RankError
 
@@ -54,7 +54,7 @@ def main(boot: dict[str, Any], at_end: Callable[[], None] | None = None) -> None
         # A line leaves in one piece, also where Python runs unbuffered: ranks print at the same time.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
-    side = RankSide(token=boot["token"], rank=boot["rank"], world_size=boot["world_size"])
+    side = WorkerContext(token=boot["token"], rank=boot["rank"], world_size=boot["world_size"])
     become_rank(side)
     try:
         control = connect(boot, "control")
@@ -162,8 +162,8 @@ def prove(key: bytes) -> None:
     sent = torch.frombuffer(bytearray(b"".join(code(rank, other) for other in range(world_size))), dtype=torch.uint8)
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent)
-    for other, found in enumerate(received.view(world_size, -1).tolist()):
-        if not hmac.compare_digest(bytes(found), code(other, rank)):
+    for other, digest in enumerate(received.view(world_size, -1).tolist()):
+        if not hmac.compare_digest(bytes(digest), code(other, rank)):
             raise RankError(
                 f"a process that this pool did not start took the place of rank {other} in the process group of rank "
                 f"{rank}, and nothing was exchanged with it: another user of this machine may have connected to gloo's "
@@ -195,7 +195,7 @@ def join_group(backend: str, rank: int, world_size: int, store: Store, timeout: 
     return name
 
 
-def _serve(tasks: Connection, side: RankSide) -> None:
+def _serve(tasks: Connection, side: WorkerContext) -> None:
     """Run tasks in the order in which they come."""
     functions: dict[str, Any] = {}
     constants = Constants()
@@ -220,7 +220,7 @@ def _serve(tasks: Connection, side: RankSide) -> None:
         size = _free_cycles(size)
 
 
-def _value(task: dict[str, Any], functions: dict[str, Any], constants: Constants, side: RankSide) -> bytes:
+def _value(task: dict[str, Any], functions: dict[str, Any], constants: Constants, side: WorkerContext) -> bytes:
     """Run one task and pickle what its function returns."""
     constants.receive(task["constants"])
     if task["payload"] is not None:
@@ -270,13 +270,13 @@ def _failure(error: BaseException) -> dict[str, Any]:
     return {"kind": kind, "text": text, "traceback": failure_traceback(error), "when": time.time()}
 
 
-def _send(tasks: Connection, side: RankSide, kind: str, content: Any) -> None:
+def _send(tasks: Connection, side: WorkerContext, kind: str, content: Any) -> None:
     if os.getpid() != side.process:  # The function forked, and this is the child: the parent answers.
         os._exit(0)
     tasks.send_bytes(pickle.dumps((kind, side.run, content)))
 
 
-def _answer(control: Connection, side: RankSide, boot: dict[str, Any]) -> None:
+def _answer(control: Connection, side: WorkerContext, boot: dict[str, Any]) -> None:
     """Answer "where are you?" while the main thread is busy; end the process when the caller is gone.
 
     A process that the caller forked holds the caller's connections: that they are closed is not to be relied on.

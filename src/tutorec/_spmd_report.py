@@ -71,12 +71,12 @@ def whereabouts_of_error(trace: TracebackType | None) -> dict[str, Any]:
     return _standing(list(traceback.extract_tb(trace)), "wait")
 
 
-def _standing(mine: list[traceback.FrameSummary], waits: str | None) -> dict[str, Any]:
-    mine = [entry for entry in mine if not entry.filename.startswith("<frozen")]
-    inside = [e for e in mine if _DISTRIBUTED in e.filename and not e.filename.endswith("c10d_logger.py")]
+def _standing(frames: list[traceback.FrameSummary], waits: str | None) -> dict[str, Any]:
+    frames = [entry for entry in frames if not entry.filename.startswith("<frozen")]
+    inside = [e for e in frames if _DISTRIBUTED in e.filename and not e.filename.endswith("c10d_logger.py")]
     collective = inside[0].name if inside else waits
     # torch's own frames below the call say nothing about the caller's code.
-    shown = mine if not inside else [e for e in mine if _DISTRIBUTED not in e.filename] + inside[:1]
+    shown = frames if not inside else [e for e in frames if _DISTRIBUTED not in e.filename] + inside[:1]
     return {"busy": True, "stack": "".join(traceback.format_list(shown)), "collective": collective}
 
 

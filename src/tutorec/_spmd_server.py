@@ -45,16 +45,16 @@ def serve(fd: int, caller: int) -> None:
 
     _share_memory()
     gc.enable()
-    wanted, tell = os.pipe()
-    os.set_blocking(wanted, False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
     folders: set[str] = set()
     connection = socket.socket(fileno=fd)
     with connection, connection.makefile("rwb") as lines:
         for request in _requests(connection, lines, caller):
             if "boot" in request:
                 folders.add(request["boot"]["folder"])
-                _import_slow(wanted)
-                reply = _fork(request["boot"], connection, tell, torch.cuda.is_initialized())
+                _import_slow(read_end)
+                reply = _fork(request["boot"], connection, write_end, torch.cuda.is_initialized())
             else:
                 reply = {"code": _exit_code(request["poll"])}
             lines.write(json.dumps(reply).encode() + b"\n")
@@ -79,10 +79,10 @@ def _share_memory() -> None:
     gc.freeze()
 
 
-def _import_slow(wanted: int) -> None:
+def _import_slow(read_end: int) -> None:
     """Import the slow modules that ranks named before they ended; where that fails, ranks do it themselves."""
     try:
-        names = set(os.read(wanted, 65536).decode().split())
+        names = set(os.read(read_end, 65536).decode().split())
     except BlockingIOError:
         return
     for name in names.difference(sys.modules).intersection(_SLOW_MODULES):
@@ -91,14 +91,14 @@ def _import_slow(wanted: int) -> None:
         _share_memory()
 
 
-def _name_slow(tell: int) -> None:
+def _name_slow(write_end: int) -> None:
     """On a rank that ends: name the slow modules that it imported."""
     names = [name for name in _SLOW_MODULES if name in sys.modules]
     with contextlib.suppress(OSError):
-        os.write(tell, " ".join([*names, ""]).encode())
+        os.write(write_end, " ".join([*names, ""]).encode())
 
 
-def _fork(boot: dict[str, Any], connection: socket.socket, tell: int, cuda_in_use: bool) -> dict[str, Any]:
+def _fork(boot: dict[str, Any], connection: socket.socket, write_end: int, cuda_in_use: bool) -> dict[str, Any]:
     """Fork one rank; refuse when a lock or a device could be left behind in the child."""
     threads = _thread_count()
     if threads != 1 or cuda_in_use:
@@ -109,7 +109,7 @@ def _fork(boot: dict[str, Any], connection: socket.socket, tell: int, cuda_in_us
         return {"pid": pid}
     try:
         os.close(connection.detach())
-        _become(boot, functools.partial(_name_slow, tell))
+        _become(boot, functools.partial(_name_slow, write_end))
     except BaseException:
         traceback.print_exc()
     finally:

@@ -14,11 +14,11 @@ from tutorec._spmd_device import device
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Kept", "RankSide", "RankWorld", "become_rank", "name_of", "rank_side", "restore_world", "take_dropped"]
+__all__ = ["Kept", "RankWorld", "WorkerContext", "become_rank", "name_of", "rank_side", "restore_world", "take_dropped"]
 
 
 @dataclass
-class RankSide:
+class WorkerContext:
     """What a rank process knows about itself.
 
     Args:
@@ -41,19 +41,19 @@ class RankSide:
 
 
 # The rank that this process is, if it is one; and the generations of pools that this process owns and that still run.
-_side: list[RankSide] = []
+_side: list[WorkerContext] = []
 live_tokens: set[str] = set()
 # The caller has one handle for each key, and tells the ranks when it is garbage.
 _handles: weakref.WeakValueDictionary[tuple[str, str], Kept] = weakref.WeakValueDictionary()
 _dropped: dict[str, list[str]] = {}
 
 
-def become_rank(side: RankSide) -> None:
+def become_rank(side: WorkerContext) -> None:
     """Make this process the rank ``side``."""
     _side[:] = [side]
 
 
-def rank_side() -> RankSide | None:
+def rank_side() -> WorkerContext | None:
     """The rank that this process is, or None in a caller's process."""
     return _side[0] if _side else None
 
@@ -132,7 +132,7 @@ class RankWorld:
         hosts: Simulated hosts.
     """
 
-    def __init__(self, side: RankSide, hosts: int) -> None:
+    def __init__(self, side: WorkerContext, hosts: int) -> None:
         self._side = side
         self.rank: int = side.rank
         self.world_size: int = side.world_size

@@ -61,12 +61,12 @@ class Watch:
         main_thread, answered = threading.main_thread().ident or 0, 0
         while not self._ended.wait(_LOOK_SECONDS):
             try:
-                asked = self._store.add("questions", 0)
-                if asked > answered:
+                question = self._store.add("questions", 0)
+                if question > answered:
                     frame = sys._current_frames().get(main_thread)
                     place = {**whereabouts(frame, in_a_run=False), "collectives": operations_begun()}
-                    self._store.set(f"{asked} {self._rank}", json.dumps(self._waited or place))
-                    answered = asked
+                    self._store.set(f"{question} {self._rank}", json.dumps(self._waited or place))
+                    answered = question
             except RuntimeError:  # The store has ended, and with it the program.
                 return
 
@@ -88,9 +88,9 @@ class Watch:
         if raised:
             return "; ".join(raised)
         if not late:
-            gone = ", ".join(map(str, left)) or "of another process"
+            who = ", ".join(map(str, left)) or "of another process"
             return (
-                f"rank {gone} had ended, and rank {self._rank} still waited for it: every rank must make as many steps "
+                f"rank {who} had ended, and rank {self._rank} still waited for it: every rank must make as many steps "
                 "as the others"
             )
         places[self._rank] = self._waited

@@ -74,27 +74,27 @@ def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
 
 def _answer_for(module: ModuleType) -> None:
     """Give a module that was executed the ``__getattr__`` below, around its own."""
-    own = module.__dict__.get("__getattr__")
-    if not isinstance(own, partial):  # executed again by importlib.reload
-        module.__dict__["__getattr__"] = partial(_get, module, own)
+    previous = module.__dict__.get("__getattr__")
+    if not isinstance(previous, partial):  # executed again by importlib.reload
+        module.__dict__["__getattr__"] = partial(_get, module, previous)
 
 
-def _get(module: ModuleType, own: Callable[[str], object] | None, name: str) -> object:
+def _get(module: ModuleType, previous: Callable[[str], object] | None, name: str) -> object:
     """The module's own answer for a name that it does not hold, or an error that says what to use instead."""
     missing: AttributeError | None = None
-    if own is not None:
+    if previous is not None:
         try:
-            return own(name)
+            return previous(name)
         except AttributeError as error:
             missing = error
-    said, text = f"module {module.__name__!r} has no attribute {name!r}", _sentence(f"{module.__name__}.{name}")
+    message, text = f"module {module.__name__!r} has no attribute {name!r}", _sentence(f"{module.__name__}.{name}")
     if text is None:
-        raise missing or AttributeError(said, name=name, obj=module)
+        raise missing or AttributeError(message, name=name, obj=module)
     if _imports_from(sys._getframe(1)):
         file = getattr(module, "__file__", None)
-        said = f"cannot import name {name!r} from {module.__name__!r} ({file or 'unknown location'})"
-        raise ImportError(f"{said}. {text}", name=module.__name__, path=file) from None
-    raise AttributeError(f"{said}. {text}", name=name, obj=module) from None
+        message = f"cannot import name {name!r} from {module.__name__!r} ({file or 'unknown location'})"
+        raise ImportError(f"{message}. {text}", name=module.__name__, path=file) from None
+    raise AttributeError(f"{message}. {text}", name=name, obj=module) from None
 
 
 def _imports_from(frame: FrameType) -> bool:

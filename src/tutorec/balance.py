@@ -192,21 +192,21 @@ class LoadBalanceManager:
             total = sum(self.embeddings_per_feat)
             bounds = [rank * total // num_groups for rank in range(num_groups + 1)]
             self._owned = owned_rows(self.embeddings_per_feat, bounds)
-            self.groups = [[own.feature for own in of_rank] for of_rank in self._owned]
-            for own in (own for of_rank in self._owned for own in of_rank if own.first):
-                self.cuts.setdefault(own.feature, []).append(own.first)
+            self.groups = [[part.feature for part in of_rank] for of_rank in self._owned]
+            for part in (part for of_rank in self._owned for part in of_rank if part.first):
+                self.cuts.setdefault(part.feature, []).append(part.first)
         else:
             by_load = disable_random_behavior and not compat
             whole = self._largest_first() if by_load else self._chunks(by_size=disable_random_behavior)
             self.groups = [np.array(group) for group in whole]
             self._owned = [self._whole(group) for group in whole]
-        self.offsets = [torch.tensor([own.offset for own in of_rank], device=device) for of_rank in self._owned]
+        self.offsets = [torch.tensor([part.offset for part in of_rank], device=device) for of_rank in self._owned]
 
     def get_num_embeddings_on_rank(self, rank: int) -> int:
         """Rows of a rank (in ``compat`` the same for all fair ranks: the remainder is not counted)."""
         if self._do_fair and self._compat:
             return self._rows
-        return sum(own.rows for own in self._owned[rank])
+        return sum(part.rows for part in self._owned[rank])
 
     def shard_tensor(self, x: Tensor, rank: int) -> Tensor:
         """Ids of all features ``[B, F]`` -> rows of a rank ``[B, len(group)]``, -1 where another rank owns the id.
@@ -222,12 +222,12 @@ class LoadBalanceManager:
         """
         self._check_ids(x)
         columns = []
-        for own in self._owned[rank]:
-            local = x[:, own.feature] - own.first
+        for part in self._owned[rank]:
+            local = x[:, part.feature] - part.first
             if self._compat:
-                columns.append(local.clamp(0, max(own.rows - 1, 0)) + own.offset)
+                columns.append(local.clamp(0, max(part.rows - 1, 0)) + part.offset)
             else:
-                columns.append(torch.where((local >= 0) & (local < own.rows), local + own.offset, -1))
+                columns.append(torch.where((local >= 0) & (local < part.rows), local + part.offset, -1))
         return torch.stack(columns, dim=1) if columns else x.new_empty(len(x), 0)
 
     def get_group(self, rank: int) -> list[int] | NDArray[np.int64]:

@@ -59,12 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> status in (0, 1)
         True
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["bench"]:  # the benchmarks parse their own words: each has options of its own
+    command_line = list(sys.argv[1:] if argv is None else argv)
+    if command_line[:1] == ["bench"]:  # the benchmarks parse their own words: each has options of its own
         from tutorec.bench.runner import main as bench
 
-        return bench(words[1:])
-    arguments = _parser().parse_args(words)
+        return bench(command_line[1:])
+    arguments = _parser().parse_args(command_line)
     if arguments.command == "plan":
         return _plan(arguments)
     if arguments.command == "calibrate":

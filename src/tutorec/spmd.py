@@ -20,10 +20,10 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tutorec._spmd_crew import Crew, CrewOptions
 from tutorec._spmd_device import device as device
 from tutorec._spmd_device import loopback, under_torchrun
 from tutorec._spmd_end import give_threads_time
+from tutorec._spmd_pool import WorkerOptions, WorkerPool
 from tutorec._spmd_rank import join_group
 from tutorec._spmd_side import Kept, RankWorld, restore_world
 from tutorec._spmd_watch import Watch
@@ -81,8 +81,8 @@ class Ranks:
         self._options = _checked_options(world_size, hosts, backend, timeout)
         self._lock = threading.Lock()
         self._closed = False
-        self._crews: list[Crew] = []
-        self._finalizer = weakref.finalize(self, _end_crews, self._crews)
+        self._pools: list[WorkerPool] = []
+        self._finalizer = weakref.finalize(self, _end_pools, self._pools)
 
     @property
     def world_size(self) -> int:
@@ -110,12 +110,12 @@ class Ranks:
     @property
     def backend(self) -> str:
         """The backend in use, once the ranks run; before that the one asked for."""
-        return self._crews[-1].backend if self._crews else self._options.backend
+        return self._pools[-1].backend if self._pools else self._options.backend
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the ranks in rank order, empty while none run."""
-        return self._crews[-1].pids if self._crews else []
+        return self._pools[-1].pids if self._pools else []
 
     @property
     def closed(self) -> bool:
@@ -123,7 +123,7 @@ class Ranks:
         return self._closed
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "running" if self._crews else "not started"
+        state = "closed" if self._closed else "running" if self._pools else "not started"
         hosts = f", hosts={self.hosts}" if self.hosts > 1 else ""
         return f"Ranks({self.world_size}{hosts}, backend={self.backend!r}) {state}"
 
@@ -145,26 +145,26 @@ class Ranks:
             TypeError: The arguments do not fit ``fn``.
         """
         __tracebackhide__ = True  # Notebooks and pytest then show the caller's line and the rank's own traceback.
-        for crew in self._crews[-1:]:
-            if crew.owner != os.getpid():
+        for pool in self._pools[-1:]:
+            if pool.owner != os.getpid():
                 raise RuntimeError(
-                    f"process {crew.owner} started these ranks, and this is process {os.getpid()}, a fork of it: each "
+                    f"process {pool.owner} started these ranks, and this is process {os.getpid()}, a fork of it: each "
                     f"would get the other's values; make another Ranks({self.world_size}) in this process"
                 )
         call_arguments(fn, args, kwargs, rank=0, world_size=self.world_size)
         with self._lock:
             if self._closed:
                 raise ValueError(f"{self!r}: run() after close(); make another Ranks({self.world_size})")
-            if not self._crews:
-                self._crews.append(Crew(self._options, _validation_switch()))
-            task = self._crews[-1].prepare(fn, args, kwargs)
+            if not self._pools:
+                self._pools.append(WorkerPool(self._options, _validation_switch()))
+            task = self._pools[-1].prepare(fn, args, kwargs)
             try:
-                values = self._crews[-1].run(task)
+                values = self._pools[-1].run(task)
             except RankError as error:
-                _end_crews(self._crews)
+                _end_pools(self._pools)
                 raise error.with_traceback(None) from None
             except BaseException:
-                _end_crews(self._crews)
+                _end_pools(self._pools)
                 raise
         return [load(value) for value in values]
 
@@ -192,7 +192,7 @@ class Ranks:
         """End the ranks; what they kept is gone."""
         with self._lock:
             self._closed = True
-            _end_crews(self._crews, _CLOSE_SECONDS)
+            _end_pools(self._pools, _CLOSE_SECONDS)
 
     def __enter__(self) -> Ranks:
         return self
@@ -204,10 +204,10 @@ class Ranks:
 
     def __reduce__(self) -> tuple[Callable[..., RankWorld], tuple[str, int]]:
         """Inside a run the pool is each rank's view of it."""
-        return restore_world, (self._crews[-1].token if self._crews else "", self.hosts)
+        return restore_world, (self._pools[-1].token if self._pools else "", self.hosts)
 
 
-def _checked_options(world_size: int, hosts: int | None, backend: str, timeout: float) -> CrewOptions:
+def _checked_options(world_size: int, hosts: int | None, backend: str, timeout: float) -> WorkerOptions:
     """The options of a pool, or a ValueError that says what would do."""
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
         raise ValueError(f"world_size must be a whole number of ranks, 1 or more, got {world_size!r}")
@@ -217,7 +217,7 @@ def _checked_options(world_size: int, hosts: int | None, backend: str, timeout: 
         raise ValueError(f"hosts={hosts!r} cannot share {world_size} ranks evenly; hosts may be one of {fits}")
     if backend not in ("auto", "gloo", "nccl"):
         raise ValueError(f"backend must be 'auto', 'gloo' or 'nccl', got {backend!r}")
-    return CrewOptions(world_size, count, backend, _checked_timeout(timeout))
+    return WorkerOptions(world_size, count, backend, _checked_timeout(timeout))
 
 
 def _checked_timeout(timeout: float) -> float:
@@ -227,10 +227,10 @@ def _checked_timeout(timeout: float) -> float:
     return float(timeout)
 
 
-def _end_crews(crews: list[Crew], grace: float = 0.0) -> None:
-    """End running crews and forget them; also what happens when a pool is garbage or the program ends."""
-    while crews:
-        crews.pop().end(grace)
+def _end_pools(pools: list[WorkerPool], grace: float = 0.0) -> None:
+    """End running pools and forget them; also what happens when a pool is garbage or the program ends."""
+    while pools:
+        pools.pop().end(grace)
 
 
 def _validation_switch() -> bool | None:

@@ -121,7 +121,7 @@ def _beside_memory(report: Report, in_memory: TableBatch, spec: CacheSpec, round
     for clock in ("cpu", "wall"):
         bar = _OF_MEMORY if judged and clock == "cpu" else None
         report.comparisons.append(compare(samples, "all rows in memory", name, clock=clock, bar=bar))
-    report.samples |= {f"{one} (beside {name})" if one != name else one: own for one, own in samples.items()}
+    report.samples |= {f"{one} (beside {name})" if one != name else one: timings for one, timings in samples.items()}
     report.notes.append(_counted(name, spec, counted, cached.counts, report.comparisons[-1]))
 
 
@@ -190,8 +190,8 @@ def _beside_file(report: Report, folder: str, rounds: int) -> None:
         return
 
     def cold(tables: TableBatch, number: int) -> Sample:
-        found = [cold_step(tables, FEW_STEPS * number + step) for step in range(FEW_STEPS)]
-        return Sample(mean(sample.cpu for sample in found), mean(sample.wall for sample in found))
+        steps = [cold_step(tables, FEW_STEPS * number + step) for step in range(FEW_STEPS)]
+        return Sample(mean(sample.cpu for sample in steps), mean(sample.wall for sample in steps))
 
     def cold_step(tables: TableBatch, number: int) -> Sample:
         batch = _draw(number, FEW)
@@ -244,7 +244,7 @@ def drop_pages(folder: str) -> None:
 def _mapped(folder: str) -> Iterator[tuple[int, int]]:
     """First address and bytes of what is mapped from files of a folder; memory over parts of it is left out."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        words = line.split(maxsplit=5)
-        if len(words) == 6 and words[5].startswith(folder):
-            start, stop = (int(number, 16) for number in words[0].split("-"))
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith(folder):
+            start, stop = (int(number, 16) for number in fields[0].split("-"))
             yield start, stop - start

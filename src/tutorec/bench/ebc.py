@@ -134,13 +134,13 @@ def fresh_batches(rows: int, batch_size: int, number: int, count: int, device: s
         device: Where the ids live.
     """
     keys = [f"f{i}" for i in range(_TABLES)]
-    found = []
+    batches = []
     for i in range(count):
         generator = torch.Generator().manual_seed(1_000_000 + 1000 * number + i)
         lengths = torch.randint(0, 2 * _POOLING + 1, (_TABLES * batch_size,), generator=generator)
         values = torch.randint(0, rows, (int(lengths.sum()),), generator=generator)
-        found.append((keys, values.to(device), lengths.to(device)))
-    return found
+        batches.append((keys, values.to(device), lengths.to(device)))
+    return batches
 
 
 def _run_forward(report: Report, sides: list[Library], cases: list[str], options: Options) -> None:
@@ -321,14 +321,14 @@ def checked_and_not(case: str, sides: Any, measure: Callable[[str, bool], Varian
         sides: Libraries, or titles of what is measured.
         measure: Of a title, with or without checks.
     """
-    found: dict[str, Variant] = {}
+    variants: dict[str, Variant] = {}
     for side in sides:
         root = side.root if isinstance(side, Library) else side
         if root == OURS:
-            found |= {f"{case}: {OURS} checked": measure(root, True), f"{case}: {OURS}": measure(root, False)}
+            variants |= {f"{case}: {OURS} checked": measure(root, True), f"{case}: {OURS}": measure(root, False)}
         else:
-            found[f"{case}: {root}"] = measure(root, False)
-    return found
+            variants[f"{case}: {root}"] = measure(root, False)
+    return variants
 
 
 def judged_both(
@@ -349,14 +349,14 @@ def judged_both(
         bar: What peer / ours should be at least; None for what is only shown.
         unchecked_only: Whether the bar is for ours without checks.
     """
-    found = []
+    comparisons = []
     for side in (OURS, f"{OURS} checked"):
         if f"{case}: {side}" not in samples:
             continue
         judged = None if bar is None or (unchecked_only and side != OURS) else Bar("at least", bar)
-        made = compare(samples, f"{case}: {peer}", f"{case}: {side}", clock, judged)
-        found.append(replace(made, title=f"{case}: {peer} / {side}"))
-    return found
+        comparison = compare(samples, f"{case}: {peer}", f"{case}: {side}", clock, judged)
+        comparisons.append(replace(comparison, title=f"{case}: {peer} / {side}"))
+    return comparisons
 
 
 def require_close(case: str, results: dict[str, list[Tensor]], most: float = 1e-4) -> None:

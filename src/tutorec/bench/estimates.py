@@ -107,8 +107,8 @@ def measure_plans(
 
         return sample
 
-    found = interleave({str(number): variant(plan) for number, plan in enumerate(plans)}, rounds, warmup=2)
-    return [found[str(number)] for number in range(len(plans))]
+    timed = interleave({str(number): variant(plan) for number, plan in enumerate(plans)}, rounds, warmup=2)
+    return [timed[str(number)] for number in range(len(plans))]
 
 
 def draw_tables(count: int) -> list[TableSize]:
@@ -119,11 +119,11 @@ def draw_tables(count: int) -> list[TableSize]:
         True
     """
     rng = np.random.default_rng(0)
-    found = []
+    tables = []
     for index in range(count):
         rows = int(10 ** rng.uniform(3, np.log10(MOST_ROWS)))
-        found.append(TableSize(f"t{index}", rows, int(rng.choice([16, 32, 64, 128])), int(rng.integers(1, 21))))
-    return found
+        tables.append(TableSize(f"t{index}", rows, int(rng.choice([16, 32, 64, 128])), int(rng.integers(1, 21))))
+    return tables
 
 
 def draw_plan(tables: Sequence[TableSize], number: int) -> Plan:
@@ -167,10 +167,10 @@ def mean_factor(one: Sequence[float] | Floats, other: Sequence[float] | Floats) 
     return float(np.exp(np.abs(np.log(np.asarray(one) / np.asarray(other))).mean()))
 
 
-def _take(report: Report, estimates: Sequence[float], found: Sequence[Sequence[list[Sample]]]) -> None:
+def _take(report: Report, estimates: Sequence[float], of_ranks: Sequence[Sequence[list[Sample]]]) -> None:
     """Add what the ranks measured, and judge the estimates."""
     for number, estimate in enumerate(estimates):
-        rounds = zip(*(of_rank[number] for of_rank in found), strict=True)
+        rounds = zip(*(of_rank[number] for of_rank in of_ranks), strict=True)
         report.samples[f"plan {number:02}, estimated {estimate:.1f} ms"] = [
             Sample(max(s.cpu for s in one), max(s.wall for s in one)) for one in rounds
         ]

@@ -89,8 +89,8 @@ def gpus() -> dict[str, Any]:
     """Names of the GPUs, version of their driver, and of the CUDA that torch was built for."""
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     try:
-        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[0]
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
         driver = None
     return {"gpus": names, "driver": driver, "cuda": torch.version.cuda}
@@ -210,7 +210,7 @@ def _run_sharded(report: Report, names: list[str], options: Options, world: int,
     with Ranks(world, backend="gloo" if device == "cpu" else "auto", timeout=_TIMEOUT) as ranks:
         for name in names:
             case = Case(name, "step", _SHARDED[name], samples=SAMPLES, repeats=CALLS)
-            found = ranks.run(measure, case, SHARDED_SIZES, roots, options.rounds)
-            take_slowest(report, case, found, roots)
+            results = ranks.run(measure, case, SHARDED_SIZES, roots, options.rounds)
+            take_slowest(report, case, results, roots)
             if options.vs:
                 report.comparisons += ebc.judged_both(report.samples, name, options.vs, "wall", _BAR)

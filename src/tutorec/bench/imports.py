@@ -74,7 +74,7 @@ def _peer_scripts(peer: str) -> dict[str, str]:
 
 
 def _comparisons(samples: dict[str, list[Sample]], peer: str | None) -> list[Comparison]:
-    found = [
+    comparisons = [
         compare(samples, f"import {_OURS}", "import torch", bar=Bar("at most", 1.15)),
         compare(samples, f"import {_OURS}", "import torch", clock="wall"),
         compare(samples, f"{_OURS}, first forward", "import torch"),
@@ -82,9 +82,9 @@ def _comparisons(samples: dict[str, list[Sample]], peer: str | None) -> list[Com
     if peer is not None:
         for case, bar in (("import {}", 1.9), ("{}, first forward", 1.5)):
             theirs, ours = case.format(peer), case.format(_OURS)
-            found.append(compare(samples, theirs, ours, bar=Bar("at least", bar)))
-            found.append(compare(samples, theirs, ours, clock="wall"))
-    return found
+            comparisons.append(compare(samples, theirs, ours, bar=Bar("at least", bar)))
+            comparisons.append(compare(samples, theirs, ours, clock="wall"))
+    return comparisons
 
 
 def _cold(script: str, folder: str) -> Callable[[int], Sample]:

@@ -261,26 +261,26 @@ def _variants(title: str, made: dict[str, Case], repeats: int) -> dict[str, Call
 
         return sample
 
-    found: dict[str, Callable[[int], Sample]] = {}
+    variants: dict[str, Callable[[int], Sample]] = {}
     for root, case in made.items():
         if root == OURS:
-            found |= {f"{title}: {OURS} checked": measure(case, True), f"{title}: {OURS}": measure(case, False)}
+            variants |= {f"{title}: {OURS} checked": measure(case, True), f"{title}: {OURS}": measure(case, False)}
         else:
-            found[f"{title}: {root}"] = measure(case, False)
-    return found
+            variants[f"{title}: {root}"] = measure(case, False)
+    return variants
 
 
 def _comparisons(samples: dict[str, list[Sample]], size: str, case: str, peer: str | None) -> list[Comparison]:
     if peer is None:
         return []
     bar = _BARS.get(size, {}).get(case, _TINY_BAR if size == "tiny" else 1.0)
-    found = []
+    comparisons = []
     for side, judged in ((OURS, True), (f"{OURS} checked", size != "tiny")):
-        made = compare(
+        comparison = compare(
             samples, f"{size} {case}: {peer}", f"{size} {case}: {side}", bar=Bar("at least", bar) if judged else None
         )
-        found.append(replace(made, title=f"{size} {case}: {peer} / {side}"))
-    return found
+        comparisons.append(replace(comparison, title=f"{size} {case}: {peer} / {side}"))
+    return comparisons
 
 
 def _geometric_mean(samples: dict[str, list[Sample]], cases: list[str], peer: str) -> Comparison:

@@ -108,7 +108,7 @@ def _delay(report: Report, world: int, rounds: int) -> None:
     """How much of a delay of the exchange of ids a pipeline hides, beside the plain loop."""
     loops = PLAIN, _SPARSE_DIST
     samples = _measure([Contender(each, delay=late) for each in loops for late in (0.0, DELAY)], SHAPE, world, rounds)
-    report.samples |= {f"delay: {name}": own for name, own in samples.items()}
+    report.samples |= {f"delay: {name}": timings for name, timings in samples.items()}
     shares = _hidden_shares(samples)
     report.comparisons.append(
         Comparison(
@@ -145,7 +145,7 @@ def _prefetch(report: Report, world: int, rounds: int) -> None:
     contenders = [Contender(_SPARSE_DIST), Contender(_PREFETCH)]
     with tempfile.TemporaryDirectory() as folder:
         samples = _measure(contenders, CACHED_SHAPE, world, rounds, folder)
-    samples = {f"cache of 10 %: {name}": own for name, own in samples.items()}
+    samples = {f"cache of 10 %: {name}": timings for name, timings in samples.items()}
     report.samples |= samples
     slow, fast = samples
     report.comparisons.append(compare(samples, slow, fast, "wall", Bar("at least", _OVER_SPARSE_DIST)))

@@ -330,8 +330,8 @@ def _tensor_dict(keys: Sequence[str], ids: Tensor, lengths: Tensor) -> Any:
     from tensordict import TensorDict
 
     nested = {}
-    for key, part, own in zip(keys, ids.split(lengths.sum(1).tolist()), lengths, strict=True):
-        offsets = nn.functional.pad(own.cumsum(0), (1, 0))
+    for key, part, of_key in zip(keys, ids.split(lengths.sum(1).tolist()), lengths, strict=True):
+        offsets = nn.functional.pad(of_key.cumsum(0), (1, 0))
         nested[key] = torch.nested.nested_tensor_from_jagged(part.clone(), offsets=offsets)
     return TensorDict(nested, batch_size=[lengths.shape[1]])
 

@@ -87,12 +87,12 @@ def run(options: Options) -> Report:
     repeats = min(options.rounds, _REPEATS)
     if "seeds" in cases:
         ratios = [_seed(report, draw, sides, repeats) for draw in DRAWS if draw.name in sizes]
-        found = [ratio for ratio in ratios if ratio is not None]
-        if len(found) > 1:
-            mean = math.exp(sum(map(math.log, found)) / len(found))
+        valid = [ratio for ratio in ratios if ratio is not None]
+        if len(valid) > 1:
+            mean = math.exp(sum(map(math.log, valid)) / len(valid))
             report.comparisons.append(
                 Comparison(
-                    f"geometric mean of {len(found)}: {OURS} / {options.vs}, its estimates",
+                    f"geometric mean of {len(valid)}: {OURS} / {options.vs}, its estimates",
                     "plan",
                     _once(mean),
                     Bar("at most", _MEAN, rounds=1),
@@ -123,11 +123,11 @@ def _beside(report: Report, title: str, ours: Sequence[Planned], peer: Model) ->
     planned, problem = peer.plan(), peer.problem()
     report.samples[f"{title}: {name}"] = [planned.sample]
     for clock in ("cpu", "wall"):
-        theirs = getattr(planned.sample, clock)
-        mine = float(np.median([getattr(one.sample, clock) for one in ours]))
+        their_ms = getattr(planned.sample, clock)
+        our_ms = float(np.median([getattr(one.sample, clock) for one in ours]))
         bar = Bar("at least", _FASTER, rounds=1) if clock == "cpu" and peer.draw.name == "100x128" else None
         report.comparisons.append(
-            Comparison(f"{title}: {name} / {OURS}", clock, _once(theirs / mine), bar, (theirs, mine))
+            Comparison(f"{title}: {name} / {OURS}", clock, _once(their_ms / our_ms), bar, (their_ms, our_ms))
         )
     placement = search(problem)
     if placement is None or planned.ms is None:
@@ -138,24 +138,24 @@ def _beside(report: Report, title: str, ours: Sequence[Planned], peer: Model) ->
         return None
     broken = broken_rules(problem, placement)
     assert not broken, f"{title}: our plan of the options of {name} breaks rules: {broken[:3]}"
-    found = cost(problem, placement)
-    judged = _of_plans(f"{title}: {OURS} / {name}, its estimates", found, planned.ms)
+    priced = cost(problem, placement)
+    judged = _of_plans(f"{title}: {OURS} / {name}, its estimates", priced, planned.ms)
     report.comparisons.append(replace(judged, bar=Bar("at most", _NEVER_WORSE, rounds=1)))
     report.comparisons.append(
         _of_plans(f"{title}: {name}, its estimates / lower bound", planned.ms, lower_bound(problem).ms)
     )
     _simulate(report, title, ours[0], planned, peer)
-    return found / planned.ms
+    return priced / planned.ms
 
 
 def _simulate(report: Report, title: str, ours: Planned, theirs: Planned, peer: Model) -> None:
     """The critical path of both planners' own plans."""
     if ours.plan is None or theirs.plan is None:
         return
-    draw, own = peer.draw, Model(Library(OURS), peer.draw)
+    draw, our_model = peer.draw, Model(Library(OURS), peer.draw)
     topology = Topology(world_size=draw.world_size, local_world_size=draw.local_size, compute_device="cuda")
-    load = Load(BATCH_SIZE, {feature_of(table): table.pooling for table in own.tables})
-    steps = [simulate(plan, topology, own.module, load).step_ms for plan in (ours.plan, theirs.plan)]
+    load = Load(BATCH_SIZE, {feature_of(table): table.pooling for table in our_model.tables})
+    steps = [simulate(plan, topology, our_model.module, load).step_ms for plan in (ours.plan, theirs.plan)]
     report.comparisons.append(_of_plans(f"{title}: {OURS} / {peer.library.root}, own plans simulated", *steps))
 
 

@@ -135,19 +135,19 @@ class Model:
     def plan(self) -> Planned:
         """Plan with the library's planner as it comes, made anew."""
         planner = self.library.get("distributed.planner.planners.EmbeddingShardingPlanner")
-        found: list[Any] = []
+        plans: list[Any] = []
 
         def call() -> None:
             made = planner(topology=self.topology(), batch_size=BATCH_SIZE, constraints=self.constraints(), stats=[])
-            found.append(made)
+            plans.append(made)
             try:
-                found.append(made.plan(self.module, self.sharders))
+                plans.append(made.plan(self.module, self.sharders))
             except Exception as error:  # the peer's PlannerError is a class of its own
-                found.append(error)
+                plans.append(error)
 
         with _quiet():
             sample = time_call(call)
-        made, plan = found
+        made, plan = plans
         if isinstance(plan, Exception):
             return Planned(sample, error=f"{type(plan).__name__}: {str(plan).splitlines()[0]}")
         report = getattr(plan, "report", None)

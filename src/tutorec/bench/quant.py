@@ -160,15 +160,15 @@ def fresh_requests(case: Case, rows: int, number: int, device: str = "cpu") -> l
     """
     generator = torch.Generator().manual_seed(1_000_000 + number)
     keys, lists = [f"f{i}" for i in range(_TABLES)], _TABLES * case.samples
-    found = []
+    requests = []
     for _ in range(case.calls):
         if case.ids == 1:
             lengths = torch.ones(lists, dtype=torch.int64)
         else:
             lengths = torch.randint(0, 2 * case.ids + 1, (lists,), generator=generator)
         values = torch.randint(0, rows, (int(lengths.sum()),), generator=generator)
-        found.append((keys, values.to(device), lengths.to(device)))
-    return found
+        requests.append((keys, values.to(device), lengths.to(device)))
+    return requests
 
 
 def _run_requests(report: Report, sides: list[Library], cases: list[str], options: Options) -> None:
@@ -254,13 +254,13 @@ def time_single_calls(call: Callable[[Any], object], fresh: Sequence[Any]) -> tu
 
 
 def _judged(samples: dict[str, list[Sample]], name: str, peer: str, case: Case) -> list[Comparison]:
-    found = []
+    comparisons = []
     for side in (OURS, f"{OURS} checked"):
         judge = case.bar is not None and (case.checked or side == OURS)
         for tail, value in (("", case.bar or 0.0), (f", p{_TAIL}", 1.0)):
             judged = Bar("at least", value) if judge else None
-            found.append(compare(samples, f"{name}: {peer}{tail}", f"{name}: {side}{tail}", "cpu", judged))
-    return found
+            comparisons.append(compare(samples, f"{name}: {peer}{tail}", f"{name}: {side}{tail}", "cpu", judged))
+    return comparisons
 
 
 def _run_rows(report: Report, sides: list[Library]) -> None:

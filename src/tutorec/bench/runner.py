@@ -65,8 +65,8 @@ def benchmarks() -> dict[str, ModuleType]:
     package = __name__.rpartition(".")[0]
     folder = Path(__file__).parent
     files = sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.name not in _NOT_BENCHMARKS)
-    found = [import_module(f"{package}.{name}") for name in files]
-    return {module.NAME: module for module in found}
+    modules = [import_module(f"{package}.{name}") for name in files]
+    return {module.NAME: module for module in modules}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,4 +129,4 @@ def _parser(known: dict[str, ModuleType]) -> argparse.ArgumentParser:
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    return tuple(name.strip() for name in text.split(",") if name.strip())

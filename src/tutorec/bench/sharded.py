@@ -90,8 +90,8 @@ def run(options: Options) -> Report:
     names = chosen(CASES, options.cases, "--cases")
     with Ranks(world, hosts=hosts, backend="gloo", timeout=_TIMEOUT) as ranks:
         for case in _runnable([_ALL[name] for name in names if name in _ALL], world, report):
-            found = ranks.run(measure, case, SIZES_OF_TABLES, roots, options.rounds, hosts=hosts)
-            take_slowest(report, case, found, roots)
+            results = ranks.run(measure, case, SIZES_OF_TABLES, roots, options.rounds, hosts=hosts)
+            take_slowest(report, case, results, roots)
             if options.vs:
                 report.comparisons += _judged(report.samples, case, options.vs, world)
     if "memory" in names:
@@ -109,31 +109,31 @@ def _runnable(cases: Sequence[Case], world: int, report: Report) -> list[Case]:
     return [case for case in kept if world == 1 or case.samples > 1 if world > 1 or case.kind != "exchange"]
 
 
-def take_slowest(report: Report, case: Case, found: Sequence[Found], roots: Sequence[str]) -> None:
+def take_slowest(report: Report, case: Case, results: Sequence[Found], roots: Sequence[str]) -> None:
     """Add the slowest rank's measurements, and what was sent; refuse results that differ.
 
     Args:
         report: What they are added to.
         case: What was run.
-        found: Of each rank.
+        results: Of each rank.
         roots: Libraries; ours first.
 
     Raises:
         ValueError: the libraries' results differ, or ours had another number of rounds of input than are due.
     """
-    distances = [of_rank.distance for of_rank in found]
-    if not all(of_rank.samples for of_rank in found):
-        worst = max(range(len(found)), key=lambda rank: distances[rank])
+    distances = [of_rank.distance for of_rank in results]
+    if not all(of_rank.samples for of_rank in results):
+        worst = max(range(len(results)), key=lambda rank: distances[rank])
         raise ValueError(
             f"{case.name}: {' and '.join(roots)} differ by up to {distances[worst]:.2g} on rank {worst}; "
             "nothing was timed"
         )
-    for variant in found[0].samples:
-        rounds = zip(*(of_rank.samples[variant] for of_rank in found), strict=True)
+    for variant in results[0].samples:
+        rounds = zip(*(of_rank.samples[variant] for of_rank in results), strict=True)
         report.samples[variant] = [Sample(max(s.cpu for s in one), max(s.wall for s in one)) for one in rounds]
-    traffic = found[0].traffic
+    traffic = results[0].traffic
     of_input = sum(count for stage, count in traffic.issues.items() if stage.startswith("input"))
-    if len(found) > 1 and of_input != (0 if case.sharding == "data_parallel" else _INPUT_ROUNDS):
+    if len(results) > 1 and of_input != (0 if case.sharding == "data_parallel" else _INPUT_ROUNDS):
         raise ValueError(f"{case.name}: {of_input} rounds of input, {_INPUT_ROUNDS} are due: {dict(traffic.issues)}")
     stages = ", ".join(
         f"{stage} {count} x, {traffic.total(stage):,} bytes" for stage, count in sorted(traffic.issues.items())
@@ -145,16 +145,16 @@ def _judged(samples: dict[str, list[Sample]], case: Case, peer: str, world: int)
     """CPU time against the bar, wall time without one."""
     checked = f"{case.name}: {OURS} checked"
     sides = [OURS, f"{OURS} checked"] if checked in samples else [OURS]
-    found = []
+    comparisons = []
     for side in sides:
         bar = _bar(case, world)
         if case.samples == 1 and side != OURS:
             bar = None  # with one sample the checks are no small part
         for clock in ("cpu", "wall"):
             judged = bar if clock == "cpu" else None
-            made = compare(samples, f"{case.name}: {peer}", f"{case.name}: {side}", clock, judged)
-            found.append(replace(made, title=f"{case.name}: {peer} / {side}"))
-    return found
+            comparison = compare(samples, f"{case.name}: {peer}", f"{case.name}: {side}", clock, judged)
+            comparisons.append(replace(comparison, title=f"{case.name}: {peer} / {side}"))
+    return comparisons
 
 
 def _bar(case: Case, world: int) -> Bar | None:

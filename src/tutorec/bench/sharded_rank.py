@@ -130,11 +130,11 @@ def measure(
     made = {root: _call(Library(root), case, sizes, world_size // hosts) for root in roots}
     calls = {root: call for root, (call, _) in made.items()}
     check = _batches(sizes, case, rank, -1000, 2)
-    found = Found(_distance(check, calls, [pieces for _, pieces in made.values()]))
-    if any(flag for (flag,) in comm.all_gather_ints([int(not found.distance <= TOLERANCE)], rank_group(), _STAGE)):
-        return found
+    measured = Found(_distance(check, calls, [pieces for _, pieces in made.values()]))
+    if any(flag for (flag,) in comm.all_gather_ints([int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE)):
+        return measured
     [one] = _batches(sizes, case, rank, -2000, 1)
-    with count_traffic() as found.traffic:
+    with count_traffic() as measured.traffic:
         calls[OURS](one)
 
     def variant(root: str, checks: bool) -> Callable[[int], Sample]:
@@ -149,8 +149,8 @@ def measure(
     variants = {f"{case.name}: {root}": variant(root, world_size > 1) for root in roots}
     if world_size == 1:
         variants[f"{case.name}: {OURS} checked"] = variant(OURS, True)
-    found.samples = interleave(variants, rounds, warmup=2)
-    return found
+    measured.samples = interleave(variants, rounds, warmup=2)
+    return measured
 
 
 def step_memory(root: str, sizes: Sizes, rank: int, world_size: int) -> tuple[int, int]:
@@ -192,13 +192,13 @@ def rank_group() -> dist.ProcessGroup:
 def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int) -> list[Batch]:
     """Fresh ids of a round, ``count`` batches; the same for every variant of it, others on every rank."""
     keys = [f"f{i}" for i in range(sizes.tables)]
-    found = []
+    batches = []
     for i in range(count):
         generator = torch.Generator().manual_seed(100_000_000 * rank + 1_000_000 + 1000 * number + i)
         lengths = torch.randint(0, 2 * sizes.pooling + 1, (sizes.tables * case.samples,), generator=generator)
         values = torch.randint(0, sizes.rows, (int(lengths.sum()),), generator=generator)
-        found.append((keys, values.to(device()), lengths.to(device())))
-    return found
+        batches.append((keys, values.to(device()), lengths.to(device())))
+    return batches
 
 
 Pieces = Callable[[], dict[tuple[str, int, int], Tensor]]
@@ -301,7 +301,7 @@ def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) 
     """
     world_size = rank_group().size()
     hosts = world_size // local_size
-    words: dict[str, Callable[[int], ParameterShardingGenerator]] = {
+    generators: dict[str, Callable[[int], ParameterShardingGenerator]] = {
         "data_parallel": lambda i: data_parallel(),
         "table_wise": lambda i: table_wise(rank=i % world_size),
         "row_wise": lambda i: row_wise(),
@@ -314,7 +314,7 @@ def module_plan(library: Library, sizes: Sizes, sharding: str, local_size: int) 
     collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
     plan = construct_module_sharding_plan(
         collection,
-        {table.name: words[sharding](i) for i, table in enumerate(tables)},
+        {table.name: generators[sharding](i) for i, table in enumerate(tables)},
         local_size=local_size,
         world_size=world_size,
         device_type=device().type,
@@ -355,11 +355,11 @@ def table_pieces(sharded: Any) -> Iterator[tuple[str, int, int, Tensor]]:
 def fill_tables(pieces: dict[tuple[str, int, int], Tensor], sizes: Sizes) -> None:
     """The same rows in every library, under any plan."""
     for i in range(sizes.tables):
-        mine = {place: piece for place, piece in pieces.items() if place[0] == f"t{i}"}
-        if not mine:
+        of_table = {place: piece for place, piece in pieces.items() if place[0] == f"t{i}"}
+        if not of_table:
             continue
         rows = torch.rand(sizes.rows, sizes.columns, generator=torch.Generator().manual_seed(i)) - 0.5
-        for (_, row, column), piece in mine.items():
+        for (_, row, column), piece in of_table.items():
             piece.copy_(rows[row : row + piece.shape[0], column : column + piece.shape[1]])
 
 

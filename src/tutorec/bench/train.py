@@ -80,23 +80,23 @@ def run(options: Options) -> Report:
     with Ranks(world, backend="gloo", timeout=_TIMEOUT) as ranks:
         for name in chosen(CASES, options.cases, "--cases"):
             case = _ALL[name]
-            found = ranks.run(measure_training, case, SHAPE, roots, options.rounds)
-            _take(report, case, found, roots, world)
+            results = ranks.run(measure_training, case, SHAPE, roots, options.rounds)
+            _take(report, case, results, roots, world)
             if options.vs:
                 report.comparisons += _judged(report.samples, case, options.vs)
     return report
 
 
-def _take(report: Report, case: TrainCase, found: Sequence[TrainFound], roots: Sequence[str], world: int) -> None:
+def _take(report: Report, case: TrainCase, results: Sequence[TrainFound], roots: Sequence[str], world: int) -> None:
     """Add the slowest rank's measurements, and examples per second; refuse results that differ."""
-    if not all(of_rank.samples for of_rank in found):
-        worst = max(range(len(found)), key=lambda rank: found[rank].distance)
+    if not all(of_rank.samples for of_rank in results):
+        worst = max(range(len(results)), key=lambda rank: results[rank].distance)
         raise ValueError(
-            f"{case.name}: {' and '.join(roots)} differ by up to {found[worst].distance:.2g} on rank {worst}; "
+            f"{case.name}: {' and '.join(roots)} differ by up to {results[worst].distance:.2g} on rank {worst}; "
             "nothing was timed"
         )
-    for variant in found[0].samples:
-        rounds = list(zip(*(of_rank.samples[variant] for of_rank in found), strict=True))
+    for variant in results[0].samples:
+        rounds = list(zip(*(of_rank.samples[variant] for of_rank in results), strict=True))
         samples = [Sample(max(s.cpu for s in one), max(s.wall for s in one)) for one in rounds]
         report.samples[variant] = samples
         examples = world * SHAPE.samples

@@ -114,9 +114,9 @@ def measure_training(case: TrainCase, shape: Shape, roots: Sequence[str], rounds
         logging.getLogger(root).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")  # what a peer warns of concerns nobody here
     made = {root: _loop(Library(root), case, shape) for root in roots}
-    found = TrainFound(_distance(list(made.values()), shape, rank))
-    if any(flag for (flag,) in comm.all_gather_ints([int(not found.distance <= TOLERANCE)], rank_group(), _STAGE)):
-        return found
+    measured = TrainFound(_distance(list(made.values()), shape, rank))
+    if any(flag for (flag,) in comm.all_gather_ints([int(not measured.distance <= TOLERANCE)], rank_group(), _STAGE)):
+        return measured
 
     def variant(step: Step) -> Callable[[int], Sample]:
         def sample(number: int) -> Sample:
@@ -128,8 +128,8 @@ def measure_training(case: TrainCase, shape: Shape, roots: Sequence[str], rounds
         return sample
 
     variants = {f"{case.name}: {root}": variant(step) for root, (step, _) in made.items()}
-    found.samples = interleave(variants, rounds, warmup=2)
-    return found
+    measured.samples = interleave(variants, rounds, warmup=2)
+    return measured
 
 
 def draw_batches(shape: Shape, rank: int, number: int, count: int) -> list[Lists]:
@@ -142,15 +142,15 @@ def draw_batches(shape: Shape, rank: int, number: int, count: int) -> list[Lists
         count: How many batches.
     """
     tables = shape.tables
-    found = []
+    batches = []
     for i in range(count):
         draw = torch.Generator().manual_seed(100_000_000 * rank + 10_000_000 + 1000 * number + i)
         dense = torch.randn(shape.samples, shape.dense_columns, generator=draw)
         lengths = torch.randint(0, 2 * tables.pooling + 1, (tables.tables * shape.samples,), generator=draw)
         ids = torch.randint(0, tables.rows, (int(lengths.sum()),), generator=draw)
         labels = torch.randint(0, 2, (shape.samples,), generator=draw).float()
-        found.append((dense.to(device()), ids.to(device()), lengths.to(device()), labels.to(device())))
-    return found
+        batches.append((dense.to(device()), ids.to(device()), lengths.to(device()), labels.to(device())))
+    return batches
 
 
 def _loop(library: Library, case: TrainCase, shape: Shape) -> tuple[Step, Weights]:
@@ -171,8 +171,8 @@ def _loop(library: Library, case: TrainCase, shape: Shape) -> tuple[Step, Weight
 
     def weights() -> dict[object, Tensor]:
         tables = _part(model.module, _TABLES)
-        found: dict[object, Tensor] = {(name, row, at): piece for name, row, at, piece in table_pieces(tables)}
-        return found | dict(_dense_parameters(library, model))
+        parameters: dict[object, Tensor] = {(name, row, at): piece for name, row, at, piece in table_pieces(tables)}
+        return parameters | dict(_dense_parameters(library, model))
 
     return step, weights
 
@@ -181,8 +181,8 @@ def parallel_model(library: Library, case: TrainCase, shape: Shape) -> Any:
     """The model over all ranks, with the same weights in both libraries."""
     made = library.get("modules.embedding_modules.EmbeddingBagCollection")
     collection = made(tables=table_configs(library, shape.tables), device=device())
-    kind, words = optimizer_words(library, "rowwise_adagrad")
-    library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")(kind, collection.parameters(), words)
+    kind, options = optimizer_words(library, "rowwise_adagrad")
+    library.get("optim.apply_optimizer_in_backward.apply_optimizer_in_backward")(kind, collection.parameters(), options)
     models = library.module("models.dlrm")
     dense_layers = [*shape.dense_layers, shape.tables.columns]
     dlrm = models.DLRM(collection, shape.dense_columns, dense_layers, list(shape.over_layers))

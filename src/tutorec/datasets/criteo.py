@@ -301,12 +301,12 @@ def _rows_of_slices(paths: list[Path], slices: list[tuple[int, int]], bar: Progr
     before = dict(zip(paths, accumulate((path.stat().st_size for path in paths), initial=0), strict=False))
     for block in _blocks(paths):
         bar.at(before[block.path] + block.position)
-        mine = _rows_inside(bounds, row, row + len(block)) - row
+        lines = _rows_inside(bounds, row, row + len(block)) - row
         row += len(block)
-        if len(mine) == 0:
+        if len(lines) == 0:
             continue
-        pending.append(parse_lines(block, mine))
-        held += len(mine)
+        pending.append(parse_lines(block, lines))
+        held += len(lines)
         while step < len(slices) and held >= slices[step][1] - slices[step][0]:
             size = slices[step][1] - slices[step][0]
             rows = CriteoColumns.concat(pending)

@@ -101,8 +101,8 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
         if shuffled:
             first, stop = split_evenly(0, rows, world_size)[rank]
             places = self._generator.permutation(rows)  # where each row goes
-            mine = np.flatnonzero((first <= places) & (places < stop))
-            arrays = [[_gathered(part, mine, places[mine] - first)] for part in arrays]
+            selected = np.flatnonzero((first <= places) & (places < stop))
+            arrays = [[_gathered(part, selected, places[selected] - first)] for part in arrays]
             ends = list(accumulate((stop - start for start, stop in self._slices), initial=0))
             self._slices = list(pairwise(ends))
         self.dense_arrs, self.sparse_arrs, self.labels_arrs = arrays

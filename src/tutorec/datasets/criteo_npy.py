@@ -217,11 +217,11 @@ def gather_rows(
     start = 0
     for array in files:
         low, high = np.searchsorted(rows, [start, start + len(array)])
-        found = array[rows[low:high] - start]
-        narrower = output.dtype == np.int32 != found.dtype
-        if narrower and len(found) and not _INT32.min <= found.min() <= found.max() <= _INT32.max:
-            raise ValueError(f"an id is {found.max()}, and 32 bits must hold it: run sparse_to_contiguous first")
-        output[places[low:high]] = found
+        block = array[rows[low:high] - start]
+        narrower = output.dtype == np.int32 != block.dtype
+        if narrower and len(block) and not _INT32.min <= block.min() <= block.max() <= _INT32.max:
+            raise ValueError(f"an id is {block.max()}, and 32 bits must hold it: run sparse_to_contiguous first")
+        output[places[low:high]] = block
         start += len(array)
 
 

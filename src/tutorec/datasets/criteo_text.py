@@ -123,11 +123,11 @@ def line_blocks(path: Path, labelled: bool = True) -> Iterator[LineBlock]:
     for data, position in _whole_lines(path):
         separators = np.flatnonzero((data == _TAB) | (data == _NEWLINE))
         newlines = np.flatnonzero(data[separators] == _NEWLINE)
-        found = np.diff(newlines, prepend=-1)
-        if (found != fields).any():
-            line = int((found != fields).argmax())
+        counts = np.diff(newlines, prepend=-1)
+        if (counts != fields).any():
+            line = int((counts != fields).argmax())
             columns = f"{'label, ' * labelled}{INT_FEATURE_COUNT} integers, {CAT_FEATURE_COUNT} hexadecimal ids"
-            count = f"{int(found[line])} fields found, {fields} expected ({columns}, separated by tabs)"
+            count = f"{int(counts[line])} fields found, {fields} expected ({columns}, separated by tabs)"
             raise ValueError(f"{path}, line {first_line + line}: {count}")
         yield LineBlock(path, first_line, data, separators.reshape(-1, fields), position)
         first_line += len(newlines)

@@ -292,12 +292,12 @@ class Shop:
     def best_recall(self, k: int) -> float:
         """The share of the test split's clicks whose item is among the k of :meth:`best_items`."""
         label = self.labels("test").numpy() != 0
-        found = 0
+        hit_count = 0
         for start in range(0, self.counts["test"], _BLOCK_ROWS):
             stop = min(start + _BLOCK_ROWS, self.counts["test"])
             hits = self.best_items(k, start, stop).numpy() == self.rows(start, stop, "test").item[:, None]
-            found += int((hits.any(axis=1) & label[start:stop]).sum())
-        return found / int(label.sum())
+            hit_count += int((hits.any(axis=1) & label[start:stop]).sum())
+        return hit_count / int(label.sum())
 
     def head(self, n: int = 5, split: Split = "train") -> str:
         """The first n rows as a small text table, in the units of the shop."""

@@ -118,9 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return batch.to(device)
 
     def judge(when: str) -> Metrics:
-        found = evaluate(model, test(samples, rank, world_size).map(to_device))
-        say(f"{when}: {found}", group)
-        return found
+        metrics = evaluate(model, test(samples, rank, world_size).map(to_device))
+        say(f"{when}: {metrics}", group)
+        return metrics
 
     judge("before")
     batches = train(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(to_device)
@@ -217,9 +217,9 @@ def in_bags(batch: Batch, shape: Shape) -> Batch:
         return batch
     ids = batch.sparse_features.values().long().view(CAT_FEATURE_COUNT, -1)  # [F, B]
     values = []
-    for feature, (own, rows, count) in enumerate(zip(ids, shape.rows, shape.bags, strict=True)):
-        further = own.unsqueeze(1) * count + torch.arange(1, count)  # [B, count - 1]
-        values.append(torch.cat([own.unsqueeze(1), mixing_hash(further, rows, seed=feature)], dim=1).view(-1))
+    for feature, (first, rows, count) in enumerate(zip(ids, shape.rows, shape.bags, strict=True)):
+        further = first.unsqueeze(1) * count + torch.arange(1, count)  # [B, count - 1]
+        values.append(torch.cat([first.unsqueeze(1), mixing_hash(further, rows, seed=feature)], dim=1).view(-1))
     lengths = torch.tensor(shape.bags).repeat_interleave(ids.shape[1])
     bags = KeyedJaggedTensor(DEFAULT_CAT_NAMES, torch.cat(values), lengths=lengths)
     return Batch(batch.dense_features, bags, batch.labels)

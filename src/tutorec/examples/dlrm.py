@@ -74,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def judge(when: str) -> Metrics:
         test = store.batches(2048, rank, world_size, split="test")
-        found = evaluate(model, test.map(to_device))
-        say(f"{when}: {found}; best possible AUC {store.best_auc:.4f}", group)
-        return found
+        metrics = evaluate(model, test.map(to_device))
+        say(f"{when}: {metrics}; best possible AUC {store.best_auc:.4f}", group)
+        return metrics
 
     judge("before")
     batches = store.batches(samples, rank, world_size, epochs=options.epochs, start=begun.position).map(to_device)
@@ -89,10 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build(store: Shop, options: Namespace) -> DLRMTrain:
     """The model; its tables are on the meta device, so that each rank allocates the rows that it is to hold."""
     torch.manual_seed(options.seed)
-    words = {"embedding_dim": options.columns, "pooling": PoolingType.MEAN}
+    options_of_tables = {"embedding_dim": options.columns, "pooling": PoolingType.MEAN}
     tables = [
-        EmbeddingBagConfig(store.table_rows["user"], name="t_user", feature_names=["user"], **words),
-        EmbeddingBagConfig(store.table_rows["item"], name="t_item", feature_names=["item", "clicked"], **words),
+        EmbeddingBagConfig(store.table_rows["user"], name="t_user", feature_names=["user"], **options_of_tables),
+        EmbeddingBagConfig(
+            store.table_rows["item"], name="t_item", feature_names=["item", "clicked"], **options_of_tables
+        ),
     ]
     collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
     dense_layers, over_layers = [32, options.columns], [32, 1]

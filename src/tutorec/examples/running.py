@@ -96,12 +96,12 @@ def _from_zero(text: str) -> int:
 def share(text: str) -> float:
     """A number above 0 and up to 1, or argparse's complaint."""
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found <= 1:
+        value = 0.0
+    if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 1")
-    return found
+    return value
 
 
 def _rate(text: str) -> float:
@@ -326,7 +326,7 @@ def train_on(
 
     left = None if options.steps is None else max(options.steps - done, 0)
     with nullcontext() if folder is None else CheckpointManager(folder, keep=_KEPT, asynchronous=True) as manager:
-        found = train(
+        result = train(
             model,
             batches,
             optimizer,
@@ -336,5 +336,5 @@ def train_on(
             after_step=after_step,
             group=group,
         )
-        save(done + found.steps)
-    return found
+        save(done + result.steps)
+    return result

@@ -122,8 +122,8 @@ class Tracer(torch.fx.Tracer):
         """Where a parameter or buffer is in the model: `DistributedModelParallel` names them without itself."""
         modules = self.root.named_modules() if isinstance(self.root, nn.Module) else ()
         for path, module in modules:
-            for name, own in (*module._parameters.items(), *module._buffers.items()):
-                if own is tensor:
+            for name, value in (*module._parameters.items(), *module._buffers.items()):
+                if value is tensor:
                     return f"{path}.{name}" if path else name
         return None
 

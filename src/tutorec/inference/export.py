@@ -125,34 +125,34 @@ def load_exported(path: str | Path) -> torch.export.ExportedProgram:
 
 def _pickled_records(path: str | Path) -> list[str]:
     """The records of an archive that torch.export.load would run as code: pickles and compiled libraries."""
-    archive, found = PT2ArchiveReader(str(path)), []
+    archive, records = PT2ArchiveReader(str(path)), []
     for name in archive.get_file_names():
         if name.startswith(_SAMPLE_INPUTS):
             inputs = archive.read_bytes(name)
             try:
                 torch.load(io.BytesIO(inputs), weights_only=True) if inputs else None
             except pickle.UnpicklingError:
-                found.append(name)
+                records.append(name)
         elif name.startswith(_TENSORS) and name.endswith(".json"):
             for key, entry in json.loads(archive.read_string(name))["config"].items():
                 # Of a custom or opaque object the name of its record decides, whatever the entry says.
                 if entry["use_pickle"] or not entry["path_name"].startswith(("weight_", "tensor_")):
-                    found.append(f"{name}: {key}")
+                    records.append(f"{name}: {key}")
         elif name.endswith(".pt") or name.startswith("data/aotinductor/"):
-            found.append(name)
-    return found
+            records.append(name)
+    return records
 
 
 def _samples(example: Sequence[Tensor | KeyedJaggedTensor]) -> int:
     """B of the example's batches."""
     batches = [part for part in example if isinstance(part, KeyedJaggedTensor)]
-    found = {batch.stride() for batch in batches}
-    if any(batch.variable_stride_per_key() for batch in batches) or len(found) > 1:
+    batch_sizes = {batch.stride() for batch in batches}
+    if any(batch.variable_stride_per_key() for batch in batches) or len(batch_sizes) > 1:
         raise ValueError("the example's features differ in their number of samples; an exported program has one number")
-    if not found or min(found) < 2 or any(batch.values().numel() < 2 for batch in batches):
+    if not batch_sizes or min(batch_sizes) < 2 or any(batch.values().numel() < 2 for batch in batches):
         sizes = [(batch.stride(), batch.values().numel()) for batch in batches]
         raise ValueError(f"the example needs batches of at least 2 samples and 2 ids; (samples, ids) are {sizes}")
-    return found.pop()
+    return batch_sizes.pop()
 
 
 def _drop_unused_buffers(program: torch.export.ExportedProgram) -> None:

@@ -74,12 +74,12 @@ def quantize_embeddings(
         TorchRec's ``torchrec.inference.modules.quantize_embeddings``; ``tutorec.quantize`` takes all collections.
     """
     known = {EmbeddingBagCollection: QUANTIZED[EmbeddingBagCollection], **(additional_mapping or {})}
-    asked = [EmbeddingBagCollection, *(additional_qconfig_spec_keys or [])]
-    missing = [kind.__name__ for kind in asked if kind not in known]
+    requested = [EmbeddingBagCollection, *(additional_qconfig_spec_keys or [])]
+    missing = [kind.__name__ for kind in requested if kind not in known]
     if missing:
         raise KeyError(f"additional_mapping has no quantized class for {missing}; it has some for {list(known)}")
     config = QuantConfig(output_dtype, dtype, per_table_weight_dtype)
-    kinds = {kind: known[kind] for kind in asked}
+    kinds = {kind: known[kind] for kind in requested}
     _check_classes(kinds)
     return swap_collections(module, config, Swap(kinds, inplace)).eval()
 

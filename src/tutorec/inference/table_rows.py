@@ -50,20 +50,20 @@ def set_pruning_data(
         TorchRec's ``torchrec.inference.modules.set_pruning_data``, which passes over names that no table has.
     """
     kinds = tuple(module_types or (EmbeddingBagCollection, EmbeddingCollection))
-    found: list[tuple[nn.Module, dict[str, int]]] = []
+    collections: list[tuple[nn.Module, dict[str, int]]] = []
     for module in model.modules():
         if isinstance(module, EmbeddingBagCollection) and type(module) in kinds:
-            found.append((module, {one.name: one.num_embeddings for one in module.embedding_bag_configs()}))
+            collections.append((module, {one.name: one.num_embeddings for one in module.embedding_bag_configs()}))
         elif isinstance(module, EmbeddingCollection) and type(module) in kinds:
-            found.append((module, {one.name: one.num_embeddings for one in module.embedding_configs()}))
-    known = {name for _, tables in found for name in tables}
+            collections.append((module, {one.name: one.num_embeddings for one in module.embedding_configs()}))
+    known = {name for _, tables in collections for name in tables}
     unknown = sorted(set(tables_to_rows_post_pruning) - known)
     if unknown:
         raise KeyError(f"there are no tables {unknown} in float collections; the tables are {sorted(known)}")
-    for _, tables in found:
+    for _, tables in collections:
         for name, rows in tables.items():
             require_int(f"rows that are left of table {name!r}", tables_to_rows_post_pruning.get(name, rows), 1, rows)
-    for module, _ in found:
+    for module, _ in collections:
         setattr(module, MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT, dict(tables_to_rows_post_pruning))
     return model
 
@@ -92,12 +92,12 @@ def get_table_to_weights_from_tbe(model: nn.Module) -> Weights:
     Source:
         TorchRec's ``torchrec.inference.modules.get_table_to_weights_from_tbe``.
     """
-    found: Weights = {}
+    weights: Weights = {}
     for name, collection, table in _tables(model):
         rows, layout = collection.packed_rows(table), collection.packed_table(table).layout
         payload = rows[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes]
-        found[name] = payload, rows[:, : layout.scale_bytes] if layout.scale_bytes else None
-    return found
+        weights[name] = payload, rows[:, : layout.scale_bytes] if layout.scale_bytes else None
+    return weights
 
 
 def assign_weights_to_tbe(model: nn.Module, table_to_weight: Mapping[str, tuple[Tensor, Tensor | None]]) -> None:
@@ -126,11 +126,13 @@ def assign_weights_to_tbe(model: nn.Module, table_to_weight: Mapping[str, tuple[
 
 def _tables(model: nn.Module) -> list[tuple[str, Any, str]]:
     """Name in the model, collection, and name in the collection, of each quantized table."""
-    found: list[tuple[str, Any, str]] = []
+    tables: list[tuple[str, Any, str]] = []
     for path, module in model.named_modules():
         if isinstance(module, PackedTables | ShardedQuantModule):
-            found += [(path, module, table) for table in module.table_names()]
-    if not found:
+            tables += [(path, module, table) for table in module.table_names()]
+    if not tables:
         raise ValueError(f"{type(model).__name__} has no quantized tables: quantize it first, tutorec.quantize(model)")
-    count = Counter(table for _, _, table in found)
-    return [(f"{path}.{table}" if path and count[table] > 1 else table, module, table) for path, module, table in found]
+    count = Counter(table for _, _, table in tables)
+    return [
+        (f"{path}.{table}" if path and count[table] > 1 else table, module, table) for path, module, table in tables
+    ]

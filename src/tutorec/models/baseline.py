@@ -54,11 +54,11 @@ def click_count_baseline(
     rate = clicks / rows
     odds = {key: torch.logit((count[1] + smoothing * rate) / (count[0] + smoothing)) for key, count in counts.items()}
     mean = torch.logit(torch.tensor(rate, dtype=torch.float64))
-    found = [torch.zeros(0, dtype=torch.float64)]
+    scores = [torch.zeros(0, dtype=torch.float64)]
     for batch in test:
         nothing = torch.zeros(batch.labels.numel(), dtype=torch.float64)
-        found.append(sum((_bag_means(batch, key, odds[key], mean) for key in keys), nothing))
-    return torch.cat(found)
+        scores.append(sum((_bag_means(batch, key, odds[key], mean) for key in keys), nothing))
+    return torch.cat(scores)
 
 
 def click_counts(batches: Iterable[Batch], feature: str, rows: int) -> Tensor:

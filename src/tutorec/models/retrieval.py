@@ -72,8 +72,8 @@ class CandidateIndex:
         places = torch.empty(len(queries), 0, dtype=torch.long, device=queries.device)
         for first in range(0, len(self.ids), block):
             products = queries @ self.vectors[first : first + block].t()
-            here = torch.arange(first, first + products.shape[1], device=queries.device).expand(len(queries), -1)
-            scores, places = torch.cat([scores, products], dim=1), torch.cat([places, here], dim=1)
+            positions = torch.arange(first, first + products.shape[1], device=queries.device).expand(len(queries), -1)
+            scores, places = torch.cat([scores, products], dim=1), torch.cat([places, positions], dim=1)
             scores, best = scores.topk(min(k, scores.shape[1]), dim=1)
             places = places.gather(1, best)
         return self.ids.to(places.device)[places], scores
@@ -110,12 +110,12 @@ def build_index(
         raise ValueError(f"build_index: {len(ids)} ids for {world_size} rank(s); give at least one for each rank")
     steps = step_slices(len(ids), batch_size, world_size)
     parts = [_vectors(model, ids[step[rank][0] : step[rank][1]]) for step in steps]
-    mine = torch.cat(parts)
+    local = torch.cat(parts)
     if group is None or world_size == 1:
-        return CandidateIndex(ids, mine)
+        return CandidateIndex(ids, local)
     rows = [torch.cat([torch.arange(*step[of]) for step in steps]) for of in range(world_size)]
-    counts = [len(of_rank) * mine.shape[1] for of_rank in rows]
-    gathered = comm.all_gather(mine.reshape(-1), counts, group, _STAGE).wait().view(-1, mine.shape[1])
+    counts = [len(of_rank) * local.shape[1] for of_rank in rows]
+    gathered = comm.all_gather(local.reshape(-1), counts, group, _STAGE).wait().view(-1, local.shape[1])
     vectors = torch.empty_like(gathered)
     vectors[torch.cat(rows).to(vectors.device)] = gathered
     return CandidateIndex(ids, vectors)
@@ -161,13 +161,13 @@ def recall_at(
         check_agreement("recall_at", {"ks": str(list(ks))}, ShardingEnv.from_process_group(group))
     counts = [0] * (len(ks) + 1)
     for batch in batches:
-        wanted, items = one_id_each(batch.sparse_features, feature), retrieve(batch)
-        if items.dim() != 2 or len(items) != len(wanted) or items.shape[1] < max(ks):
-            raise ValueError(f"recall at {max(ks)} of {len(wanted)} samples: {list(items.shape)} items were retrieved")
-        hits = items == wanted.unsqueeze(1)
+        targets, items = one_id_each(batch.sparse_features, feature), retrieve(batch)
+        if items.dim() != 2 or len(items) != len(targets) or items.shape[1] < max(ks):
+            raise ValueError(f"recall at {max(ks)} of {len(targets)} samples: {list(items.shape)} items were retrieved")
+        hits = items == targets.unsqueeze(1)
         counts = [
             *(counts[i] + int(hits[:, :k].any(1).sum()) for i, k in enumerate(ks)),
-            counts[-1] + len(wanted),
+            counts[-1] + len(targets),
         ]
     if group is not None and group.size() > 1:
         counts = [sum(column) for column in zip(*comm.all_gather_ints(counts, group, _STAGE), strict=True)]

@@ -174,10 +174,10 @@ def train(
             show(detached)
             if after_step is not None:
                 after_step(step)
-    mine = torch.stack(losses).double() if losses else torch.zeros(0, dtype=torch.float64, device=_device_of(model))
-    weights = torch.tensor(sizes, dtype=torch.float64, device=mine.device)
+    local = torch.stack(losses).double() if losses else torch.zeros(0, dtype=torch.float64, device=_device_of(model))
+    weights = torch.tensor(sizes, dtype=torch.float64, device=local.device)
     # A mean over no samples may be no number; it counts for nothing.
-    products = torch.where(weights > 0, mine * weights, 0.0)
+    products = torch.where(weights > 0, local * weights, 0.0)
     total, weight = _summed(products, group).cpu(), _summed(weights, group).cpu()
     mean = total / weight.clamp(min=1)
     _check_finite(mean, first_step)
@@ -247,8 +247,8 @@ def evaluate(
                 show(loss)
     finally:
         model.train(was_training)
-    mine = torch.cat(columns, 1) if columns else torch.zeros(2, 0, device=_device_of(model))
-    logits, labels = _gathered(mine.t().reshape(-1), group).cpu().view(-1, 2).unbind(1)
+    local = torch.cat(columns, 1) if columns else torch.zeros(2, 0, device=_device_of(model))
+    logits, labels = _gathered(local.t().reshape(-1), group).cpu().view(-1, 2).unbind(1)
     area = auc(labels, logits)  # refuses what has no AUC, before a number is divided by zero
     loss = float(F.binary_cross_entropy_with_logits(logits.double(), labels.double()))
     return Metrics(area, loss / base_entropy(labels), loss, len(labels))
@@ -271,30 +271,30 @@ def _agree_on_steps(caller: str, batches: Iterable[Batch], steps: int | None, gr
     planned = max(most, known) if min(most, known) < 0 else min(most, known)
     counts = [count for (count,) in comm.all_gather_ints([planned], group, _STAGE)]
     if len({count for count in counts if count >= 0}) > 1:
-        said = ", ".join(f"rank {rank} {'an unknown number' if n < 0 else n}" for rank, n in enumerate(counts))
-        raise ValueError(f"{caller}: ranks have different numbers of batches: {said}; give the others empty batches")
+        numbers = ", ".join(f"rank {rank} {'an unknown number' if n < 0 else n}" for rank, n in enumerate(counts))
+        raise ValueError(f"{caller}: ranks have different numbers of batches: {numbers}; give the others empty batches")
 
 
-def _gathered(mine: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def _gathered(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Flat tensors of all ranks, rank 0's first."""
     if group is None or group.size() == 1:
-        return mine
-    counts = [count for (count,) in comm.all_gather_ints([mine.numel()], group, _STAGE)]
-    return comm.all_gather(mine.contiguous(), counts, group, _STAGE).wait()
+        return local
+    counts = [count for (count,) in comm.all_gather_ints([local.numel()], group, _STAGE)]
+    return comm.all_gather(local.contiguous(), counts, group, _STAGE).wait()
 
 
-def _summed(mine: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def _summed(local: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Sum over ranks of a flat tensor, in rank order; every rank has equally many numbers.
 
     Raises:
         ValueError: a rank made another number of steps.
     """
     if group is None or group.size() == 1:
-        return mine
-    counts = [count for (count,) in comm.all_gather_ints([mine.numel()], group, _STAGE)]
+        return local
+    counts = [count for (count,) in comm.all_gather_ints([local.numel()], group, _STAGE)]
     if len(set(counts)) > 1:
         raise ValueError(f"ranks made different numbers of steps: {counts}; give every rank as many batches")
-    return comm.all_gather(mine, counts, group, _STAGE).wait().view(group.size(), -1).sum(0)
+    return comm.all_gather(local, counts, group, _STAGE).wait().view(group.size(), -1).sum(0)
 
 
 def _check_finite(losses: Tensor, first_step: int) -> None:

@@ -192,10 +192,12 @@ class TwoTowerTrain(nn.Module):
         """B samples to their mean loss, and (that loss detached, scores [B, C], which candidate is its own [B])."""
         features = batch.sparse_features
         ids = one_id_each(features, self.model.candidate_features[0])
-        scores, own = self._in_batch(features, ids) if self._negatives == "in_batch" else self._random(features, ids)
+        scores, targets = (
+            self._in_batch(features, ids) if self._negatives == "in_batch" else self._random(features, ids)
+        )
         # The mean over no samples would be no number, and other ranks wait for this one's gradients.
-        loss = F.cross_entropy(scores, own, reduction="sum") / max(len(ids), 1)
-        return loss, (loss.detach(), scores.detach(), own)
+        loss = F.cross_entropy(scores, targets, reduction="sum") / max(len(ids), 1)
+        return loss, (loss.detach(), scores.detach(), targets)
 
     def _in_batch(self, features: KeyedJaggedTensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, B] with the candidates of all samples."""
@@ -203,10 +205,10 @@ class TwoTowerTrain(nn.Module):
         scores = queries @ candidates.t()
         if self._log_frequency is not None:
             scores = scores - self._log_frequency[ids]
-        own = torch.arange(len(ids), device=ids.device)
+        targets = torch.arange(len(ids), device=ids.device)
         again = ids.unsqueeze(0) == ids.unsqueeze(1)
         again.fill_diagonal_(False)
-        return scores.masked_fill(again, -torch.inf), own
+        return scores.masked_fill(again, -torch.inf), targets
 
     def _random(self, features: KeyedJaggedTensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [B, 1 + drawn]: the sample's own candidate first."""
@@ -214,8 +216,8 @@ class TwoTowerTrain(nn.Module):
         key = self.model.candidate_features[0]
         # Looked up as further samples of the same batch: one exchange for both.
         queries, candidates = self.model(_with_more_samples(features, key, drawn.to(ids.dtype)))
-        queries, own, others = queries[: len(ids)], candidates[: len(ids)], candidates[len(ids) :]
-        scores = torch.cat([(queries * own).sum(1, keepdim=True), queries @ others.t()], dim=1)
+        queries, positives, negatives = queries[: len(ids)], candidates[: len(ids)], candidates[len(ids) :]
+        scores = torch.cat([(queries * positives).sum(1, keepdim=True), queries @ negatives.t()], dim=1)
         again = F.pad(drawn.unsqueeze(0) == ids.unsqueeze(1), (1, 0))
         return scores.masked_fill(again, -torch.inf), torch.zeros_like(ids, dtype=torch.long)
 

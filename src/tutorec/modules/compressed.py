@@ -158,14 +158,14 @@ class QREmbeddingBag(nn.Module):
                     f"QREmbeddingBag has rows for ids 0 to {self.num_embeddings - 1}, got ids from {low} to {high}; "
                     "make it with num_embeddings="
                 )
-        found = [
+        rows = [
             F.embedding(ids.div(self.num_buckets, rounding_mode="floor"), self.quotient),
             F.embedding(ids.remainder(self.num_buckets), self.remainder),
         ]
         places = torch.arange(ids.shape[0], dtype=ids.dtype, device=ids.device).view(input.shape)
         return F.embedding_bag(
             places,
-            self.compression.combine(found),
+            self.compression.combine(rows),
             offsets,
             mode=self.mode,
             per_sample_weights=per_sample_weights,

@@ -207,9 +207,9 @@ class CompressedEmbeddingBagCollection(nn.Module):
             inverse_indices=([name for name, _ in made], inverse[1].index_select(0, places)),
         )
 
-    def _columns(self, result: _Result, found: Mapping[str, Tensor], features: KeyedJaggedTensor) -> Tensor:
+    def _columns(self, result: _Result, lookups: Mapping[str, Tensor], features: KeyedJaggedTensor) -> Tensor:
         """One result [B, D] of what its lookups found: pooled rows, or rows id by id."""
-        rows = result.compression.combine([found[name] for name in result.lookups])
+        rows = result.compression.combine([lookups[name] for name in result.lookups])
         if result.compression.per_id:
             inverse = features.inverse_indices_or_none()
             pooled = self._pool(rows, features.to_dict()[result.feature], result.table)
@@ -259,11 +259,11 @@ def _result_names(tables: Sequence[BaseEmbeddingConfig]) -> dict[str, list[str]]
 
 def _lookups(index: int, parts: Sequence[Part], names: Mapping[str, list[str]]) -> tuple[str, ...]:
     """The names of a table's results that belong to its feature of that index, in the order of parts and maps."""
-    found: list[str] = []
+    features: list[str] = []
     for part in parts:
         count = len(part.maps)
-        found += names[part.table.name][index * count : (index + 1) * count]
-    return tuple(found)
+        features += names[part.table.name][index * count : (index + 1) * count]
+    return tuple(features)
 
 
 def _made(features: KeyedJaggedTensor, made: Features, weighted: bool) -> KeyedJaggedTensor:
@@ -278,6 +278,6 @@ def _made(features: KeyedJaggedTensor, made: Features, weighted: bool) -> KeyedJ
     return KeyedJaggedTensor.from_jt_dict(batch)
 
 
-def _waited(found: Any) -> Any:
+def _waited(result: Any) -> Any:
     """The result of a sharded lookup, which is awaited, or of an unsharded one."""
-    return found.wait() if isinstance(found, Awaitable) else found
+    return result.wait() if isinstance(result, Awaitable) else result

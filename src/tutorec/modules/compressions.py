@@ -176,11 +176,11 @@ class Hash(Compression):
         ends = table.get_weight_init_min() / self.hashes, table.get_weight_init_max() / self.hashes
         hashes = {seed: partial(mixing_hash, rows=self.rows, seed=seed) for seed in range(self.hashes)}
         maps = tuple(IdMap(f"#{seed}%{self.rows}", hashed) for seed, hashed in hashes.items())
-        found = [Part(_part(table, "hashed", self.rows, table.embedding_dim, ends), maps)]
+        parts = [Part(_part(table, "hashed", self.rows, table.embedding_dim, ends), maps)]
         if self.importance:
-            own = _part(table, "importance", table.num_embeddings, self.hashes, (1.0, 1.0))
-            found.append(Part(replace(own, init_fn=None)))
-        return found
+            importance = _part(table, "importance", table.num_embeddings, self.hashes, (1.0, 1.0))
+            parts.append(Part(replace(importance, init_fn=None)))
+        return parts
 
     def combine(self, found: Sequence[Tensor]) -> Tensor:
         """The sum of the hashes' rows, each times its weight."""
@@ -272,5 +272,5 @@ def mixed_dimensions(popularity: Mapping[str, float], base: int, alpha: float) -
     if wrong:
         raise ValueError(f"lookups per row must be positive, got {wrong}; leave out tables that nobody looks up")
     top = max(popularity.values(), default=1.0)
-    wanted = {name: base * (one / top) ** alpha for name, one in popularity.items()}
-    return {name: min(base, max(4, 2 ** round(math.log2(one)))) for name, one in wanted.items()}
+    widths = {name: base * (one / top) ** alpha for name, one in popularity.items()}
+    return {name: min(base, max(4, 2 ** round(math.log2(one)))) for name, one in widths.items()}

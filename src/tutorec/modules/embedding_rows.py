@@ -11,12 +11,12 @@ from tutorec.sparse.layout import offsets_of_lengths
 
 
 def samples_of_lists(
-    found: dict[str, JaggedTensor], features: KeyedJaggedTensor, features_of_names: dict[str, str]
+    outputs: dict[str, JaggedTensor], features: KeyedJaggedTensor, features_of_names: dict[str, str]
 ) -> dict[str, JaggedTensor]:
     """The results of a batch's samples, where it stores lists and says which of them each sample means.
 
     Args:
-        found: The results of the stored lists, by name.
+        outputs: The results of the stored lists, by name.
         features: The batch.
         features_of_names: The feature of each result.
 
@@ -28,12 +28,12 @@ def samples_of_lists(
     """
     inverse = features.inverse_indices_or_none() if type(features) is KeyedJaggedTensor else None
     if inverse is None or inverse[1].dim() < 2:
-        return found
+        return outputs
     position = {key: index for index, key in enumerate(inverse[0])}
     missing = sorted({feature for feature in features_of_names.values() if feature not in position})
     if missing:
         raise KeyError(f"inverse_indices lack the features {missing}; they have {inverse[0]}")
-    return {name: _take_lists(rows, inverse[1][position[features_of_names[name]]]) for name, rows in found.items()}
+    return {name: _take_lists(rows, inverse[1][position[features_of_names[name]]]) for name, rows in outputs.items()}
 
 
 def _take_lists(jagged: JaggedTensor, indices: Tensor) -> JaggedTensor:

@@ -142,18 +142,18 @@ class GradientClippingOptimizer(OptimizerWrapper):
         """The norm of all gradients ``[]``, over the ranks where that was asked for, and this rank's gradients."""
         reduce = self._reduce
         sharded = (lambda parameter: False) if reduce is None else reduce.is_sharded
-        own = self._gradients(lambda parameter: not sharded(parameter) and id(parameter) not in self._groups_of)
-        parts, every = [self._power(own)], own
+        unsharded = self._gradients(lambda parameter: not sharded(parameter) and id(parameter) not in self._groups_of)
+        parts, every = [self._power(unsharded)], unsharded
         if reduce is not None:
-            found = self._gradients(sharded)
-            parts.append(reduce(self._power(found), self._largest))
-            every = every + found
+            gradients = self._gradients(sharded)
+            parts.append(reduce(self._power(gradients), self._largest))
+            every = every + gradients
         for groups in dict.fromkeys(self._groups_of.values()):
-            found = self._gradients(lambda parameter, groups=groups: self._groups_of.get(id(parameter)) == groups)
+            gradients = self._gradients(lambda parameter, groups=groups: self._groups_of.get(id(parameter)) == groups)
             # A rank without gradients has a zero on the CPU, which another backend would carry than the others' parts.
             device = next(each.device for each in self._parameters() if self._groups_of.get(id(each)) == groups)
-            parts.append(_reduce_in_groups(self._power(found).to(device), groups, self._largest))
-            every = every + found
+            parts.append(_reduce_in_groups(self._power(gradients).to(device), groups, self._largest))
+            every = every + gradients
         device = every[0].device if every else torch.device("cpu")
         total = torch.stack([part.to(device) for part in parts])
         norm = total.amax() if self._largest else total.sum().pow(1.0 / self._norm_type)
@@ -168,17 +168,17 @@ class GradientClippingOptimizer(OptimizerWrapper):
         filled = [grad for grad in grads if grad.numel()]
         if not filled:
             return torch.zeros((), dtype=torch.float64)
-        found = torch._foreach_norm(filled, self._norm_type)  # pyright: ignore[reportPrivateImportUsage]
-        norms = torch.stack([norm.double() for norm in found])
+        each_norm = torch._foreach_norm(filled, self._norm_type)  # pyright: ignore[reportPrivateImportUsage]
+        norms = torch.stack([norm.double() for norm in each_norm])
         return norms.amax() if self._largest else norms.pow(self._norm_type).sum()
 
     def _parameters(self) -> Iterable[Tensor]:
         return (parameter for group in self.param_groups for parameter in group["params"])
 
-    def _gradients(self, wanted: Callable[[Tensor], bool]) -> list[Tensor]:
+    def _gradients(self, selected: Callable[[Tensor], bool]) -> list[Tensor]:
         """What is to be clipped, as dense tensors of this rank that can be written to."""
         return [
-            _dense(parameter) for parameter in self._parameters() if parameter.grad is not None and wanted(parameter)
+            _dense(parameter) for parameter in self._parameters() if parameter.grad is not None and selected(parameter)
         ]
 
 

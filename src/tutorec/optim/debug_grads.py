@@ -109,9 +109,9 @@ class _Gradients(Mapping[str, Tensor]):
             whole = sums.new_zeros(sums.shape[0], place.columns)
             whole[:, place.first_column : place.first_column + sums.shape[1]] = sums
         ids = (rows.long() + place.first_row).unsqueeze(0)
-        found = torch.sparse_coo_tensor(ids, whole.clone(), (place.rows, place.columns), check_invariants=False)
+        gradient = torch.sparse_coo_tensor(ids, whole.clone(), (place.rows, place.columns), check_invariants=False)
         before = self.held.get(place.name)
-        self.held[place.name] = (found if before is None else before + found).coalesce()
+        self.held[place.name] = (gradient if before is None else before + gradient).coalesce()
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.held:

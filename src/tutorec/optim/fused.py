@@ -115,8 +115,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """As of every keyed optimizer; of a sharded module each table once, its states as ShardedTensors."""
         self._tables.flush()
-        found = super().state_dict()
-        return found if self._form is None else {**found, "state": self._form.stored(found["state"])}
+        state_dict = super().state_dict()
+        return state_dict if self._form is None else {**state_dict, "state": self._form.stored(state_dict["state"])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Copy state in; of a sharded module ShardedTensors of the same plan, or whole tensors.
@@ -140,8 +140,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         check_form(state_dict)
         if self._form is None or isinstance(state_dict, _OfParameters):
             return state_dict
-        own = super().state_dict()["state"]
-        return _OfParameters({**state_dict, "state": self._form.local(state_dict["state"], own)})
+        current = super().state_dict()["state"]
+        return _OfParameters({**state_dict, "state": self._form.local(state_dict["state"], current)})
 
     @property
     def operator(self) -> TableBatch:

@@ -111,7 +111,7 @@ class KeyedOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """``{"state": {name: {...}}}``; tensors are live. With ``save_param_groups(True)`` also ``"param_groups"``."""
-        found: dict[str, Any] = {
+        state_dict: dict[str, Any] = {
             "state": {
                 name: extract_state(self.state[parameter])
                 for name, parameter in self.params.items()
@@ -119,14 +119,14 @@ class KeyedOptimizer(Optimizer):
             }
         }
         if self.defaults["_save_param_groups"]:
-            found["param_groups"] = [
+            state_dict["param_groups"] = [
                 {
                     "params": names,
                     **{key: deepcopy(value) for key, value in group.items() if key != "params"},
                 }
                 for names, group in self._named_groups()
             ]
-        return found
+        return state_dict
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Copy state in by name, into the tensors that are there; parameter groups if they are saved.
@@ -159,12 +159,12 @@ class KeyedOptimizer(Optimizer):
         """
         check_form(state_dict)
         new = state_dict["state"]
-        own = {name: self.state[parameter] for name, parameter in self.params.items() if parameter in self.state}
-        fresh = [name for name in new if name in self.params and name not in own] if self._takes_new_state() else []
+        current = {name: self.state[parameter] for name, parameter in self.params.items() if parameter in self.state}
+        fresh = [name for name in new if name in self.params and name not in current] if self._takes_new_state() else []
         check_names(
-            "Different parameter count", "Parameter {} not found", own, [name for name in new if name not in fresh]
+            "Different parameter count", "Parameter {} not found", current, [name for name in new if name not in fresh]
         )
-        for name, state in own.items():
+        for name, state in current.items():
             check_state(state, new[name], [name])
         if self.defaults["_save_param_groups"]:
             self._check_groups(state_dict)
@@ -188,11 +188,11 @@ class KeyedOptimizer(Optimizer):
                 "what is loaded has no param_groups: it was stored without save_param_groups(True); call "
                 "save_param_groups(False) before loading it, and set rates yourself"
             )
-        own = {tuple(names): group for names, group in self._named_groups() if names}
+        current = {tuple(names): group for names, group in self._named_groups() if names}
         new = _groups_by_names(state_dict["param_groups"])
-        if len(own) != len(new):
-            raise ValueError(f"Different param_groups count: {len(own)} vs {len(new)}: {[*own]} vs {[*new]}")
-        for names, group in own.items():
+        if len(current) != len(new):
+            raise ValueError(f"Different param_groups count: {len(current)} vs {len(new)}: {[*current]} vs {[*new]}")
+        for names, group in current.items():
             title = "/".join(names)
             if names not in new:
                 raise ValueError(f"Group {title} not found: there are {[*new]} in what is loaded")
@@ -291,18 +291,18 @@ class CombinedOptimizer(KeyedOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state dicts of all optimizers in one."""
-        found: dict[str, Any] = {"state": {}}
+        state_dict: dict[str, Any] = {"state": {}}
         for key, optim in self._optims:
             part = optim.state_dict()
-            found["state"] |= {self.prepend_opt_key(name, key): state for name, state in part["state"].items()}
+            state_dict["state"] |= {self.prepend_opt_key(name, key): state for name, state in part["state"].items()}
             if self.defaults["_save_param_groups"]:
-                found.setdefault("param_groups", []).extend(
+                state_dict.setdefault("param_groups", []).extend(
                     {**group, "params": [self.prepend_opt_key(name, key) for name in group["params"]]}
                     for group in part.get("param_groups", ())
                 )
         if self.defaults["_save_param_groups"]:
-            found.setdefault("param_groups", [])
-        return found
+            state_dict.setdefault("param_groups", [])
+        return state_dict
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Give each optimizer its own part, when all parts fit.
@@ -541,8 +541,8 @@ def _groups_by_names(groups: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...
 
 def _copy_beside(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """A copy on the parameter's device; a number, such as a step count, stays where it is."""
-    own = value.detach().clone()
-    return own.to(parameter.device) if own.dim() else own
+    copy = value.detach().clone()
+    return copy.to(parameter.device) if copy.dim() else copy
 
 
 __all__ = ["CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerFactory", "OptimizerWrapper"]

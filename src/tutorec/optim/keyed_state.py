@@ -20,15 +20,15 @@ def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
         >>> extract_state({"deep": {"step": 3}, "norm": torch.nn.ReLU()})
         {'deep': {'step': 3}, 'norm': OrderedDict()}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in state.items():
         if isinstance(value, dict):
-            found[name] = extract_state(value)
+            values[name] = extract_state(value)
         elif callable(getattr(value, "state_dict", None)):
-            found[name] = value.state_dict()
+            values[name] = value.state_dict()
         else:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def check_form(state_dict: Mapping[str, Any]) -> None:
@@ -64,11 +64,11 @@ def check_names(counted: str, missed: str, own: Iterable[str], new: Iterable[str
         Traceback (most recent call last):
         ValueError: Different parameter count: 1 vs 2: [] are here only, ['b'] are in what is loaded only
     """
-    mine, theirs = set(own), set(new)
-    missing, surplus = sorted(mine - theirs, key=str), sorted(theirs - mine, key=str)
+    present, loaded = set(own), set(new)
+    missing, surplus = sorted(present - loaded, key=str), sorted(loaded - present, key=str)
     if missing or surplus:
-        counts = f"{counted}: {len(mine)} vs {len(theirs)}{of and ' of '}{of}"
-        title = counts if len(mine) != len(theirs) else missed.format(missing[0])
+        counts = f"{counted}: {len(present)} vs {len(loaded)}{of and ' of '}{of}"
+        title = counts if len(present) != len(loaded) else missed.format(missing[0])
         raise ValueError(f"{title}: {missing} are here only, {surplus} are in what is loaded only")
 
 
@@ -95,13 +95,13 @@ def load_state(own: dict[str, Any], new: Mapping[str, Any]) -> None:
     """Copy a checked state in: into tensors where there are tensors, else in place of what was there."""
     for name, value in own.items():
         other = new[name]
-        mine, theirs = _local_shards(value), _local_shards(other)
+        shards, new_shards = _local_shards(value), _local_shards(other)
         if isinstance(value, dict):
             load_state(value, other)
         elif callable(getattr(value, "load_state_dict", None)):
             value.load_state_dict(other)
-        elif mine is not None and theirs is not None:
-            for shard, loaded in zip(mine, theirs, strict=True):
+        elif shards is not None and new_shards is not None:
+            for shard, loaded in zip(shards, new_shards, strict=True):
                 shard.detach().copy_(loaded)
         elif isinstance(value, torch.Tensor):
             value.detach().copy_(torch.as_tensor(other))
@@ -111,20 +111,20 @@ def load_state(own: dict[str, Any], new: Mapping[str, Any]) -> None:
 
 def _check_value(value: Any, other: Any, path: Sequence[str]) -> None:
     where = " / ".join(path)
-    mine, theirs = _local_shards(value), _local_shards(other)
+    shards, theirs = _local_shards(value), _local_shards(other)
     if isinstance(value, dict):
         check_state(value, other, path)
-    elif (mine is None) != (theirs is None):
+    elif (shards is None) != (theirs is None):
         raise ValueError(
             f"optimizer state {where!r} is a {type(value).__name__} here and a {type(other).__name__} in what is loaded"
         )
-    elif mine is not None and theirs is not None:
-        if len(mine) != len(theirs):
+    elif shards is not None and theirs is not None:
+        if len(shards) != len(theirs):
             raise ValueError(
-                f"Different number of shards {len(mine)} vs {len(theirs)} for the path of {where!r}: it was stored "
+                f"Different number of shards {len(shards)} vs {len(theirs)} for the path of {where!r}: it was stored "
                 "under another plan; tutorec.distributed.checkpoint loads what any plan has stored"
             )
-        for shard, loaded in zip(mine, theirs, strict=True):
+        for shard, loaded in zip(shards, theirs, strict=True):
             _check_shape(where, shard, loaded)
     elif isinstance(value, torch.Tensor):
         if not isinstance(other, torch.Tensor | int | float):

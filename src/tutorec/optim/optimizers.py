@@ -112,8 +112,8 @@ class PartialRowWiseAdam(Optimizer):
         mean.lerp_(grad, 1 - beta1)
         spread.lerp_(grad.square().mean(1, keepdim=True), 1 - beta2)
         root = (spread / (1 - beta2**number)).sqrt_().add_(group["eps"])
-        way = (mean / (1 - beta1**number)).div_(root).add_(parameter, alpha=group["weight_decay"])
-        parameter.sub_(way.mul_(rate))
+        step = (mean / (1 - beta1**number)).div_(root).add_(parameter, alpha=group["weight_decay"])
+        parameter.sub_(step.mul_(rate))
 
 
 def _new_state(parameter: Tensor) -> dict[str, Tensor]:

@@ -160,10 +160,10 @@ class WarmupOptimizer(OptimizerWrapper):
 
     def state_dict(self) -> dict[str, Any]:
         """That of the wrapped optimizer, and the schedule's position."""
-        found = super().state_dict()
+        state_dict = super().state_dict()
         if not self._progress:
-            return found
-        return {**found, "state": {**found["state"], self._param_name: dict(self._progress[self._parameter])}}
+            return state_dict
+        return {**state_dict, "state": {**state_dict["state"], self._param_name: dict(self._progress[self._parameter])}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load, go to the schedule's position, and set its rate.

@@ -88,8 +88,8 @@ def table_menu(
     require_int("sample_rows", sample_rows, 1)
     if not dtypes:
         raise ValueError("dtypes is empty: give at least one format to choose from")
-    asked = named_formats(tables, lookups or {})
-    for name, count in asked.items():
+    lookups_of = named_formats(tables, lookups or {})
+    for name, count in lookups_of.items():
         require_finite(f"lookups of table {name!r}", count, 0)
     names = [table.name for table in tables]
     menus = {}
@@ -101,7 +101,7 @@ def table_menu(
             kind = packed_type(dtype, table.full_name)
             alignment = alignment_for(columns, kind, row_alignment, table.weight.device.type)
             size = rows * row_layout(columns, kind, alignment).row_bytes
-            loss = asked.get(table.full_name, table.features) * _squared_error(weight, table, dtype)
+            loss = lookups_of.get(table.full_name, table.features) * _squared_error(weight, table, dtype)
             entries.append(Entry(data_type_to_dtype(kind), size, loss))
         menus[table.name if names.count(table.name) == 1 else table.full_name] = entries
     return menus

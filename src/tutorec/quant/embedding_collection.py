@@ -122,13 +122,13 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
             ordered = self._in_order(features)
         rows = self._looked_up(ordered)
         lists = ordered.to_dict() if traced else features.to_dict()
-        found: dict[str, JaggedTensor] = {}
+        outputs: dict[str, JaggedTensor] = {}
         for name in self._embedding_names:
             ids = lists[self._features_of_names[name]]
             indices = ids.values() if self._need_indices else None
             make = JaggedTensor if traced else JaggedTensor._from_parts
-            found[name] = make(rows[name], indices, ids.lengths(), None if traced else ids.offsets())
-        return found if traced else samples_of_lists(found, features, self._features_of_names)
+            outputs[name] = make(rows[name], indices, ids.lengths(), None if traced else ids.offsets())
+        return outputs if traced else samples_of_lists(outputs, features, self._features_of_names)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """What each table is, in order; ``data_type`` is the format of its packed rows."""

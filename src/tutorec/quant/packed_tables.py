@@ -75,8 +75,8 @@ class PackedTables(nn.Module):
         rows = [_packed_table(table, self.row_alignment, device) for table in tables]
         keys = [(*group, row.alignment) for group, row in zip(groups, rows, strict=True)]
         for key in dict.fromkeys(keys):
-            members = [table for table, own in zip(tables, keys, strict=True) if own == key]
-            packed = [row for row, own in zip(rows, keys, strict=True) if own == key]
+            members = [table for table, table_key in zip(tables, keys, strict=True) if table_key == key]
+            packed = [row for row, table_key in zip(rows, keys, strict=True) if table_key == key]
             readers = [place for place, table in enumerate(members) for _ in table.feature_names]
             operator = IntNBitTableBatchedEmbeddingBagsCodegen(
                 packed, readers, key[0], output_dtype=self._output_dtype, device=device
@@ -242,9 +242,9 @@ def rows_of(table: BaseEmbeddingConfig) -> int:
     return left
 
 
-def _packed_table(table: BaseEmbeddingConfig, wanted: RowAlignment, device: torch.device) -> PackedTable:
+def _packed_table(table: BaseEmbeddingConfig, requested: RowAlignment, device: torch.device) -> PackedTable:
     kind = packed_type(table.data_type, table.name)
-    alignment = row_alignment(table.embedding_dim, kind, wanted, device.type)
+    alignment = row_alignment(table.embedding_dim, kind, requested, device.type)
     return PackedTable(table.name, rows_of(table), table.embedding_dim, kind, alignment)
 
 
@@ -315,12 +315,12 @@ def check_packed(name: str, table: PackedTable, payload: Tensor, scale_bias: Ten
     layout = table.layout
     expected, shape = [table.rows, layout.payload_bytes], list(payload.shape)
     if shape != expected or payload.dtype != torch.uint8 or (scale_bias is None) != (layout.scale_bytes == 0):
-        wanted = f"packed rows are uint8 {expected} {'with' if layout.scale_bytes else 'without'} scale and bias"
+        expects = f"packed rows are uint8 {expected} {'with' if layout.scale_bytes else 'without'} scale and bias"
         given = f"{payload.dtype} {shape} {'without' if scale_bias is None else 'with'}"
-        raise ValueError(f"table {name!r} in {table.data_type}: {wanted}, got {given}")
+        raise ValueError(f"table {name!r} in {table.data_type}: {expects}, got {given}")
     if scale_bias is not None and (list(scale_bias.shape) != [table.rows, 4] or scale_bias.dtype != torch.uint8):
-        wanted, given = [table.rows, 4], f"{scale_bias.dtype} {list(scale_bias.shape)}"
-        raise ValueError(f"table {name!r} in {table.data_type}: scale and bias are uint8 {wanted}, got {given}")
+        expects, given = [table.rows, 4], f"{scale_bias.dtype} {list(scale_bias.shape)}"
+        raise ValueError(f"table {name!r} in {table.data_type}: scale and bias are uint8 {expects}, got {given}")
 
 
 def note_formats(tables: Iterable[PackedTable], metadata: dict[str, Any]) -> None:
@@ -345,35 +345,35 @@ def check_format(table: PackedTable, metadata: Mapping[str, Any]) -> None:
     """
     stored = metadata.get(_FORMATS, {}).get(table.name)
     if stored is not None and tuple(stored) != (table.data_type.value, table.columns):
-        here = f"table {table.name!r} holds rows of {table.columns} numbers in {table.data_type.value}"
-        raise ValueError(f"{here}, and the state has rows of {stored[1]} in {stored[0]}; quantize both models alike")
+        holds = f"table {table.name!r} holds rows of {table.columns} numbers in {table.data_type.value}"
+        raise ValueError(f"{holds}, and the state has rows of {stored[1]} in {stored[0]}; quantize both models alike")
 
 
-def check_parts(table: PackedTable, parts: Sequence[tuple[str, Tensor]], found: Mapping[str, Any]) -> None:
+def check_parts(table: PackedTable, parts: Sequence[tuple[str, Tensor]], stored: Mapping[str, Any]) -> None:
     """Check that what a state holds for a table can be copied into its buffers: nothing is converted.
 
     Args:
         table: The table.
         parts: Its buffers by name, see ``parts_of_rows``.
-        found: What the state holds for them, None where it holds nothing.
+        stored: What the state holds for them, None where it holds nothing.
 
     Raises:
         ValueError: It holds floats, which may have a packed table's shape and would be copied number by number, or
             rows in another layout.
     """
-    for part, own in parts:
-        given = found.get(part)
+    for part, buffer in parts:
+        given = stored.get(part)
         if given is None:
             continue
         shape = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
         if not isinstance(given, Tensor) or given.dtype != torch.uint8:
             kind = f" of {given.dtype}" if isinstance(given, Tensor) else ""
-            here = f"table {table.name!r} holds packed rows, uint8 {list(own.shape)}"
-            raise ValueError(f"{here}, and the state has {part} {shape}{kind}; load it into the float model")
-        if given.shape != own.shape:
+            holds = f"table {table.name!r} holds packed rows, uint8 {list(buffer.shape)}"
+            raise ValueError(f"{holds}, and the state has {part} {shape}{kind}; load it into the float model")
+        if given.shape != buffer.shape:
             numbers = f"{table.rows} x {table.columns} numbers in {table.data_type.value}"
-            here = f"table {table.name!r} holds packed rows, {part} {list(own.shape)} of {numbers}"
-            raise ValueError(f"{here}, and the state to be loaded has {shape}{_why(table, parts, given)}")
+            holds = f"table {table.name!r} holds packed rows, {part} {list(buffer.shape)} of {numbers}"
+            raise ValueError(f"{holds}, and the state to be loaded has {shape}{_why(table, parts, given)}")
 
 
 def _why(table: PackedTable, parts: Sequence[tuple[str, Tensor]], given: Tensor) -> str:
@@ -399,11 +399,11 @@ def _refuse_other_rows(
     module: PackedTables, state_dict: Mapping[str, Any], prefix: str, metadata: Mapping[str, Any], *_: object
 ) -> None:
     """What is no packed row of this layout is not copied."""
-    for table, own in module._shown.items():
-        parts = [(part, buffer) for part, buffer in own._buffers.items() if buffer is not None]
-        found = {part: state_dict.get(f"{prefix}{module._holder}.{table}.{part}") for part, _ in parts}
-        check_parts(module.packed_table(table), parts, found)
-        if any(part is not None for part in found.values()):
+    for table, packed in module._shown.items():
+        parts = [(part, buffer) for part, buffer in packed._buffers.items() if buffer is not None]
+        stored = {part: state_dict.get(f"{prefix}{module._holder}.{table}.{part}") for part, _ in parts}
+        check_parts(module.packed_table(table), parts, stored)
+        if any(part is not None for part in stored.values()):
             check_format(module.packed_table(table), metadata)
 
 
@@ -416,10 +416,10 @@ def _take_rows(module: PackedTables, _: object) -> None:
         if device != operator.weights.device:
             operator.to_empty(device=device) if operator.weights.is_meta else operator.to(device)
         for index, name in enumerate(names):
-            own = module._shown[name]
+            packed = module._shown[name]
             for part, view in parts_of_rows(
                 operator.table_rows(index), operator.tables[index], module.split_scale_bias
             ):
-                if own.get_buffer(part).data_ptr() != view.data_ptr():
-                    view.copy_(own.get_buffer(part))
+                if packed.get_buffer(part).data_ptr() != view.data_ptr():
+                    view.copy_(packed.get_buffer(part))
     module._show()

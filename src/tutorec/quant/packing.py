@@ -100,8 +100,8 @@ def unpack_rows(packed: Tensor, columns: int, data_type: DataType) -> Tensor:
     """
     layout = row_layout(columns, data_type, LEAST_ALIGNMENT)
     if packed.dtype != torch.uint8 or packed.dim() != 2 or packed.shape[1] < layout.row_bytes:
-        wanted = f"packed rows of {columns} columns in {data_type} are uint8 [R, {layout.row_bytes} or more]"
-        raise ValueError(f"{wanted}, got {packed.dtype} {list(packed.shape)}")
+        expects = f"packed rows of {columns} columns in {data_type} are uint8 [R, {layout.row_bytes} or more]"
+        raise ValueError(f"{expects}, got {packed.dtype} {list(packed.shape)}")
     return numbers_of_rows(packed, layout.bits, columns)
 
 

@@ -168,12 +168,12 @@ def quantized_configs(tables: Sequence[_Config], qconfig: Any, module: nn.Module
         >>> quantized_configs([EmbeddingBagConfig(10, 4, "item")], QuantConfig(torch.float, torch.int8))[0].data_type
         <DataType.INT8: 'INT8'>
     """
-    own = getattr(qconfig, "per_table_weight_dtype", None) or {}
+    per_table = getattr(qconfig, "per_table_weight_dtype", None) or {}
     left = getattr(module, MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT, {})
     configs = []
     for table in tables:
         config = copy(table)
-        config.data_type = packed_type(own.get(table.name, qconfig.weight), table.name)
+        config.data_type = packed_type(per_table.get(table.name, qconfig.weight), table.name)
         config.feature_names = list(table.feature_names)
         config.num_embeddings_post_pruning = left.get(table.name, table.num_embeddings_post_pruning)
         configs.append(config)
@@ -193,8 +193,8 @@ def device_of(tables: nn.ModuleDict, default: torch.device) -> torch.device:
     Raises:
         ValueError: They are on several devices.
     """
-    found = {name: weight_of(table).device for name, table in tables.items()}
-    if len(set(found.values())) > 1:
-        places = {name: str(device) for name, device in found.items()}
+    devices = {name: weight_of(table).device for name, table in tables.items()}
+    if len(set(devices.values())) > 1:
+        places = {name: str(device) for name, device in devices.items()}
         raise ValueError(f"the tables are on several devices, {places}: move the model to one first")
-    return next(iter(found.values()), default)
+    return next(iter(devices.values()), default)

@@ -89,11 +89,11 @@ class AccuracyReport:
 
     def __getitem__(self, name: str) -> TableAccuracy:
         """A table by its full name, or by its own where that is unique."""
-        found = [table for table in self.tables if name == table.full_name]
-        found = found or [table for table in self.tables if name == table.name]
-        if len(found) != 1:
-            raise KeyError(f"{len(found)} tables are called {name!r}; the tables are {self.names()}")
-        return found[0]
+        matches = [table for table in self.tables if name == table.full_name]
+        matches = matches or [table for table in self.tables if name == table.name]
+        if len(matches) != 1:
+            raise KeyError(f"{len(matches)} tables are called {name!r}; the tables are {self.names()}")
+        return matches[0]
 
     def names(self) -> list[str]:
         """The tables' names; with the path of the collection where it alone is not unique."""
@@ -144,11 +144,11 @@ def accuracy_report(float_model: nn.Module | None, quantized: nn.Module) -> Accu
         >>> report["item_table"].largest <= report["item_table"].bound
         True
     """
-    found = tuple(_tables(float_model, quantized))
+    tables = tuple(_tables(float_model, quantized))
     if not any(isinstance(module, PackedTables) for module in quantized.modules()):
         kind = type(quantized).__name__
         raise ValueError(f"{kind} has no quantized collection that is whole: give (float model, quantized model)")
-    return AccuracyReport(found)
+    return AccuracyReport(tables)
 
 
 @torch.no_grad()

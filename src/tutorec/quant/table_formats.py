@@ -45,16 +45,16 @@ def packed_type(asked: Any, table: str = "") -> DataType:
             ...
         ValueError: table 'item' cannot be quantized to torch.int64: it has more bits than ...; use torch.int8, ...
     """
-    found = _format_of(asked, table, _CHOICE)
-    if isinstance(found, DataType):
-        if found in PACKED_TYPES:
-            return found
-        found, why = data_type_to_dtype(found), _OTHERS[found]
-    elif found in _BYTES:
+    kind = _format_of(asked, table, _CHOICE)
+    if isinstance(kind, DataType):
+        if kind in PACKED_TYPES:
+            return kind
+        kind, why = data_type_to_dtype(kind), _OTHERS[kind]
+    elif kind in _BYTES:
         return DataType.INT8
     else:
         why = "no operator reads it"
-    raise ValueError(f"{_of(table)} cannot be quantized to {found}: {why}; use {_CHOICE}")
+    raise ValueError(f"{_of(table)} cannot be quantized to {kind}: {why}; use {_CHOICE}")
 
 
 def output_type(asked: Any) -> torch.dtype:
@@ -75,8 +75,8 @@ def output_type(asked: Any) -> torch.dtype:
         torch.float32
     """
     choice = ", ".join(map(str, _OUTPUTS))
-    found = _format_of(asked, "", choice)
-    dtype = data_type_to_dtype(found) if isinstance(found, DataType) else found
+    kind = _format_of(asked, "", choice)
+    dtype = data_type_to_dtype(kind) if isinstance(kind, DataType) else kind
     if dtype not in _OUTPUTS:
         raise ValueError(f"looked-up rows cannot be {dtype}; the output dtype is one of {choice}")
     return dtype

@@ -179,8 +179,8 @@ def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Mo
     replaced: dict[int, PackedTables] = {}
     for path, collection in collections.items():
         of_path = [table for table in tables if table.path == path]
-        own = QuantConfig(output_dtype, config.weight, {table.name: formats[table.full_name] for table in of_path})
-        quantized = swap.quantized[type(collection)].without_rows(collection, own, alignments[path])
+        qconfig = QuantConfig(output_dtype, config.weight, {table.name: formats[table.full_name] for table in of_path})
+        quantized = swap.quantized[type(collection)].without_rows(collection, qconfig, alignments[path])
         for table in of_path:
             quantized.pack(table.name, table.weight, swap.on_nonfinite)
             if swap.measure and not table.weight.is_meta:
@@ -224,8 +224,8 @@ def float_tables(model: nn.Module, kinds: Collection[type[nn.Module]] = tuple(QU
         for config in configs:
             tables.append(FloatTable(path, config.name, held[config.name], len(config.feature_names)))
     if not any(True for _ in _collections(model, kinds)):
-        wanted = " and no ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"{type(model).__name__} has no {wanted}, so there is nothing to quantize")
+        names = " and no ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"{type(model).__name__} has no {names}, so there is nothing to quantize")
     return tables
 
 
@@ -243,17 +243,17 @@ def named_formats(tables: Sequence[FloatTable], per_table: Mapping[str, Any]) ->
     unknown = [name for name in per_table if name not in known]
     if unknown:
         raise KeyError(f"there are no tables {unknown}; the tables are {[table.full_name for table in tables]}")
-    found = {}
+    formats = {}
     for table in tables:
         for name in (table.name, table.full_name):
             if name in per_table:
-                found[table.full_name] = per_table[name]
-    return found
+                formats[table.full_name] = per_table[name]
+    return formats
 
 
 def _formats(tables: Sequence[FloatTable], dtype: Any, per_table: Mapping[str, Any]) -> dict[str, DataType]:
-    own = named_formats(tables, per_table)
-    return {table.full_name: packed_type(own.get(table.full_name, dtype), table.full_name) for table in tables}
+    named = named_formats(tables, per_table)
+    return {table.full_name: packed_type(named.get(table.full_name, dtype), table.full_name) for table in tables}
 
 
 def _collections(model: nn.Module, kinds: Collection[type[nn.Module]]) -> Iterator[tuple[str, _Float]]:

@@ -92,11 +92,11 @@ def finish(figure: Figure, template: str | None, default: str, facts: dict[str, 
     Raises:
         KeyError: The template asks for a number that the data does not give.
     """
-    wanted = default if template is None else template
+    pattern = default if template is None else template
     try:
-        claim = wanted.format(**facts)
+        claim = pattern.format(**facts)
     except KeyError as error:
-        raise KeyError(f"claim {wanted!r} asks for {error}; this figure knows {', '.join(sorted(facts))}") from None
+        raise KeyError(f"claim {pattern!r} asks for {error}; this figure knows {', '.join(sorted(facts))}") from None
     figure.suptitle("\n".join(textwrap.wrap(claim, 70)), x=0.012, ha="left", fontsize=13)
     return Chart(figure, claim, facts)
 
@@ -132,9 +132,9 @@ def _inline(drawing: str, alt: str) -> str:
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
     drawing = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--pst-font-family-base, sans-serif)", drawing)
     drawing = drawing.replace(INK, "currentColor")
-    own = "f" + hashlib.sha256(drawing.encode()).hexdigest()[:8]
-    drawing = re.sub(r'\bid="', f'id="{own}-', drawing)
-    drawing = re.sub(r'(url\(|href=")#', rf"\1#{own}-", drawing)
+    prefix = "f" + hashlib.sha256(drawing.encode()).hexdigest()[:8]
+    drawing = re.sub(r'\bid="', f'id="{prefix}-', drawing)
+    drawing = re.sub(r'(url\(|href=")#', rf"\1#{prefix}-", drawing)
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawing)
     assert size is not None, "matplotlib writes the size of a drawing"
     head = (

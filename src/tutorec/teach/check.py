@@ -100,8 +100,8 @@ def exercise(exercise_id: str, answer: Any) -> None:
     """
     verdict = grade(find(exercise_id), answer)
     _verdicts[exercise_id] = verdict
-    said = verdict.text.removeprefix(f"exercise {exercise_id}: ")
-    body = f"<div>{html.escape(said[:1].upper() + said[1:])}</div>"
+    text = verdict.text.removeprefix(f"exercise {exercise_id}: ")
+    body = f"<div>{html.escape(text[:1].upper() + text[1:])}</div>"
     _show(Card(f"Exercise {exercise_id}", verdict.text, body, _COLORS.get(verdict.status, ACCENT)))
 
 

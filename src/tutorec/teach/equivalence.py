@@ -123,8 +123,8 @@ def _train(rank: int, world_size: int, cases: Sequence[Case], steps: int) -> lis
 
 def _train_one(case: Case, env: ShardingEnv, steps: int) -> _Result:
     collection = _collection(case)
-    words = {name: _word(case.kind, index, env) for index, name in enumerate(_TABLES)}
-    plan = construct_module_sharding_plan(collection, words, local_size=env.local_size)
+    generators = {name: _word(case.kind, index, env) for index, name in enumerate(_TABLES)}
+    plan = construct_module_sharding_plan(collection, generators, local_size=env.local_size)
     params: dict[str, Any] = {"optimizer": case.optimizer, "learning_rate": _RATE, "eps": _EPS}
     if case.optimizer in _ADAMS:
         params |= {"beta1": _BETA1, "beta2": _BETA2, "weight_decay": _DECAY}
@@ -138,8 +138,10 @@ def _train_one(case: Case, env: ShardingEnv, steps: int) -> _Result:
     pieces: list[_Piece] = []
     for name, parameter in sharded.named_parameters():
         _, table, which = name.split(".")
-        mine = [piece for piece in next(t for t in sharded._tables if t.name == table).pieces if piece.rank == env.rank]
-        piece = mine[int(which.removeprefix("weight").removeprefix("_") or 0)]
+        of_rank = [
+            piece for piece in next(t for t in sharded._tables if t.name == table).pieces if piece.rank == env.rank
+        ]
+        piece = of_rank[int(which.removeprefix("weight").removeprefix("_") or 0)]
         [optimizer] = cast(Any, parameter)._in_backward_optimizers
         kept = {key.removeprefix(f"{table}."): state.clone() for key, state in optimizer.state[parameter].items()}
         pieces.append((table, piece.row_offset, piece.column_offset, parameter.detach().clone(), kept))
@@ -155,9 +157,9 @@ def _compare(case: Case, results: Sequence[_Result], world_size: int, steps: int
     outputs: list[tuple[Tensor, Tensor]] = []
     for step in range(steps):
         loss, batches = torch.zeros(()), [_batch(case, rank, step) for rank in range(world_size)]
-        for rank, (found, _) in enumerate(results):
+        for rank, (rank_outputs, _) in enumerate(results):
             out = _flat(collection(batches[rank]))
-            outputs.append((found[step], out.detach()))
+            outputs.append((rank_outputs[step], out.detach()))
             loss = loss + (out * _coefficients(out, rank, step)).sum()
         gradients = torch.autograd.grad(loss / world_size, list(tables.values()))
         reference.update(dict(zip(tables, gradients, strict=True)), batches)
@@ -290,10 +292,10 @@ def _batch(case: Case, rank: int, step: int) -> KeyedJaggedTensor:
 
 def _flat(result: Any) -> Tensor:
     """Every number of a result."""
-    found = result.wait() if hasattr(result, "wait") else result
-    if isinstance(found, dict):
-        return torch.cat([one.values().reshape(-1) for one in found.values()])
-    return found.values()
+    output = result.wait() if hasattr(result, "wait") else result
+    if isinstance(output, dict):
+        return torch.cat([one.values().reshape(-1) for one in output.values()])
+    return output.values()
 
 
 def _coefficients(like: Tensor, rank: int, step: int) -> Tensor:

@@ -88,8 +88,8 @@ def gantt(
     flights = list(
         dict.fromkeys(
             each.stage
-            for own in panels.values()
-            for each in own
+            for events in panels.values()
+            for each in events
             if each.stage not in {*letters, *waiting} and each.end > each.start
         )
     )
@@ -118,19 +118,19 @@ def gantt(
         ]
         top += _LINE * len(pen.batches) + 8
     ticks = "".join(
-        f'<text x="{_LEFT + _WIDTH * part:.1f}%" y="{top + 12}" text-anchor="{anchor}">{words}</text>'
-        for part, anchor, words in ((0, "start", "0"), (1, "end", f"{facts['window']} ms"))
+        f'<text x="{_LEFT + _WIDTH * part:.1f}%" y="{top + 12}" text-anchor="{anchor}">{label_text}</text>'
+        for part, anchor, label_text in ((0, "start", "0"), (1, "end", f"{facts['window']} ms"))
     )
-    said = claim.format(**facts)
-    label = html.escape(f"{said}. {alt}", quote=True)
+    heading = claim.format(**facts)
+    label = html.escape(f"{heading}. {alt}", quote=True)
     svg = (
         f'<svg role="img" aria-label="{label}" style="display: block; width: 100%; height: {top + 18}px" '
         f'font-family="inherit" font-size="12" fill="currentColor">{_STRIPES}{"".join(shapes)}{ticks}</svg>'
     )
-    there = {each.stage for own in panels.values() for each in own}
-    drawn = {stage: letter for stage, letter in letters.items() if stage in there}
-    idle_stages = [stage for stage in waiting if stage in there]
-    return Gantt(said, alt, svg, _legend(drawn, flights, idle_stages, names or {}), facts)
+    stages = {each.stage for events in panels.values() for each in events}
+    drawn = {stage: letter for stage, letter in letters.items() if stage in stages}
+    idle_stages = [stage for stage in waiting if stage in stages]
+    return Gantt(heading, alt, svg, _legend(drawn, flights, idle_stages, names or {}), facts)
 
 
 def _legend(
@@ -139,13 +139,13 @@ def _legend(
     by_letter: dict[str, list[str]] = {}
     for stage, letter in letters.items():
         by_letter.setdefault(letter, []).append(names.get(stage, stage.replace("_", " ")))
-    words = [f"{letter}: {', '.join(dict.fromkeys(stages))}" for letter, stages in by_letter.items()]
+    entries = [f"{letter}: {', '.join(dict.fromkeys(stages))}" for letter, stages in by_letter.items()]
     lines = ("thin line", "dashed line", "dotted line")
-    words += [f"{lines[i % 3]}: {names.get(stage, stage)}" for i, stage in enumerate(flights)]
-    words += [
+    entries += [f"{lines[i % 3]}: {names.get(stage, stage)}" for i, stage in enumerate(flights)]
+    entries += [
         f"{'striped' if i else 'hollow'}: {names.get(stage, 'the rank waits')}" for i, stage in enumerate(waiting)
     ]
-    return "; ".join(words) + "."
+    return "; ".join(entries) + "."
 
 
 @dataclass(frozen=True)

@@ -133,18 +133,18 @@ def grade(exercise: Exercise, answer: Any) -> Verdict:
     if exercise.cases is not None and not callable(answer):
         return Verdict("wrong", f"{label}: the answer must be a function, and this is {_short(answer)}.")
     try:
-        found = _observe(exercise, answer)
+        observed = _observe(exercise, answer)
     except _CaseError as error:
         if error.untouched:
             return Verdict("not attempted", f"{label}: not attempted. The function returns nothing yet.")
         return Verdict("wrong", f"{label}: not yet. {error}")
     right = _observe(exercise, exercise.solution)
-    if same(found, right, exercise.tolerance):
+    if same(observed, right, exercise.tolerance):
         return Verdict("right", f"{label}: right: {exercise.compared}.")
     for mistake in exercise.mistakes:
-        if same(found, _observe(exercise, mistake.answer), exercise.tolerance):
+        if same(observed, _observe(exercise, mistake.answer), exercise.tolerance):
             return Verdict("hint", f"{label}: not yet. {mistake.hint}")
-    return Verdict("wrong", f"{label}: not yet. {_locate(exercise, found, right)}")
+    return Verdict("wrong", f"{label}: not yet. {_locate(exercise, observed, right)}")
 
 
 class _CaseError(Exception):
@@ -179,27 +179,27 @@ def _call(function: Callable[..., Any], case: tuple[Any, ...]) -> Any:
     return result
 
 
-def _locate(exercise: Exercise, found: Any, right: Any) -> str:
+def _locate(exercise: Exercise, observed: Any, right: Any) -> str:
     """Where the answer first goes wrong, without saying what would be right there."""
     if exercise.cases is not None:
-        for case, mine, theirs in zip(exercise.cases, found, right, strict=True):
-            if not same(mine, theirs, exercise.tolerance):
+        for case, given, expected in zip(exercise.cases, observed, right, strict=True):
+            if not same(given, expected, exercise.tolerance):
                 shown = ", ".join(_short(argument) for argument in case)
-                return f"The smallest case that differs: on ({shown}) your function gives {_short(mine)}."
-    wanted = f" An answer here is {exercise.shape}." if exercise.shape else ""
+                return f"The smallest case that differs: on ({shown}) your function gives {_short(given)}."
+    expects = f" An answer here is {exercise.shape}." if exercise.shape else ""
     if exercise.measure is not None:
-        return f"It comes to {_short(found)}.{wanted}"
-    mine, theirs = _plain(found), _plain(right)
-    if isinstance(mine, list) and isinstance(theirs, list):
-        if len(mine) != len(theirs):
-            return f"Your answer has {len(mine)} entries, and that is not the number of entries.{wanted}"
-        wrong = [i for i, pair in enumerate(zip(mine, theirs, strict=True)) if not same(*pair, exercise.tolerance)]
-        return f"Entry {wrong[0]} is the first that differs (yours: {_short(mine[wrong[0]])})."
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        wrong = [key for key in mine if key not in theirs or not same(mine[key], theirs[key], exercise.tolerance)]
+        return f"It comes to {_short(observed)}.{expects}"
+    given, expected = _plain(observed), _plain(right)
+    if isinstance(given, list) and isinstance(expected, list):
+        if len(given) != len(expected):
+            return f"Your answer has {len(given)} entries, and that is not the number of entries.{expects}"
+        wrong = [i for i, pair in enumerate(zip(given, expected, strict=True)) if not same(*pair, exercise.tolerance)]
+        return f"Entry {wrong[0]} is the first that differs (yours: {_short(given[wrong[0]])})."
+    if isinstance(given, dict) and isinstance(expected, dict):
+        wrong = [key for key in given if key not in expected or not same(given[key], expected[key], exercise.tolerance)]
         where = f"{wrong[0]!r} is the first entry that differs" if wrong else "an entry is missing"
-        return f"{where[0].upper()}{where[1:]}.{wanted}"
-    return f"{_short(found)} is not it.{wanted}"
+        return f"{where[0].upper()}{where[1:]}.{expects}"
+    return f"{_short(observed)} is not it.{expects}"
 
 
 def _short(value: Any, limit: int = 80) -> str:

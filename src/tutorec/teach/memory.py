@@ -75,7 +75,7 @@ def _forget_peak() -> bool:
 
 def _status(name: str) -> int:
     """A line of the process's status in bytes."""
-    found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(encoding="ascii", errors="replace"), re.MULTILINE)
+    if match is None:
         raise ValueError(f"{_STATUS} has no line {name}")
-    return int(found[1]) * 1024
+    return int(match[1]) * 1024

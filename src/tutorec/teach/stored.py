@@ -94,13 +94,13 @@ def stored(
 
 def _used(part: Part, ids: Sequence[int]) -> Mapping[int, list[tuple[int, str]]]:
     """Row of a part -> which of the ids use it, and how the row is computed."""
-    found: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    used: dict[int, list[tuple[int, str]]] = defaultdict(list)
     for shade, one in enumerate(ids):
         for made in part.maps:
             row = one if made.rows is None else int(made.rows(torch.tensor([one])))
             if 0 <= row < part.table.num_embeddings:
-                found[row].append((shade, _computed(one, made.suffix, len(part.maps) > 1)))
-    return found
+                used[row].append((shade, _computed(one, made.suffix, len(part.maps) > 1)))
+    return used
 
 
 def _computed(one: int, suffix: str, several: bool) -> str:

@@ -59,13 +59,13 @@ def swim_lanes(
     output = [[_pooled(diagram, x, 17.4, half, samples, half, feature[half]) for half in (0, 1)] for x in _LANES]
     for rank, x in enumerate(_LANES):
         diagram.text(x, 0.4, f"rank {rank}: holds {feature[rank]}_table", bold=True)
-        mine = [
+        senders = [
             _bags(diagram, x + _RIGHT * r, 1.9, lists[rank][feature[r]], r, mark, f"{feature[r]} ids") for r in (0, 1)
         ]
         pooled = [
             _pooled(diagram, x, 12, half, samples, rank, f"[{samples}, {dim}] for rank {half}") for half in (0, 1)
         ]
-        arrows("ids", rank, mine, [_from_rank(node, rank) for node in every], (0, 1))
+        arrows("ids", rank, senders, [_from_rank(node, rank) for node in every], (0, 1))
         diagram.arrow(every[rank].bottom, (every[rank].bottom[0], 10.9), "read rows, add them up", rank=rank)
         arrows("rows", rank, pooled, [_above_title(output[half][rank]) for half in (0, 1)], (rank, rank))
         if backward:

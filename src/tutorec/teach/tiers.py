@@ -40,7 +40,7 @@ class CachedBatch:
     @classmethod
     def of(cls, cache: RowCache, rows: int, slots: int, ids: Sequence[int]) -> CachedBatch:
         """Look the ids up, update their rows, and note what moved."""
-        held = {s: r for _, own in cache.in_slots() for r, s in _pairs(own, rows)}
+        held = {s: r for _, in_slots in cache.in_slots() for r, s in _pairs(in_slots, rows)}
         _, moves, in_file = cache.place(torch.tensor(ids))
         batch = cache.hold()
         cache.change(in_file)
@@ -119,17 +119,17 @@ def _arrow(axes: Any, start: tuple[int, float], end: tuple[int, float], **line: 
 
 
 def _box(axes: Any, left: float, top: float, text: str, look: str) -> None:
-    words: dict[str, Any] = {
+    style: dict[str, Any] = {
         "hit": {"facecolor": ACCENT, "edgecolor": ACCENT},
         "miss": {"facecolor": "none", "edgecolor": ACCENT, "lw": 1.6, "ls": "--"},
         "filled": {"facecolor": "none", "edgecolor": ACCENT, "lw": 2.0},
         "empty": {"facecolor": "none", "edgecolor": INK, "lw": 0.8},
     }[look]
-    axes.add_patch(Rectangle((left + 0.06, top), 0.88, 1.0, **words))
+    axes.add_patch(Rectangle((left + 0.06, top), 0.88, 1.0, **style))
     color = "white" if look == "hit" else INK
     axes.text(left + 0.5, top + 0.52, text, ha="center", va="center", fontsize=10, color=color)
 
 
-def _pairs(own: Any, rows: int) -> list[tuple[int, int]]:
+def _pairs(cached: Any, rows: int) -> list[tuple[int, int]]:
     """(row, slot from 0) of what the cache numbers from R."""
-    return [(row, slot - rows) for row, slot in zip(own.rows.tolist(), own.slots.tolist(), strict=True)]
+    return [(row, slot - rows) for row, slot in zip(cached.rows.tolist(), cached.slots.tolist(), strict=True)]

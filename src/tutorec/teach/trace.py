@@ -167,11 +167,11 @@ def lines_run(call: Callable[[], object], folder: str | Path) -> dict[str, set[i
         ['traffic.py']
     """
     root = str(Path(folder).resolve()) + "/"
-    found: dict[str, set[int]] = {}
+    lines: dict[str, set[int]] = {}
 
     def in_function(frame: FrameType, event: str, _: Any) -> Any:
         if event == "line":
-            found.setdefault(Path(frame.f_code.co_filename).as_posix().removeprefix(root), set()).add(frame.f_lineno)
+            lines.setdefault(Path(frame.f_code.co_filename).as_posix().removeprefix(root), set()).add(frame.f_lineno)
         return in_function
 
     def at_call(frame: FrameType, event: str, _: Any) -> Any:
@@ -183,4 +183,4 @@ def lines_run(call: Callable[[], object], folder: str | Path) -> dict[str, set[i
         call()
     finally:
         sys.settrace(before)
-    return found
+    return lines

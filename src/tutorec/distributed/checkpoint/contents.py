@@ -33,7 +33,7 @@ STATE = ("optimizer", "state")
 
 
 @dataclass(frozen=True)
-class Place:
+class ParamRef:
     """Which parameter of the unsharded model a parameter here is, or is a piece of.
 
     Args:
@@ -58,7 +58,7 @@ class Optimized:
         group: The parameter group that holds it.
     """
 
-    place: Place
+    place: ParamRef
     parameter: torch.Tensor
     optimizer: Optimizer
     group: dict[str, Any]
@@ -128,20 +128,20 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
             "KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), lambda params: ...)"
         )
     plan = model.plan if isinstance(model, DistributedModelParallel) else None
-    found = Contents(group=group_of(model), plan=plan)
-    places: dict[int, Place] = {}
+    contents = Contents(group=group_of(model), plan=plan)
+    places: dict[int, ParamRef] = {}
     parameters: dict[int, torch.Tensor] = {}
     for path, part in _parts(model):
         prefix = f"{path}." if path else ""
         if isinstance(part, ShardedEmbeddingModule):
-            found.model |= _table_entries(prefix, part, places, parameters)
+            contents.model |= _table_entries(prefix, part, places, parameters)
             continue
-        found.model |= _dense_entries(prefix, part)
+        contents.model |= _dense_entries(prefix, part)
         for name, parameter in part.named_parameters(recurse=False):
-            places.setdefault(id(parameter), Place(prefix + name))
+            places.setdefault(id(parameter), ParamRef(prefix + name))
             parameters.setdefault(id(parameter), parameter)
-    found.optimized = _optimized(places, parameters, optimizer)
-    return found
+    contents.optimized = _optimized(places, parameters, optimizer)
+    return contents
 
 
 def optimizer_facts(contents: Contents) -> dict[str, str]:
@@ -155,15 +155,15 @@ def optimizer_facts(contents: Contents) -> dict[str, str]:
 
 def optimizer_entries(contents: Contents) -> dict[str, dict[str, Entry]]:
     """Parameter -> name of a state -> its tensor, of this rank's parameters."""
-    found: dict[str, dict[str, Entry]] = {}
+    entries: dict[str, dict[str, Entry]] = {}
     for one in contents.optimized:
-        states = found.setdefault(one.place.name, {})
+        states = entries.setdefault(one.place.name, {})
         for key, value in one.state.items():
             if isinstance(value, torch.Tensor):
                 entry = state_entry(one, key, value)
                 known = states.get(key)
                 states[key] = entry if known is None else _joined(known, entry)
-    return found
+    return entries
 
 
 def _joined(first: Entry, second: Entry) -> Entry:
@@ -214,26 +214,26 @@ def _parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]
 def _table_entries(
     prefix: str,
     part: ShardedEmbeddingModule[Any, Any, Any, Any, Any],
-    places: dict[int, Place],
+    places: dict[int, ParamRef],
     parameters: dict[int, torch.Tensor],
 ) -> dict[str, Entry]:
     """The tables of a sharded module; notes which parameter is which piece."""
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for held in part.held_tables():
         name, parts = prefix + held.name, []
         for rows, piece in zip(held.rows, held.pieces, strict=True):
-            places.setdefault(id(rows), Place(name, held.table, piece))
+            places.setdefault(id(rows), ParamRef(name, held.table, piece))
             parameters.setdefault(id(rows), rows)
             parts.append(Part(rows.detach(), piece))
-        found[name] = Entry(("model", name), Form.TABLE, tuple(parts), held.table)
-    return found
+        entries[name] = Entry(("model", name), Form.TABLE, tuple(parts), held.table)
+    return entries
 
 
 def _dense_entries(prefix: str, part: nn.Module) -> dict[str, Entry]:
     """The parameters and buffers of a module itself, live."""
-    own: dict[str, Any] = {}
-    part._save_to_state_dict(own, prefix, False)
-    for name, value in own.items():
+    values: dict[str, Any] = {}
+    part._save_to_state_dict(values, prefix, False)
+    for name, value in values.items():
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(
                 f"{name!r} of the model's state is a {type(value).__name__}, and a checkpoint holds tensors: "
@@ -247,15 +247,15 @@ def _dense_entries(prefix: str, part: nn.Module) -> dict[str, Entry]:
                 f"{name!r} of the model {what}, and a checkpoint holds dense numbers: run one forward, use "
                 "model.to_empty(device='cpu'), or make it dense first"
             )
-    return {name: Entry(("model", name), Form.WHOLE, (Part(value),)) for name, value in own.items()}
+    return {name: Entry(("model", name), Form.WHOLE, (Part(value),)) for name, value in values.items()}
 
 
 def _optimized(
-    places: Mapping[int, Place], parameters: Mapping[int, torch.Tensor], optimizer: KeyedOptimizer | None
+    places: Mapping[int, ParamRef], parameters: Mapping[int, torch.Tensor], optimizer: KeyedOptimizer | None
 ) -> list[Optimized]:
     """Each parameter with its optimizer: the caller's, or what it carries."""
     outside = {id(parameter): (name, leaf, parameter) for name, leaf, parameter in _leaves(optimizer)}
-    found = []
+    optimized = []
     for number, place in places.items():
         parameter = parameters[number]
         inside: list[Optimizer] = list(getattr(parameter, "_in_backward_optimizers", None) or [])
@@ -266,11 +266,11 @@ def _optimized(
             kinds = ", ".join(type(each).__name__ for each in inside)
             raise CheckpointError(f"parameter {place.name!r} has {len(inside)} optimizers ({kinds}): leave it one")
         if inside:
-            found.append(Optimized(place, parameter, inside[0], _group_with(inside[0], parameter)))
+            optimized.append(Optimized(place, parameter, inside[0], _group_with(inside[0], parameter)))
     for name, leaf, parameter in outside.values():
         # Not the model's: a wrapper's own count of steps, for example.
-        found.append(Optimized(Place(name), parameter, leaf, _group_with(leaf, parameter)))
-    return found
+        optimized.append(Optimized(ParamRef(name), parameter, leaf, _group_with(leaf, parameter)))
+    return optimized
 
 
 def _leaves(optimizer: KeyedOptimizer | None) -> Iterator[tuple[str, Optimizer, torch.Tensor]]:

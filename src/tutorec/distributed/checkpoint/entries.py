@@ -164,13 +164,13 @@ def wanted_rows(
     zeros = (0,) * (len(shape) - 1)
     target = target.view(piece.rows, *shape[1:])
     first, last = piece.column_offset, piece.column_offset + piece.columns
-    found = []
+    requests = []
     for index, (start, end) in enumerate(pairwise(accumulate(widths, initial=0))):
         common = min(last, end) - max(first, start)
         if common > 0:
             share = None if common == piece.columns else common / piece.columns
-            found.append(Wanted((index * rows + piece.row_offset, *zeros), target, share))
-    return found
+            requests.append(Wanted((index * rows + piece.row_offset, *zeros), target, share))
+    return requests
 
 
 def _stored_at(entry: Entry, part: Part) -> tuple[int, ...]:

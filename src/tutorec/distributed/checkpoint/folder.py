@@ -88,12 +88,12 @@ class Folder:
     def _entries(self) -> dict[str, dict[str, Any]]:
         self.fs.invalidate_cache()
         try:
-            found = self.fs.ls(self.path, detail=True)
+            listing = self.fs.ls(self.path, detail=True)
         except FileNotFoundError:
             return {}
-        if any(each["name"].rstrip("/") == self.path.rstrip("/") and each["type"] != "directory" for each in found):
+        if any(each["name"].rstrip("/") == self.path.rstrip("/") and each["type"] != "directory" for each in listing):
             raise NotADirectoryError(f"{self} is not a folder")
-        return {each["name"].rstrip("/").rpartition("/")[2]: each for each in found}
+        return {each["name"].rstrip("/").rpartition("/")[2]: each for each in listing}
 
     def open(self, name: str) -> IO[bytes]:
         """A regular file, to be read.

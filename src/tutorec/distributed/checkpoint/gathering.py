@@ -29,15 +29,15 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     contents = contents_of(model)
     group = contents.group if contents.group is not None and contents.group.size() > 1 else None
     first = group is None or group.rank() == 0
-    found: dict[str, torch.Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
     for name, entry in contents.model.items():
         if entry.form is Form.WHOLE or entry.table is None:
             whole = entry.parts[0].tensor.detach().cpu().clone() if first else None
         else:
             whole = _gathered(entry, group)
         if whole is not None:
-            found[name] = whole
-    return found
+            state[name] = whole
+    return state
 
 
 def _gathered(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor | None:
@@ -46,12 +46,12 @@ def _gathered(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor | N
     assert table is not None, f"{entry.name} is no table"
     whole = torch.empty(table.rows, table.columns, dtype=table.dtype) if rank == 0 else None
     pieces = table.pieces[:1] if table.sharding_type is ShardingType.DATA_PARALLEL else table.pieces
-    own = {part.piece: part.tensor for part in entry.parts}
+    local = {part.piece: part.tensor for part in entry.parts}
     for piece in pieces:
         step = max(1, BLOCK_BYTES // (4 * piece.columns))
         for start in range(0, piece.rows, step):
             rows = min(step, piece.rows - start)
-            block = own[piece][start : start + rows] if piece in own else None
+            block = local[piece][start : start + rows] if piece in local else None
             arrived = block if piece.rank == 0 or group is None else _sent(block, piece, rows, group)
             if whole is not None and arrived is not None:
                 columns = slice(piece.column_offset, piece.column_offset + piece.columns)

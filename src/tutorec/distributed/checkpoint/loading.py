@@ -31,7 +31,7 @@ from tutorec.distributed.checkpoint.manifest import (
     read_manifest,
     replaced_too_often,
 )
-from tutorec.distributed.checkpoint.ranks import Together
+from tutorec.distributed.checkpoint.ranks import RankBarrier
 from tutorec.distributed.checkpoint.reading import CheckpointInfo, info_of
 from tutorec.distributed.checkpoint.replicas import loaded_by_all
 from tutorec.distributed.checkpoint.states import StoredState, match_states, new_state
@@ -98,7 +98,7 @@ def load_checkpoint(
         ({'epoch': 1}, True)
     """
     folder, problem = checked_folder(path)
-    ranks = Together(group_of(model), f"loading the checkpoint {folder}")
+    ranks = RankBarrier(group_of(model), f"loading the checkpoint {folder}")
     for _ in range(TRIES):
         manifest, contents, trouble = None, Contents(), problem
         try:
@@ -121,7 +121,7 @@ def load_checkpoint(
 
 
 def _load(
-    ranks: Together,
+    ranks: RankBarrier,
     folder: Folder,
     manifest: Manifest | None,
     contents: Contents,
@@ -146,23 +146,23 @@ def _load(
                 order = _order(contents, manifest, metadata, optimizer_state)
                 plan = plan_reading(metadata, order.wanted).plan
             # Each file is checked by one rank for all. First they are all opened: a later save may remove them.
-            mine = list(manifest.files)[ranks.rank :: ranks.world_size]
-            files.hold([*files_of(metadata, plan), *mine])
-            for name in mine:
+            to_check = list(manifest.files)[ranks.rank :: ranks.world_size]
+            files.hold([*files_of(metadata, plan), *to_check])
+            for name in to_check:
                 files.check(name)
         except Exception as error:  # whatever it is, the others must not wait for this rank
             problem = error
-        ranks.settle(problem)
-        assert manifest is not None and metadata is not None, "settle raises where there is none"
+        ranks.raise_if_any_failed(problem)
+        assert manifest is not None and metadata is not None, "raise_if_any_failed raises where it is missing"
         facts = {"the checkpoint": f"of step {manifest.step}, manifest {manifest.digest}"}
-        ranks.agree({**facts, "optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)})
+        ranks.require_equal({**facts, "optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)})
         try:
             _carry_out(order)
             read_blocks(files, metadata, order.wanted)
         except Exception as error:
             what = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
             problem = CheckpointError(f"{what}; the model is filled in part: load again, or another checkpoint")
-        ranks.settle(problem)
+        ranks.raise_if_any_failed(problem)
     return info_of(manifest, metadata)
 
 
@@ -179,8 +179,8 @@ def _order(contents: Contents, manifest: Manifest, metadata: Metadata, optimizer
     return order
 
 
-def _check_names(own: Mapping[str, Entry], stored: list[str]) -> None:
-    missing, surplus = sorted(own.keys() - set(stored)), sorted(set(stored) - own.keys())
+def _check_names(entries: Mapping[str, Entry], stored: list[str]) -> None:
+    missing, surplus = sorted(entries.keys() - set(stored)), sorted(set(stored) - entries.keys())
     if missing or surplus:
         raise CheckpointError(
             f"the checkpoint is of another model: {missing[:6]} are in the model only, {surplus[:6]} are in the "
@@ -223,19 +223,19 @@ def _order_state(order: _Order, one: Optimized, manifest: Manifest, metadata: Me
             f"the checkpoint has no optimizer for {name!r}: it was saved without one; "
             "load_checkpoint(..., optimizer_state=False) takes the weights alone"
         )
-    found = _stored_states(one, manifest, metadata)
-    matched = match_states(one, found, facts["kind"])
-    own = one.state
-    fresh = {key: new_state(one, key, state) for key, state in matched.items() if key not in own}
+    saved = _stored_states(one, manifest, metadata)
+    matched = match_states(one, saved, facts["kind"])
+    current = one.state
+    fresh = {key: new_state(one, key, state) for key, state in matched.items() if key not in current}
     if not one.is_fused:
-        gone = {
+        reset = {
             key: None
-            for key, value in own.items()
+            for key, value in current.items()
             if isinstance(value, torch.Tensor) and key not in matched and (key != "step" or not matched)
         }
-        order.states.append((one, {**gone, **fresh, **facts["numbers"]}))
+        order.states.append((one, {**reset, **fresh, **facts["numbers"]}))
     for key, state in matched.items():
-        tensor = fresh.get(key, own.get(key))
+        tensor = fresh.get(key, current.get(key))
         assert isinstance(tensor, torch.Tensor), f"state {key!r} of {name!r} is no tensor"
         entry = state_entry(one, state.key, tensor)
         if entry.form is Form.ROWS or _is_by_row(one, tensor, state):
@@ -257,13 +257,13 @@ def _is_by_row(one: Optimized, tensor: torch.Tensor, state: StoredState) -> bool
 
 def _stored_states(one: Optimized, manifest: Manifest, metadata: Metadata) -> dict[str, StoredState]:
     """What the checkpoint has of a parameter's state."""
-    found: dict[str, StoredState] = {}
+    states: dict[str, StoredState] = {}
     for full, path in cast(Mapping[str, tuple[str, ...]], metadata.planner_data).items():
         if path[:-1] == (*STATE, one.place.name):
             stored = cast(TensorStorageMetadata, metadata.state_dict_metadata[full])
             widths = tuple(manifest.slices.get(full, ()))
-            found[path[-1]] = StoredState(path[-1], tuple(stored.size), stored.properties.dtype, widths)
-    return found
+            states[path[-1]] = StoredState(path[-1], tuple(stored.size), stored.properties.dtype, widths)
+    return states
 
 
 def _order_options(order: _Order, one: Optimized, facts: Mapping[str, Any]) -> None:

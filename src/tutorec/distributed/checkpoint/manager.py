@@ -20,7 +20,7 @@ from tutorec.distributed.checkpoint.contents import group_of
 from tutorec.distributed.checkpoint.folder import Folder, folder_of, path_below
 from tutorec.distributed.checkpoint.loading import load_checkpoint
 from tutorec.distributed.checkpoint.manifest import MANIFEST, TRIES, remove_checkpoint
-from tutorec.distributed.checkpoint.ranks import Together
+from tutorec.distributed.checkpoint.ranks import RankBarrier
 from tutorec.distributed.checkpoint.reading import CheckpointInfo, subfolders, whole_step
 from tutorec.distributed.checkpoint.replicas import all_ranks_of, saved_by_the_first
 from tutorec.distributed.checkpoint.saving import Save, prepare_save, write_save
@@ -122,14 +122,14 @@ class CheckpointManager:
             CheckpointError: The folder cannot be looked into.
         """
         names: set[str] | None = None
-        found: list[int] = []
-        while not found:
+        steps: list[int] = []
+        while not steps:
             known, names = names, subfolders(self._folder)
             if names == known:
                 break
             # Those that were found may have been removed by the run meanwhile, and others be there.
-            found = [step for step in map(self._whole, names) if step is not None]
-        return sorted(found)
+            steps = [step for step in map(self._whole, names) if step is not None]
+        return sorted(steps)
 
     def load(
         self, model: nn.Module, optimizer: KeyedOptimizer | None = None, *, optimizer_state: bool = True
@@ -149,7 +149,7 @@ class CheckpointManager:
             CheckpointError: As of `load_checkpoint`.
         """
         self.wait()
-        ranks = Together(all_ranks_of(model), f"loading the latest checkpoint in {self._folder}")
+        ranks = RankBarrier(all_ranks_of(model), f"loading the latest checkpoint in {self._folder}")
         latest = self._agreed_latest(ranks)
         for left in reversed(range(TRIES)):
             if latest is None:
@@ -173,7 +173,9 @@ class CheckpointManager:
         """
         while self._under_way:
             problem, (_, group) = next(_problems(self._under_way), None), self._under_way.pop()
-            problems = Together(group, "waiting for the checkpoint").gather(None if problem is None else str(problem))
+            problems = RankBarrier(group, "waiting for the checkpoint").gather(
+                None if problem is None else str(problem)
+            )
             if problem is not None:
                 raise problem
             for text in problems:
@@ -227,7 +229,7 @@ class CheckpointManager:
                 "from that one; load it first, or save into another folder, or remove the later ones"
             )
 
-    def _agreed_latest(self, ranks: Together) -> int | None:
+    def _agreed_latest(self, ranks: RankBarrier) -> int | None:
         """The latest step as rank 0 sees it; the others may see the folder a moment earlier or later."""
         latest, problem = None, None
         if ranks.rank == 0:
@@ -235,7 +237,7 @@ class CheckpointManager:
                 latest = (self.steps() or [None])[-1]
             except Exception as error:
                 problem = error
-        ranks.settle(problem)
+        ranks.raise_if_any_failed(problem)
         return ranks.from_first(latest)
 
     def _begin(
@@ -243,7 +245,7 @@ class CheckpointManager:
     ) -> list[Future[None]]:
         """Write, or begin to; what is under way then."""
         group = group_of(model)
-        ranks, problem = Together(group, f"saving the checkpoint {folder}"), None
+        ranks, problem = RankBarrier(group, f"saving the checkpoint {folder}"), None
         if ranks.rank == 0:
             try:
                 self._check_order(notes["step"])
@@ -253,22 +255,22 @@ class CheckpointManager:
         if self._thread is None:
             write_save(save, ranks, lambda: self._tidy(folder))
             return []
-        own = None if group is None or ranks.world_size == 1 else self._own_group(group)
+        twin = None if group is None or ranks.world_size == 1 else self._own_group(group)
         doing = f"saving the checkpoint {folder} in the background"
-        return [self._thread.submit(self._write, save, own, doing)]
+        return [self._thread.submit(self._write, save, twin, doing)]
 
     def _own_group(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
         """The group of the thread: two threads on one group would swap each other's results."""
-        for known, own in self._groups:
-            if known is group:
-                return own
-        own = comm.twin_group(group)
-        self._groups.append((group, own))
-        return own
+        for original, twin in self._groups:
+            if original is group:
+                return twin
+        twin = comm.twin_group(group)
+        self._groups.append((group, twin))
+        return twin
 
     def _write(self, save: Save, group: dist.ProcessGroup | None, doing: str) -> None:
         """What the thread does."""
-        write_save(save, Together(group, doing), lambda: self._tidy(save.folder))
+        write_save(save, RankBarrier(group, doing), lambda: self._tidy(save.folder))
 
     def _tidy(self, saved: Folder) -> None:
         """Remove old checkpoints and what interrupted saves have left.

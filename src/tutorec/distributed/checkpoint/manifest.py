@@ -136,11 +136,11 @@ def read_manifest(folder: Folder) -> Manifest:
 
 def _not_whole(folder: Folder) -> str:
     try:
-        found = sorted(folder.sizes())[:4] or "nothing"
+        contents = sorted(folder.sizes())[:4] or "nothing"
     except Exception as error:
-        found = error
+        contents = error
     return (
-        f"{folder} is not a whole checkpoint: {MANIFEST} is missing (found: {found}); it is written last, so that a "
+        f"{folder} is not a whole checkpoint: {MANIFEST} is missing (found: {contents}); it is written last, so that a "
         "save that was interrupted has none: load another one, latest_checkpoint() finds them"
     )
 

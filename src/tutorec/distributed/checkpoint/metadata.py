@@ -75,9 +75,9 @@ class _Reader(pickle.Unpickler):
             return tuple
         if (module_name, global_name) == ("torch.serialization", "_get_layout"):
             return self._made.setdefault(global_name, type(global_name, (_Record,), {}))
-        found = getattr(torch, global_name, None) if module_name == "torch" else None
-        if isinstance(found, torch.dtype):
-            return found
+        value = getattr(torch, global_name, None) if module_name == "torch" else None
+        if isinstance(value, torch.dtype):
+            return value
         raise CheckpointError(
             f"it names {module_name}.{global_name}"[:200]
             + ", which no checkpoint has: it was not written by tutorec or "

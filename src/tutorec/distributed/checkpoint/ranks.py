@@ -22,7 +22,7 @@ from tutorec.errors import CheckpointError
 _STAGE = "checkpoint"
 # What a rank leaves for the others when it comes to its first checkpoint, and when it is told that another has ended:
 # it may end then as well, and is not the one to name.
-_CAME, _TOLD = "tutorec/came/{}", "tutorec/told/{}"
+_ARRIVED, _NOTIFIED = "tutorec/came/{}", "tutorec/told/{}"
 # A process whose connections are closed may take a moment to be gone.
 _SECONDS_TO_END = 5.0
 V = TypeVar("V")
@@ -31,7 +31,7 @@ V = TypeVar("V")
 _processes: weakref.WeakKeyDictionary[dist.ProcessGroup, list[tuple[str, int]]] = weakref.WeakKeyDictionary()
 
 
-class Together:
+class RankBarrier:
     """The ranks of one save or load.
 
     Args:
@@ -42,7 +42,7 @@ class Together:
         CheckpointError: A rank ended.
 
     Example:
-        >>> alone = Together(None, "saving the checkpoint /runs/7")
+        >>> alone = RankBarrier(None, "saving the checkpoint /runs/7")
         >>> alone.rank, alone.world_size, alone.gather("a")
         (0, 1, ['a'])
     """
@@ -53,7 +53,7 @@ class Together:
         self.rank: int = self._group.rank() if self._group is not None else 0
         self.world_size: int = self._group.size() if self._group is not None else 1
         if self._group is not None and self._group not in _processes:
-            _publish(self._group, _CAME)
+            _publish(self._group, _ARRIVED)
             _processes[self._group] = self.gather((socket.gethostname(), os.getpid()))
 
     def gather(self, value: V) -> list[V]:
@@ -74,7 +74,7 @@ class Together:
         group = self._group
         return value if group is None else self._named(lambda: comm.broadcast_object(value, 0, group, _STAGE))
 
-    def agree(self, facts: Mapping[str, str]) -> None:
+    def require_equal(self, facts: Mapping[str, str]) -> None:
         """Return when all ranks hold the same facts.
 
         Raises:
@@ -86,7 +86,7 @@ class Together:
             env = ShardingEnv.from_process_group(group)
             self._named(lambda: check_agreement(self._doing, facts, env))
 
-    def settle(self, problem: Exception | None) -> None:
+    def raise_if_any_failed(self, problem: Exception | None) -> None:
         """Return when no rank has a problem; else raise on every rank, with the rank that has it.
 
         Raises:
@@ -94,8 +94,8 @@ class Together:
             TypeError: This rank's problem is one: the caller's mistake.
         """
         text = None if problem is None else _text(problem)
-        troubles = [(rank, found) for rank, found in enumerate(self.gather(text)) if found is not None]
-        if not troubles:
+        failures = [(rank, found) for rank, found in enumerate(self.gather(text)) if found is not None]
+        if not failures:
             return
         if isinstance(problem, TypeError):
             raise problem
@@ -104,8 +104,8 @@ class Together:
                 raise problem
             raise CheckpointError(f"{self._doing} failed: {text}") from problem
         # A damaged file is the same trouble on every rank that has looked at it.
-        lines = dict.fromkeys(found for _, found in troubles)
-        named = [f"{_ranks([rank for rank, each in troubles if each == line])}: {line}" for line in lines]
+        lines = dict.fromkeys(found for _, found in failures)
+        named = [f"{_ranks([rank for rank, each in failures if each == line])}: {line}" for line in lines]
         raise CheckpointError(f"{self._doing} failed on " + "; ".join(named)) from problem
 
     def _named(self, collective: Callable[[], V]) -> V:
@@ -113,7 +113,7 @@ class Together:
             return collective()
         except RuntimeError as error:
             assert self._group is not None, "without others there is no collective"
-            _publish(self._group, _TOLD)
+            _publish(self._group, _NOTIFIED)
             ended = _ended(self._group)
             if not ended:
                 raise
@@ -137,14 +137,14 @@ def _publish(group: dist.ProcessGroup, key: str) -> None:
 def _published(group: dist.ProcessGroup, key: str) -> list[tuple[str, int] | None]:
     """(host, process) of each rank that has left it, None of those who have not; nothing where nobody can say."""
     try:
-        store, found = _store(group), []
+        store, processes = _store(group), []
         for rank in range(group.size()):
             name = key.format(rank)
             process, _, host = store.get(name).decode().partition(" ") if store.check([name]) else ("", "", "")
-            found.append((host, int(process)) if process else None)
+            processes.append((host, int(process)) if process else None)
     except (RuntimeError, AttributeError):
         return []
-    return found
+    return processes
 
 
 def _store(group: dist.ProcessGroup) -> Any:
@@ -154,15 +154,17 @@ def _store(group: dist.ProcessGroup) -> Any:
 
 def _ended(group: dist.ProcessGroup) -> dict[int, int | None]:
     """Rank -> process of those on this host that are gone; None for a process that never came."""
-    here, deadline = socket.gethostname(), time.monotonic() + _SECONDS_TO_END
+    this_host, deadline = socket.gethostname(), time.monotonic() + _SECONDS_TO_END
     known: Sequence[tuple[str, int] | None] = []
-    found: dict[int, int | None] = {}
+    gone: dict[int, int | None] = {}
     while time.monotonic() < deadline:
-        known = _processes.get(group) or _published(group, _CAME)
-        found = {rank: each[1] for rank, each in enumerate(known) if each and each[0] == here and not _runs(each[1])}
-        if found:
-            told = {rank for rank, each in enumerate(_published(group, _TOLD)) if each}
-            first = {rank: process for rank, process in found.items() if rank not in told}
+        known = _processes.get(group) or _published(group, _ARRIVED)
+        gone = {
+            rank: each[1] for rank, each in enumerate(known) if each and each[0] == this_host and not _runs(each[1])
+        }
+        if gone:
+            notified = {rank for rank, each in enumerate(_published(group, _NOTIFIED)) if each}
+            first = {rank: process for rank, process in gone.items() if rank not in notified}
             # A rank that was told may be gone before the one that it was told of.
             if first:
                 return first
@@ -170,7 +172,7 @@ def _ended(group: dist.ProcessGroup) -> dict[int, int | None]:
             return {}
         time.sleep(0.05)
     # Who never came is the cause; others that are gone were told of it.
-    return {rank: None for rank, each in enumerate(known) if each is None} or found
+    return {rank: None for rank, each in enumerate(known) if each is None} or gone
 
 
 def _runs(process: int) -> bool:
@@ -193,4 +195,4 @@ def _text(problem: Exception) -> str:
     return str(problem) if isinstance(problem, CheckpointError) else f"{type(problem).__name__}: {problem}"
 
 
-__all__ = ["Together"]
+__all__ = ["RankBarrier"]

@@ -96,9 +96,9 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | str | None:
         True
     """
     parent = folder_of(folder)
-    found: list[tuple[int, float, str]] = []
+    checkpoints: list[tuple[int, float, str]] = []
     names: set[str] | None = None
-    while not found:
+    while not checkpoints:
         known, names = names, subfolders(parent)
         if names == known:
             return None
@@ -107,8 +107,8 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | str | None:
             below = parent.below(name)
             step = whole_step(below)
             if step is not None:
-                found.append((step, below.modified(MANIFEST), name))
-    return path_below(folder, max(found)[2])
+                checkpoints.append((step, below.modified(MANIFEST), name))
+    return path_below(folder, max(checkpoints)[2])
 
 
 def subfolders(parent: Folder) -> set[str]:
@@ -163,17 +163,17 @@ def _state_dict(manifest: Manifest, files: SavedFiles) -> dict[str, Any]:
     files.hold(manifest.files)
     for name in manifest.files:
         files.check(name)
-    wanted: dict[str, list[Wanted]] = {}
+    requests: dict[str, list[Wanted]] = {}
     model: dict[str, torch.Tensor] = {}
     states: dict[str, dict[str, Any]] = {name: dict(each["numbers"]) for name, each in manifest.optimizers.items()}
     for name, stored in metadata.state_dict_metadata.items():
-        tensor, wanted[name] = _whole(cast(TensorStorageMetadata, stored), manifest.slices.get(name, []))
+        tensor, requests[name] = _whole(cast(TensorStorageMetadata, stored), manifest.slices.get(name, []))
         keys = cast(Mapping[str, tuple[str, ...]], metadata.planner_data)[name]
         if keys[0] == "model":
             model[keys[1]] = tensor
         else:
             states.setdefault(keys[2], {})[keys[3]] = tensor
-    read_blocks(files, metadata, wanted)
+    read_blocks(files, metadata, requests)
     options = {name: each["options"] for name, each in manifest.optimizers.items()}
     return {"model": model, "optimizer": {"state": states, "options": options}}
 

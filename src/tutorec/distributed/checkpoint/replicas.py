@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tutorec.distributed.checkpoint.contents import group_of
-from tutorec.distributed.checkpoint.ranks import Together
+from tutorec.distributed.checkpoint.ranks import RankBarrier
 from tutorec.distributed.model_parallel import DMPCollection
 from tutorec.errors import CheckpointError
 
@@ -34,7 +34,9 @@ def saved_by_the_first(save: _Call[Path, Rest, None]) -> _Call[Path, Rest, None]
             save(path, model, *args, **kwargs)
             return
         model.sync()
-        _together(model, f"saving {path}", lambda: save(path, model, *args, **kwargs) if model.replica == 0 else None)
+        _in_all_replicas(
+            model, f"saving {path}", lambda: save(path, model, *args, **kwargs) if model.replica == 0 else None
+        )
 
     return of_replicas
 
@@ -46,7 +48,7 @@ def loaded_by_all(load: _Call[Path, Rest, Out]) -> _Call[Path, Rest, Out]:
     def of_replicas(path: Path, model: nn.Module, *args: Rest.args, **kwargs: Rest.kwargs) -> Out:
         if not isinstance(model, DMPCollection):
             return load(path, model, *args, **kwargs)
-        return _together(model, f"loading {path}", lambda: load(path, model, *args, **kwargs))
+        return _in_all_replicas(model, f"loading {path}", lambda: load(path, model, *args, **kwargs))
 
     return of_replicas
 
@@ -56,20 +58,20 @@ def all_ranks_of(model: nn.Module) -> dist.ProcessGroup | None:
     return model.dense_group if isinstance(model, DMPCollection) else group_of(model)
 
 
-def _together(model: DMPCollection, doing: str, act: Callable[[], Out]) -> Out:
+def _in_all_replicas(model: DMPCollection, doing: str, act: Callable[[], Out]) -> Out:
     """Act; an error of the ranks of one replica is one of all ranks."""
-    problem, found = None, None
+    problem, result = None, None
     try:
-        found = act()
+        result = act()
     except Exception as error:  # whatever it is, the others must not wait for this rank
         problem = error
-    texts = Together(model.dense_group, doing).gather(None if problem is None else f"{problem}")
+    texts = RankBarrier(model.dense_group, doing).gather(None if problem is None else f"{problem}")
     if problem is not None:
         raise problem
     if failed := [(rank, text) for rank, text in enumerate(texts) if text is not None]:
         rank, text = failed[0]
         raise CheckpointError(f"{doing} was given up, since another replica's rank {rank} failed: {text}")
-    return found  # pyright: ignore[reportReturnType]
+    return result  # pyright: ignore[reportReturnType]
 
 
 __all__ = ["all_ranks_of", "loaded_by_all", "saved_by_the_first"]

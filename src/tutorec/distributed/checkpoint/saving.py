@@ -23,7 +23,7 @@ from tutorec.distributed.checkpoint.manifest import (
     leftover_names,
     read_manifest,
 )
-from tutorec.distributed.checkpoint.ranks import Together
+from tutorec.distributed.checkpoint.ranks import RankBarrier
 from tutorec.distributed.checkpoint.replicas import saved_by_the_first
 from tutorec.distributed.checkpoint.storage import BlockSaver, Written, write_blocks, write_metadata
 from tutorec.errors import CheckpointError
@@ -70,7 +70,7 @@ def save_checkpoint(
         3
     """
     folder, problem = checked_folder(path)
-    ranks = Together(group_of(model), f"saving the checkpoint {folder}")
+    ranks = RankBarrier(group_of(model), f"saving the checkpoint {folder}")
     notes = {"step": step, "position": position, "extra": extra}
     write_save(prepare_save(ranks, folder, problem, (model, optimizer), notes), ranks)
 
@@ -105,7 +105,7 @@ class Save:
 
 
 def prepare_save(
-    ranks: Together,
+    ranks: RankBarrier,
     folder: Folder,
     problem: Exception | None,
     model_and_optimizer: tuple[nn.Module, KeyedOptimizer | None],
@@ -139,8 +139,8 @@ def prepare_save(
                 _start(save)
         except Exception as error:  # whatever it is, the others must not wait for this rank
             problem = error
-        ranks.settle(problem)
-        ranks.agree({"path": str(folder), **_facts(contents, notes)})
+        ranks.raise_if_any_failed(problem)
+        ranks.require_equal({"path": str(folder), **_facts(contents, notes)})
         save.id = ranks.from_first(save.id)
         save.manifest = Manifest(
             world_size=ranks.world_size,
@@ -157,13 +157,13 @@ def prepare_save(
     return save
 
 
-def write_save(save: Save, ranks: Together, then: Callable[[], None] = lambda: None) -> None:
+def write_save(save: Save, ranks: RankBarrier, on_complete: Callable[[], None] = lambda: None) -> None:
     """Write what has been prepared. A collective.
 
     Args:
         save: What this rank writes.
         ranks: That save together; in a thread of its own they are a group of its own.
-        then: What rank 0 does when the checkpoint is complete.
+        on_complete: What rank 0 does when the checkpoint is complete.
 
     Raises:
         CheckpointError: A rank could not write, or has ended; the checkpoint that was there before is as it was.
@@ -174,15 +174,15 @@ def write_save(save: Save, ranks: Together, then: Callable[[], None] = lambda: N
             written = write_blocks(save.folder, save.id, save.blocks)
         except Exception as error:
             problem = error
-        ranks.settle(problem)
+        ranks.raise_if_any_failed(problem)
         of_ranks = ranks.gather(written)
         if ranks.rank == 0:
             try:
                 _complete(save, of_ranks)
-                then()
+                on_complete()
             except Exception as error:
                 problem = error
-        ranks.settle(problem)
+        ranks.raise_if_any_failed(problem)
     except BaseException:
         if ranks.rank == 0:
             save.give_up()
@@ -279,13 +279,13 @@ def _check_keys(value: Any) -> None:
 
 def _optimizer_facts(contents: Contents) -> dict[str, dict[str, Any]]:
     """Parameter -> its optimizer's class, its group's options and the numbers among its state, as JSON takes them."""
-    found: dict[str, dict[str, Any]] = {}
+    facts: dict[str, dict[str, Any]] = {}
     for one in contents.optimized:
         options = {key: plain(value) for key, value in one.group.items() if key != "params" and is_plain(value)}
         numbers = {key: value for key, value in one.state.items() if isinstance(value, bool | int | float)}
         kind = type(one.optimizer).__name__
-        found[one.place.name] = {"kind": kind, "options": options, "numbers": numbers}
-    return found
+        facts[one.place.name] = {"kind": kind, "options": options, "numbers": numbers}
+    return facts
 
 
 def is_plain(value: Any) -> bool:

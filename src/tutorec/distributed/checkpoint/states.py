@@ -53,27 +53,27 @@ def match_states(one: Optimized, stored: Mapping[str, StoredState], kind: str) -
     Raises:
         CheckpointError: It was saved with another optimizer: states are missing, or there are some that are not kept.
     """
-    own = {key for key, value in one.state.items() if isinstance(value, torch.Tensor)}
-    here = type(one.optimizer).__name__
-    if own == stored.keys() or (not stored and not one.is_fused and (not own or kind == here)):
+    keys = {key for key, value in one.state.items() if isinstance(value, torch.Tensor)}
+    kind_here = type(one.optimizer).__name__
+    if keys == stored.keys() or (not stored and not one.is_fused and (not keys or kind == kind_here)):
         return dict(stored)
-    if not own and not one.is_fused:
-        found = _named_as_torch(stored) if any("." in key for key in stored) else dict(stored)
+    if not keys and not one.is_fused:
+        matched = _named_as_torch(stored) if any("." in key for key in stored) else dict(stored)
         # Before its first step an optimizer does not say what it keeps.
-        if here == kind or set(found) == _KEPT.get(here):
-            return found
+        if kind_here == kind or set(matched) == _KEPT.get(kind_here):
+            return matched
     by_meaning = {_meaning(key): state for key, state in stored.items()}
-    found = {key: by_meaning[_meaning(key)] for key in own if _meaning(key) in by_meaning}
+    matched = {key: by_meaning[_meaning(key)] for key in keys if _meaning(key) in by_meaning}
     # A count of steps is no loss where the other optimizer keeps none.
-    missing = [key for key in own - found.keys() if _meaning(key) != _STEP]
-    surplus = [meaning for meaning in by_meaning if meaning != _STEP and meaning not in map(_meaning, own)]
+    missing = [key for key in keys - matched.keys() if _meaning(key) != _STEP]
+    surplus = [meaning for meaning in by_meaning if meaning != _STEP and meaning not in map(_meaning, keys)]
     if missing or surplus:
-        keeps = f"keeps {sorted(own)}" if own or one.is_fused else f"is {here}"
+        keeps = f"keeps {sorted(keys)}" if keys or one.is_fused else f"is {kind_here}"
         raise CheckpointError(
             f"the optimizer of {one.place.name!r} {keeps}, and the checkpoint has {sorted(stored)} of {kind}: it was "
             "saved with another optimizer; load_checkpoint(..., optimizer_state=False) takes the weights alone"
         )
-    return found
+    return matched
 
 
 def new_state(one: Optimized, key: str, stored: StoredState) -> torch.Tensor:
@@ -92,10 +92,10 @@ def new_state(one: Optimized, key: str, stored: StoredState) -> torch.Tensor:
     numbers = math.prod(stored.shape)
     by_row = bool(stored.widths) or (columns > 1 and numbers == (rows if table is None else table.rows))
     if key == "exp_avg_sq" and by_row != isinstance(one.optimizer, PartialRowWiseAdam):
-        here, there = ("weight", "row") if by_row else ("row", "weight")
+        kept, saved = ("weight", "row") if by_row else ("row", "weight")
         raise CheckpointError(
-            f"{stored.key!r} of {one.place.name!r} has one number for each {there}, and "
-            f"{type(one.optimizer).__name__} keeps one for each {here}; "
+            f"{stored.key!r} of {one.place.name!r} has one number for each {saved}, and "
+            f"{type(one.optimizer).__name__} keeps one for each {kept}; "
             "load_checkpoint(..., optimizer_state=False) takes the weights alone"
         )
     if not stored.shape:

@@ -104,10 +104,10 @@ def write_metadata(folder: Folder, save: str, written: Sequence[Written]) -> tup
     _, metadata = create_default_global_save_plan([SavePlan(each.items) for each in written])
     for name, tensor in metadata.state_dict_metadata.items():
         assert isinstance(tensor, TensorStorageMetadata), f"{name}: only tensors are stored"
-        found, whole = sum(math.prod(chunk.sizes) for chunk in tensor.chunks), math.prod(tensor.size)
-        if found != whole:
+        count, whole = sum(math.prod(chunk.sizes) for chunk in tensor.chunks), math.prod(tensor.size)
+        if count != whole:
             raise CheckpointError(
-                f"{name!r} has {whole:,} numbers, and the ranks have brought {found:,} of them: every rank saves the "
+                f"{name!r} has {whole:,} numbers, and the ranks have brought {count:,} of them: every rank saves the "
                 "same model, with the same optimizers"
             )
     lost = sorted({name for each in written for name in each.paths} - metadata.state_dict_metadata.keys())

@@ -78,12 +78,12 @@ class SavedFiles(FileSystem):
             file.seek(0)
             if size != facts.bytes:
                 raise CheckpointError(size_problem(self.folder.file(name), size, facts))
-            found = 0
+            crc = 0
             while block := cast(bytes, file.read(_READ_BYTES)):
-                found = zlib.crc32(block, found)
-        if f"{found:08x}" != facts.crc32:
+                crc = zlib.crc32(block, crc)
+        if f"{crc:08x}" != facts.crc32:
             raise CheckpointError(
-                f"{self.folder.file(name)} is damaged: its CRC-32 is {found:08x} and should be {facts.crc32:.8}, over "
+                f"{self.folder.file(name)} is damaged: its CRC-32 is {crc:08x} and should be {facts.crc32:.8}, over "
                 f"{size:,} bytes; load another checkpoint"
             )
 
@@ -174,11 +174,11 @@ def plan_reading(metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]) -> 
     for name, wishes in wanted.items():
         stored = cast(TensorStorageMetadata, metadata.state_dict_metadata[name])
         chunks = [ChunkStorageMetadata(torch.Size(w.offsets), w.target.shape) for w in wishes]
-        found = create_read_items_for_chunk_list(name, stored, chunks)
-        covered, needed = sum(math.prod(item.lengths) for item in found), sum(w.target.numel() for w in wishes)
+        reads = create_read_items_for_chunk_list(name, stored, chunks)
+        covered, needed = sum(math.prod(item.lengths) for item in reads), sum(w.target.numel() for w in wishes)
         if covered != needed:
             raise CheckpointError(f"{name!r}: {needed:,} numbers are wanted here, and {covered:,} of them are stored")
-        items += found
+        items += reads
     return BlockLoader(wanted, LoadPlan(items))
 
 

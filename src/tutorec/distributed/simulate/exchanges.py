@@ -92,9 +92,9 @@ class Exchange:
             Reach.HOST: host[:, None] == host,
             Reach.PEERS: number[:, None] == number,
         }[self.reach]
-        found = np.where(connected, self.left @ self.right, 0.0)
-        np.fill_diagonal(found, 0.0)
-        return found
+        sent = np.where(connected, self.left @ self.right, 0.0)
+        np.fill_diagonal(sent, 0.0)
+        return sent
 
 
 def _sums(left: Floats, right: Floats, local_size: int, reach: Reach) -> Floats:

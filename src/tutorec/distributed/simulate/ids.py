@@ -56,14 +56,14 @@ class RowShares:
         """The rows that come most often, with their share: at most ``count``, the first first."""
         widths = np.diff(self.edges)
         each = np.divide(self.shares, widths, out=np.zeros_like(self.shares), where=widths > 0)
-        found: list[tuple[int, float]] = []
+        hottest: list[tuple[int, float]] = []
         for step in np.argsort(-each, kind="stable")[:count].tolist():
             if each[step] > 0:
                 first, end = int(self.edges[step]), int(self.edges[step + 1])
-                found += [(row, float(each[step])) for row in range(first, min(end, first + count - len(found)))]
-            if len(found) == count:
+                hottest += [(row, float(each[step])) for row in range(first, min(end, first + count - len(hottest)))]
+            if len(hottest) == count:
                 break
-        return found
+        return hottest
 
     def distinct(self, ids: float, starts: Ints, ends: Ints) -> Floats:
         """How many distinct rows of ``[start, end)`` so many ids are expected to touch, ``[P]``.

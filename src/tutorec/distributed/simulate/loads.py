@@ -115,10 +115,10 @@ class _Expected(RankLoads):
         by_law: dict[IdLaw, float] = {}
         for feature in features:
             by_law[self._law(feature)] = by_law.get(self._law(feature), 0.0) + self._total(feature)
-        found = np.zeros(len(starts))
+        counts = np.zeros(len(starts))
         for law, count in by_law.items():
-            found += law.over(rows).distinct(count, starts, ends)
-        return np.minimum(found, ends - starts)
+            counts += law.over(rows).distinct(count, starts, ends)
+        return np.minimum(counts, ends - starts)
 
     def hottest(self, features: Sequence[str], rows: int, count: int) -> list[tuple[int, float]]:
         laws = [(self._law(feature).over(rows), self._total(feature)) for feature in features]
@@ -186,7 +186,7 @@ class MeasuredLoads(RankLoads):
         Raises:
             ValueError: An id is no row of the table.
         """
-        found = np.zeros((len(self._ids), len(starts)))
+        counts = np.zeros((len(self._ids), len(starts)))
         for index, ids in enumerate(self._of(feature)):
             if len(ids) and (ids[0] < 0 or ids[-1] >= rows):
                 wrong = ids[0] if ids[0] < 0 else ids[-1]
@@ -194,8 +194,8 @@ class MeasuredLoads(RankLoads):
                     f"batch {index}: id {wrong} of feature {feature!r} is outside of its table of {rows} rows: it "
                     f"must be 0 to {rows - 1}"
                 )
-            found[index] = np.searchsorted(ids, ends) - np.searchsorted(ids, starts)
-        return found
+            counts[index] = np.searchsorted(ids, ends) - np.searchsorted(ids, starts)
+        return counts
 
     def distinct(self, features: Sequence[str], rows: int, starts: Ints, ends: Ints) -> Floats:
         """Distinct rows in each range that the ids of all ranks touch together, counted, ``[P]``."""

@@ -51,15 +51,15 @@ def placed_tables(
         [[1, 0, 8, 4]]
     """
     by_path = plan.plan if isinstance(plan, ShardingPlan) else {"": plan}
-    found = []
+    placed = []
     for path, module_plan in by_path.items():
         configs, is_weighted = _tables_of(path, tables, list(by_path), weighted)
         check_plan_covers([config.name for config in configs], module_plan)
         optimizers = _optimizers(path, tables)
         for config in configs:
             table = _placed(path, config, module_plan[config.name], topology, is_weighted)
-            found.append(table if table.leaves_gradient else replace(table, optimizer=optimizers.get(config.name)))
-    return found
+            placed.append(table if table.leaves_gradient else replace(table, optimizer=optimizers.get(config.name)))
+    return placed
 
 
 def ranks_per_host(topology: Any) -> int:

@@ -103,13 +103,13 @@ def simulate_sync(
 
 def _pieces(tables: list[SimulatedTable], number: int) -> list[tuple[int, ...]]:
     """Rows and columns of each piece of a rank of a group."""
-    found: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
     for table in tables:
         if table.sharding_type is ShardingType.DATA_PARALLEL:
-            found.append((table.rows, table.columns))
-        mine = table.pieces[table.pieces[:, 0] == number]
-        found += [(int(end - first), int(columns)) for _, first, end, columns in mine]
-    return found
+            shapes.append((table.rows, table.columns))
+        shards = table.pieces[table.pieces[:, 0] == number]
+        shapes += [(int(end - first), int(columns)) for _, first, end, columns in shards]
+    return shapes
 
 
 def _sent(parts: list[int], hosts: Floats) -> Floats:

@@ -95,18 +95,18 @@ def _parts(
 ) -> dict[str, dict[str, Floats]]:
     """Milliseconds of each rank in each phase, by what they are spent on."""
     world_size = len(work.lookups)
-    found = {phase: {part: np.zeros(world_size) for part in PARTS} for phase in PHASES}
-    found["lookup"]["memory"] += slowness * work.lookup_ms
-    found["update"]["memory"] += slowness * work.update_ms
+    times = {phase: {part: np.zeros(world_size) for part in PARTS} for phase in PHASES}
+    times["lookup"]["memory"] += slowness * work.lookup_ms
+    times["update"]["memory"] += slowness * work.update_ms
     for exchange in exchanges:
         phase = "ids" if exchange.stage in _TO_HOLDERS else "rows" if exchange.stage == ROWS_STAGE else "gradients"
         # Links carry both ways at once, and the two links of a rank work side by side: the slower one counts.
         inside, across = np.maximum(exchange.sent, exchange.received)
         inside, across = inside / topology.intra_host_bw, across / topology.inter_host_bw
-        found[phase]["latency"] += topology.latency_ms
-        found[phase]["inside hosts"] += np.where(inside > across, inside, 0.0)
-        found[phase]["across hosts"] += np.where(inside > across, 0.0, across)
-    return found
+        times[phase]["latency"] += topology.latency_ms
+        times[phase]["inside hosts"] += np.where(inside > across, inside, 0.0)
+        times[phase]["across hosts"] += np.where(inside > across, 0.0, across)
+    return times
 
 
 def _slowness(slow: Mapping[int, float] | None, world_size: int) -> Floats:
@@ -123,7 +123,7 @@ def _slowness(slow: Mapping[int, float] | None, world_size: int) -> Floats:
 
 def _hot_rows(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork, most: int = 10) -> list[HotRow]:
     """Rows that come most often, of all tables."""
-    found = []
+    hot_rows = []
     for table in tables:
         whole = np.array([0]), np.array([table.rows])
         ids = sum(float(loads.members @ loads.ids(f, table.rows, *whole)[:, 0]) for f in table.features)
@@ -134,5 +134,5 @@ def _hot_rows(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork
             # A rank may hold several slices of the columns of a row, and looks each of them up.
             slices = 1 if copied else int((holds & (table.pieces[:, 0] == ranks[0])).sum())
             lookups = work.lookups.sum() if copied else work.lookups[ranks[0]]
-            found.append(HotRow(table.name, row, reads, reads / ids, tuple(ranks), float(reads * slices / lookups)))
-    return sorted(found, key=lambda hot: -hot.reads)[:most]
+            hot_rows.append(HotRow(table.name, row, reads, reads / ids, tuple(ranks), float(reads * slices / lookups)))
+    return sorted(hot_rows, key=lambda hot: -hot.reads)[:most]

@@ -131,12 +131,12 @@ class Simulation:
         ``memory`` (lookups and updates), ``inside hosts`` and ``across hosts`` (exchanges, of which the slower link
         counts), ``latency``.
         """
-        found: dict[str, float] = {**dict.fromkeys(PARTS, 0.0)}
+        ms: dict[str, float] = {**dict.fromkeys(PARTS, 0.0)}
         for phase, parts in self.parts.items():
             slowest = int(self.phases[phase].argmax())
             for part, times in parts.items():
-                found[part] += float(times[slowest])
-        return found
+                ms[part] += float(times[slowest])
+        return ms
 
     @property
     def busiest_ms(self) -> float:
@@ -224,10 +224,10 @@ class Simulation:
 
     def issues(self) -> dict[str, int]:
         """How many exchanges each stage has."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for exchange in self.exchanges:
-            found[exchange.stage] = found.get(exchange.stage, 0) + 1
-        return found
+            counts[exchange.stage] = counts.get(exchange.stage, 0) + 1
+        return counts
 
     def matrix(self, stage: str | None = None) -> Floats:
         """Bytes from each rank to each, ``[W, W]``.
@@ -249,12 +249,12 @@ def _headline(step: Simulation) -> str:
     """The step in a sentence."""
     hosts = step.world_size // step.local_size
     where = several(step.world_size, "rank") + (f", {hosts:,} hosts of {step.local_size}" if hosts > 1 else "")
-    words = f"a step of {several(len(step.tables), 'table')} on {where} takes {ms_text(step.step_ms)} ms"
+    text = f"a step of {several(len(step.tables), 'table')} on {where} takes {ms_text(step.step_ms)} ms"
     if step.step_ms > 0:
         times = {phase: float(ms.max()) for phase, ms in step.phases.items()}
         phase = max(times, key=times.__getitem__)
-        words += f"; {times[phase] / step.step_ms:.0%} of it is {phase}"
-    return words
+        text += f"; {times[phase] / step.step_ms:.0%} of it is {phase}"
+    return text
 
 
 def _text(step: Simulation) -> str:

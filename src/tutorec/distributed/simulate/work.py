@@ -142,22 +142,22 @@ def _sharded(
 ) -> list[Exchange]:
     slots = _slots(tables, loads, work)
     world_size, kind, path = len(loads.classes), tables[0].sharding_type, tables[0].path
-    mine = np.zeros((world_size, len(loads.members)))
-    mine[np.arange(world_size), loads.classes] = 1.0
+    of_class = np.zeros((world_size, len(loads.members)))
+    of_class[np.arange(world_size), loads.classes] = 1.0
     one = np.ones((world_size, 1))
     id_bytes = _id_bytes(tables)
 
     def exchange(stage: str, left: Floats, right: Floats, reach: Reach = Reach.ALL) -> Exchange:
         return Exchange(stage, path, left, right, local_size, reach)
 
-    found = [
+    exchanges = [
         exchange(SIZES_STAGE, 24 * one, one.T),
-        exchange(IDS_STAGE, mine, id_bytes * (slots.lists + slots.ids)),
+        exchange(IDS_STAGE, of_class, id_bytes * (slots.lists + slots.ids)),
     ]
     if loads.variable:
-        found.append(exchange(STRIDES_STAGE, one, 8 * slots.count[None]))
+        exchanges.append(exchange(STRIDES_STAGE, one, 8 * slots.count[None]))
     if tables[0].weighted:
-        found.append(exchange(WEIGHTS_STAGE, mine, 4 * slots.ids))
+        exchanges.append(exchange(WEIGHTS_STAGE, of_class, 4 * slots.ids))
     rows, gradients = wire["rows"] * slots.numbers, wire["gradients"] * slots.numbers
     if kind in _BY_WAY_OF_HOSTS and tables[0].pooled:
         # Of each class, how many ranks have my local number: their samples are added up, or handed out, by me.
@@ -165,13 +165,13 @@ def _sharded(
         alike = np.zeros((local_size, len(loads.members)))
         np.add.at(alike, (numbers, loads.classes), 1.0)
         return [
-            *found,
+            *exchanges,
             exchange(ROWS_STAGE, rows.T, alike[numbers].T, Reach.HOST),
-            exchange(ROWS_STAGE, rows.T, mine.T, Reach.PEERS),
-            exchange(GRADIENTS_STAGE, mine, gradients, Reach.PEERS),
+            exchange(ROWS_STAGE, rows.T, of_class.T, Reach.PEERS),
+            exchange(GRADIENTS_STAGE, of_class, gradients, Reach.PEERS),
             exchange(GRADIENTS_STAGE, alike[numbers], gradients, Reach.HOST),
         ]
-    return [*found, exchange(ROWS_STAGE, rows.T, mine.T), exchange(GRADIENTS_STAGE, mine, gradients)]
+    return [*exchanges, exchange(ROWS_STAGE, rows.T, of_class.T), exchange(GRADIENTS_STAGE, of_class, gradients)]
 
 
 def _slots(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork) -> _Slots:
@@ -218,7 +218,7 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
         ids = sum((loads.ids(f, table.rows, first, end)[:, 0] for f in table.features), np.zeros(len(samples)))
         lists = len(table.features) * samples if pooled else np.zeros_like(samples)
         numbers = (lists if pooled else ids) * table.columns
-        own = table.update_ms(ids, table.columns, numbers)
+        update_ms = table.update_ms(ids, table.columns, numbers)
         work.lookups += ids[loads.classes]
         work.read_bytes += 4.0 * table.columns * ids[loads.classes]
         work.lookup_ms += table.lookup_ms(ids, table.columns, numbers)[loads.classes]
@@ -230,9 +230,9 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
         summable = rule is None or rule.max_gradient is None
         if looked_up > 8 * table.rows * table.columns and world_size > 1 and summable:
             elements += table.rows * (table.columns + (rule is not None and rule.moves_without_gradient))
-            work.update_ms += own[loads.classes] + table.whole_ms(size)
+            work.update_ms += update_ms[loads.classes] + table.whole_ms(size)
             continue
-        work.update_ms += loads.members @ own
+        work.update_ms += loads.members @ update_ms
         chosen += 1
         as_bags[sparse_gradients.IDS_STAGE] += id_bytes * (lists + ids)
         as_bags[sparse_gradients.WEIGHTS_STAGE] += weight_bytes * ids
@@ -242,17 +242,17 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
     def to_all(stage: str, of_source: Floats, of_destination: Floats = one) -> Exchange:
         return Exchange(stage, path, of_source.reshape(-1, 1), of_destination.reshape(1, -1), local_size)
 
-    found = [to_all(sparse_gradients.SIZES_STAGE, 8.0 * (len(features) + pooled) * one)]
+    exchanges = [to_all(sparse_gradients.SIZES_STAGE, 8.0 * (len(features) + pooled) * one)]
     if chosen:
         without = () if weighted else (sparse_gradients.WEIGHTS_STAGE,)
-        found += [to_all(stage, count[loads.classes]) for stage, count in as_bags.items() if stage not in without]
+        exchanges += [to_all(stage, count[loads.classes]) for stage, count in as_bags.items() if stage not in without]
     if elements:
         whole, rest = divmod(elements, world_size)
         summed: Floats = np.full(world_size, 4.0 * whole)
         summed[:rest] += 4.0
         # Every rank adds up a part, and then tells the others.
-        found += [to_all(sparse_gradients.SUMS_STAGE, one, summed), to_all(sparse_gradients.SUMS_STAGE, summed)]
-    return found
+        exchanges += [to_all(sparse_gradients.SUMS_STAGE, one, summed), to_all(sparse_gradients.SUMS_STAGE, summed)]
+    return exchanges
 
 
 def _id_bytes(tables: Sequence[SimulatedTable]) -> int:

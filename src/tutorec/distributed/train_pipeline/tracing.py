@@ -151,37 +151,37 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
         stopped = f"the forward cannot be traced as far as its call ({type(error).__name__}: {first})"
     modules: dict[str, nn.Module] = dict(root.named_modules())
     calls = _calls(tracer.graph, root)
-    found: dict[str, fx.Node] = {}
+    first_calls: dict[str, fx.Node] = {}
     reasons: dict[str, str] = {}
-    wanted: set[fx.Node] = set()
+    needed: set[fx.Node] = set()
     for node in tracer.graph.nodes:
         module = modules[str(node.target)] if node.op == "call_module" else None
         path = names.get(id(module))
-        if not isinstance(module, ShardedModule) or path is None or path in found or path in reasons:
+        if not isinstance(module, ShardedModule) or path is None or path in first_calls or path in reasons:
             continue
         cut = _Slice(modules, names, calls, preprocess)
         why = cut.obstacle(node)
         if why is None:
-            found[path] = node
-            wanted |= cut.nodes
+            first_calls[path] = node
+            needed |= cut.nodes
         else:
             reasons[path] = why
     for path in sharded:
-        if path not in found and path not in reasons:
+        if path not in first_calls and path not in reasons:
             reasons[path] = stopped or "the forward does not call it"
-    before = [modules[str(node.target)] for node in tracer.graph.nodes if node in wanted and node.op == "call_module"]
+    before = [modules[str(node.target)] for node in tracer.graph.nodes if node in needed and node.op == "call_module"]
     preprocessing = {names.get(id(module), type(module).__name__): module for module in before}
-    program = _program(root, tracer.graph, found, wanted) if found else None
-    return EarlyInputs({path: sharded[path] for path in found}, preprocessing, reasons, program)
+    program = _program(root, tracer.graph, first_calls, needed) if first_calls else None
+    return EarlyInputs({path: sharded[path] for path in first_calls}, preprocessing, reasons, program)
 
 
-def _program(root: nn.Module, graph: fx.Graph, found: Mapping[str, fx.Node], wanted: set[fx.Node]) -> fx.GraphModule:
+def _program(root: nn.Module, graph: fx.Graph, calls: Mapping[str, fx.Node], needed: set[fx.Node]) -> fx.GraphModule:
     """The slice as a module of its own."""
     program, copies = fx.Graph(), {}
     for node in graph.nodes:
-        if node in wanted or node.op == "placeholder":
+        if node in needed or node.op == "placeholder":
             copies[node] = program.node_copy(node, copies.__getitem__)
-    results = {path: (node.args, dict(node.kwargs)) for path, node in found.items()}
+    results = {path: (node.args, dict(node.kwargs)) for path, node in calls.items()}
     program.output(map_arg(results, copies.__getitem__))
     return fx.GraphModule(root, program, "EarlyInputs")
 

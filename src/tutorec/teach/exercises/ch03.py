@@ -14,7 +14,7 @@ Rows = list[list[int]]
 
 
 def _shifted(first: list[int], tables: list[int], ids: Rows) -> Rows:
-    return [[first[table] + one for one in mine] for table, mine in zip(tables, ids, strict=True)]
+    return [[first[table] + one for one in of_table] for table, of_table in zip(tables, ids, strict=True)]
 
 
 def _stacked_rows(table_rows: list[int], feature_tables: list[int], ids: Rows) -> Rows:

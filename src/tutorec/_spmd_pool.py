@@ -30,7 +30,7 @@ from tutorec._spmd_start import RankProcess, start_rank
 from tutorec._spmd_wire import FunctionPayload, dump, dump_function
 from tutorec.errors import RankError, RankTimeoutError
 
-__all__ = ["START_SECONDS", "Crew", "CrewOptions", "Task"]
+__all__ = ["START_SECONDS", "Task", "WorkerOptions", "WorkerPool"]
 
 START_SECONDS = 120.0  # Importing torch W times on a busy machine is slow, and is no fault of the caller's function.
 ANSWER_SECONDS = 1.5  # How long a busy rank may take to say where it is before it counts as silent.
@@ -42,7 +42,7 @@ FUNCTION_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
-class CrewOptions:
+class WorkerOptions:
     """What a pool was asked for.
 
     Args:
@@ -87,7 +87,7 @@ class Task:
     arguments: bytes
 
 
-class Crew:
+class WorkerPool:
     """The running processes of a pool.
 
     Args:
@@ -95,7 +95,7 @@ class Crew:
         validate: The caller's validation switch, None when it has none.
     """
 
-    def __init__(self, options: CrewOptions, validate: bool | None) -> None:
+    def __init__(self, options: WorkerOptions, validate: bool | None) -> None:
         self.options = options
         self.token = secrets.token_hex(8)
         self.backend = ""
@@ -238,7 +238,7 @@ class Crew:
             del known[forget[-1]]
         return {"function": function.key, "payload": payload, "constants": constants, "forget": forget}
 
-    def _gather(self, wanted: str, doing: str, deadline: float, timeout: float) -> list[Any]:
+    def _gather(self, expected: str, doing: str, deadline: float, timeout: float) -> list[Any]:
         """One message of kind ``wanted`` from every rank, in rank order."""
         values: dict[int, Any] = {}
         failures: dict[int, dict[str, Any]] = {}
@@ -252,7 +252,7 @@ class Crew:
             for conn in ready:
                 rank = pending[conn]  # pyright: ignore[reportArgumentType]
                 kind, content = self._receive(rank)
-                if kind == wanted:
+                if kind == expected:
                     values[rank] = content
                     continue
                 failures[rank] = content
