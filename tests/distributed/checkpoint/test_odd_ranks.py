@@ -135,11 +135,14 @@ def test_a_rank_that_ends_before_or_during_the_first_exchange_is_named(tmp_path)
 
 def test_a_rank_that_never_came_is_named_and_not_one_that_was_told_of_it_and_has_gone(monkeypatch):
     here, group = socket.gethostname(), object()
-    left = {checkpoint_ranks._CAME: [None, (here, 11), (here, 12)], checkpoint_ranks._TOLD: [None, None, (here, 12)]}
+    left = {
+        checkpoint_ranks._ARRIVED: [None, (here, 11), (here, 12)],
+        checkpoint_ranks._NOTIFIED: [None, None, (here, 12)],
+    }
     monkeypatch.setattr(checkpoint_ranks, "_SECONDS_TO_END", 0.1)
     monkeypatch.setattr(checkpoint_ranks, "_processes", {})
     monkeypatch.setattr(checkpoint_ranks, "_published", lambda _, key: left[key])
     monkeypatch.setattr(checkpoint_ranks, "_runs", lambda process: process == 11)
     assert checkpoint_ranks._ended(group) == {0: None}
-    left[checkpoint_ranks._CAME][0] = (here, 10)
+    left[checkpoint_ranks._ARRIVED][0] = (here, 10)
     assert checkpoint_ranks._ended(group) == {0: 10}

@@ -1,7 +1,7 @@
-"""What a checkpoint of a model is made of: its tensors and its optimizers', by the names of the unsharded model.
+"""The tensors of a model and its optimizers, under the names of the unsharded model.
 
-An optimizer that runs inside backward belongs to the model, because its parameters carry it: it is found there. One
-that steps outside is given by the caller. Both are read where they live, nothing is copied.
+An optimizer that runs inside backward is attached to its parameters and is read from there. The
+caller passes any other optimizer. The tensors are the live ones; nothing is copied.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tutorec.errors import CheckpointError
 from tutorec.optim.fused import FusedOptimizer
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, OptimizerWrapper
 
-# Where states stand in the nested state dict: then comes the parameter, then the state.
+# Path of optimizer states in the nested state dict; the parameter and the state name follow.
 STATE = ("optimizer", "state")
 
 
 @dataclass(frozen=True)
 class ParamRef:
-    """Which parameter of the unsharded model a parameter here is, or is a piece of.
+    """The parameter of the unsharded model that a local parameter is, or is a shard of.
 
     Args:
         name: In the unsharded model.
-        table: The table it is a piece of; None of a dense parameter.
-        piece: Which piece.
+        table: The table that it is a shard of; None for a dense parameter.
+        piece: The shard.
     """
 
     name: str
@@ -52,9 +52,9 @@ class Optimized:
     """A parameter together with what updates it.
 
     Args:
-        place: Which parameter of the unsharded model it is.
-        parameter: It.
-        optimizer: Whose ``state[parameter]`` is its state: a torch optimizer, or a keyed one.
+        place: The parameter of the unsharded model.
+        parameter: The local parameter.
+        optimizer: Holds the state in ``state[parameter]``; a torch or a keyed optimizer.
         group: The parameter group that holds it.
     """
 
@@ -65,12 +65,12 @@ class Optimized:
 
     @property
     def is_fused(self) -> bool:
-        """Whether the state is the kernel's own: it is there from the start and is written in place."""
+        """Whether the state belongs to the kernel: it always exists and is updated in place."""
         return isinstance(self.optimizer, FusedOptimizer)
 
     @property
     def states(self) -> MutableMapping[torch.Tensor, Any]:
-        """Where the optimizer keeps the state of its parameters; of a wrapper what it keeps itself."""
+        """The optimizer's state by parameter; for a wrapper, only the wrapper's own state."""
         return self.optimizer.own_state if isinstance(self.optimizer, OptimizerWrapper) else self.optimizer.state
 
     @property
@@ -81,13 +81,13 @@ class Optimized:
 
 @dataclass
 class Contents:
-    """The tensors of a model here, and what updates them.
+    """The tensors of a model on this rank, and the optimizers that update them.
 
     Args:
         model: Weights and buffers, by name.
         optimized: Parameters that have an optimizer, in the order of the model.
-        group: The ranks that have the model together, or None.
-        plan: Of a `DistributedModelParallel`.
+        group: The ranks that share the model, or None.
+        plan: The plan of a `DistributedModelParallel`.
     """
 
     model: dict[str, Entry] = field(default_factory=dict)
@@ -97,9 +97,9 @@ class Contents:
 
 
 def group_of(model: Any) -> dist.ProcessGroup | None:
-    """The ranks that have a model together: those of its sharded tables; else all, where a group has been started."""
+    """The ranks that share a model: those of its sharded tables, else the default group."""
     if not isinstance(model, nn.Module):
-        # No model; those who have one are to be told.
+        # Not a model. The default group lets the other ranks receive the error.
         return comm.default_group()
     if isinstance(model, DistributedModelParallel):
         return model._env.process_group
@@ -114,11 +114,12 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
 
     Args:
         model: A `DistributedModelParallel`, a sharded module, or any other; DistributedDataParallel is looked through.
-        optimizer: What steps outside of backward. May hold parameters that are updated in backward, too.
+        optimizer: What steps outside of backward. It may also hold parameters that backward updates.
 
     Raises:
-        CheckpointError: A parameter has two optimizers, or the model's state holds what is no tensor.
-        TypeError: ``model`` is no module, or ``optimizer`` no keyed optimizer.
+        CheckpointError: A parameter has two optimizers, or the model's state holds a value that is
+            not a tensor.
+        TypeError: ``model`` is not a module, or ``optimizer`` is not a keyed optimizer.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"a checkpoint is of a torch.nn.Module, got a {type(model).__name__}")
@@ -145,7 +146,7 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
 
 
 def optimizer_facts(contents: Contents) -> dict[str, str]:
-    """What ranks must agree on: every rank has the dense parameters, and so an optimizer of each, or no rank has."""
+    """The facts that must be equal on all ranks: which dense parameters have which optimizer."""
     return {
         f"the optimizer of {one.place.name!r}": type(one.optimizer).__name__
         for one in contents.optimized
@@ -167,7 +168,7 @@ def optimizer_entries(contents: Contents) -> dict[str, dict[str, Entry]]:
 
 
 def _joined(first: Entry, second: Entry) -> Entry:
-    """Two pieces of a table on one rank."""
+    """Two shards of a table on one rank, as one entry."""
     return Entry(first.path, first.form, first.parts + second.parts, first.table)
 
 
@@ -175,7 +176,7 @@ def state_entry(one: Optimized, key: str, value: torch.Tensor) -> Entry:
     """A state of a parameter as a tensor of the checkpoint.
 
     Raises:
-        CheckpointError: It cannot be cut as its table is.
+        CheckpointError: It cannot be sharded like its table.
     """
     path = (*STATE, one.place.name, key)
     return Entry(path, state_form(one, value), (Part(value.detach(), one.place.piece),), one.place.table)
@@ -185,7 +186,8 @@ def state_form(one: Optimized, value: torch.Tensor) -> Form:
     """How a state of a parameter is stored: by its shape beside the parameter's.
 
     Raises:
-        CheckpointError: It belongs to a piece of a table and is neither one number, nor one for each row or weight.
+        CheckpointError: It belongs to a table shard, and is neither a scalar, nor one number per
+            row or per weight.
     """
     if one.place.piece is None or value.dim() == 0:
         return Form.WHOLE
@@ -200,12 +202,12 @@ def state_form(one: Optimized, value: torch.Tensor) -> Form:
 
 
 def _parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """(path, module) down to the sharded ones; what is wrapped around a module leaves no mark in the path."""
+    """(path, module), not below sharded modules; wrappers do not appear in the path."""
     if isinstance(module, DistributedModelParallel | DistributedDataParallel):
         yield from _parts(module.module, path)
         return
     yield path, module
-    # Not named_modules(): of a layer that stands in two places it names one.
+    # named_modules() yields a shared layer only once; here it is needed under both names.
     for child, part in module._modules.items():
         if part is not None and not isinstance(module, ShardedEmbeddingModule):
             yield from _parts(part, f"{path}.{child}" if path else child)
@@ -217,7 +219,7 @@ def _table_entries(
     places: dict[int, ParamRef],
     parameters: dict[int, torch.Tensor],
 ) -> dict[str, Entry]:
-    """The tables of a sharded module; notes which parameter is which piece."""
+    """The tables of a sharded module; records in ``places`` which parameter is which shard."""
     entries: dict[str, Entry] = {}
     for held in part.held_tables():
         name, parts = prefix + held.name, []
@@ -230,7 +232,7 @@ def _table_entries(
 
 
 def _dense_entries(prefix: str, part: nn.Module) -> dict[str, Entry]:
-    """The parameters and buffers of a module itself, live."""
+    """The module's direct parameters and buffers, not copied."""
     values: dict[str, Any] = {}
     part._save_to_state_dict(values, prefix, False)
     for name, value in values.items():
@@ -253,7 +255,7 @@ def _dense_entries(prefix: str, part: nn.Module) -> dict[str, Entry]:
 def _optimized(
     places: Mapping[int, ParamRef], parameters: Mapping[int, torch.Tensor], optimizer: KeyedOptimizer | None
 ) -> list[Optimized]:
-    """Each parameter with its optimizer: the caller's, or what it carries."""
+    """Each parameter with its optimizer: the caller's, or the one attached to it."""
     outside = {id(parameter): (name, leaf, parameter) for name, leaf, parameter in _leaves(optimizer)}
     optimized = []
     for number, place in places.items():

@@ -1,7 +1,8 @@
-"""The tensors of a checkpoint: how each is stored, and which blocks of a stored one a rank wants.
+"""The tensors of a checkpoint: how each is stored, and which blocks a rank needs.
 
-A checkpoint knows whole tensors under the names of the unsharded model, each cut into blocks. A rank stores the blocks
-of what it holds; who loads asks for rectangles, and takes them out of whatever blocks there are. Three forms exist::
+A checkpoint holds whole tensors under the names of the unsharded model, each cut into blocks. A
+rank writes the blocks of its shards. A rank that loads requests rectangles, and reads them from all
+blocks that overlap. There are three forms::
 
     WHOLE    a dense tensor, or a number: as it is
     TABLE    a table's weights and any state of their shape: [R, D]
@@ -25,7 +26,7 @@ from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.shard_geometry import ShardPiece
 from tutorec.distributed.tables import PlacedTable
 
-# Saving and loading hold one block at a time beside the model.
+# Saving and loading need memory for one block at a time, in addition to the model.
 BLOCK_BYTES = 4 * 2**20
 
 
@@ -39,11 +40,11 @@ class Form(Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """What of a tensor lies on this rank.
+    """The part of a tensor that this rank holds.
 
     Args:
-        tensor: Live.
-        piece: Which rectangle of the table it is, or belongs to; None of a dense tensor.
+        tensor: The live tensor.
+        piece: The table shard that it is, or belongs to; None for a dense tensor.
     """
 
     tensor: torch.Tensor
@@ -52,13 +53,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a checkpoint and what this rank has of it.
+    """One tensor of a checkpoint, and the parts of it on this rank.
 
     Args:
         path: Keys that lead to it in the nested state dict, e.g. ``("model", "over.weight")``.
         form: How it is stored.
-        parts: What lies here. Of one form, dtype and number of dimensions.
-        table: Whose weights or state it is; None of a dense tensor.
+        parts: The parts on this rank, of equal form, dtype and number of dimensions.
+        table: The table that it belongs to; None for a dense tensor.
     """
 
     path: tuple[str, ...]
@@ -73,12 +74,12 @@ class Entry:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of a ROWS state: columns of each slice, in column order; of others nothing."""
+        """For a ROWS state the columns of each slice, in column order; else empty."""
         return self.table.slice_widths if self.form is Form.ROWS and self.table is not None else ()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor as it is stored; of a state that has no part here ``[R, D]`` or ``[S * R]``."""
+        """Shape of the whole tensor as stored; without a local part ``[R, D]`` or ``[S * R]``."""
         tensor = self.parts[0].tensor if self.parts else None
         if self.table is None or self.form is Form.WHOLE:
             return tuple(tensor.shape) if tensor is not None else ()
@@ -90,7 +91,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Block:
-    """A block that is written: where in the whole tensor it lies, and its numbers, a view of what the rank holds."""
+    """A block to write: its offsets in the whole tensor, and a view of the rank's values."""
 
     offsets: tuple[int, ...]
     tensor: torch.Tensor
@@ -98,12 +99,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A rectangle that a rank wants of a stored tensor.
+    """A rectangle of a stored tensor that a rank requests.
 
     Args:
         offsets: In the stored tensor.
-        target: Where it goes, of the rectangle's shape.
-        share: What it is multiplied by before it is added to the target; None: the target becomes it.
+        target: The tensor that receives it, of the rectangle's shape.
+        share: Factor for adding it to the target; None: it overwrites the target.
     """
 
     offsets: tuple[int, ...]
@@ -112,7 +113,7 @@ class Wanted:
 
 
 def stored_blocks(entry: Entry, rank: int, world_size: int) -> Iterator[Block]:
-    """The blocks of an entry that this rank writes, none larger than 4 MiB unless one row is.
+    """The blocks of an entry that this rank writes, each at most 4 MiB or one row.
 
     What several ranks have is written once: a dense tensor by rank 0, the copies of a table block by block in turn, a
     number that belongs to a table by the rank of its first piece.
@@ -128,7 +129,7 @@ def stored_blocks(entry: Entry, rank: int, world_size: int) -> Iterator[Block]:
         if rank == writer and entry.parts:
             tensor = entry.parts[0].tensor
             offsets = (0,) * tensor.dim()
-            # An empty one has a block all the same: it is known by its blocks.
+            # An empty tensor has a block too: readers know a tensor by its blocks.
             yield from _cut(tensor, offsets) if tensor.numel() else [Block(offsets, tensor)]
         return
     for part in entry.parts:
@@ -137,20 +138,20 @@ def stored_blocks(entry: Entry, rank: int, world_size: int) -> Iterator[Block]:
 
 
 def wanted_rectangles(entry: Entry) -> list[Wanted]:
-    """What this rank wants of a stored tensor of the form WHOLE or TABLE."""
+    """The requests of this rank for a stored tensor of the form WHOLE or TABLE."""
     return [Wanted(_stored_at(entry, part), part.tensor) for part in entry.parts if part.tensor.numel()]
 
 
 def wanted_rows(
     target: torch.Tensor, piece: ShardPiece, rows: int, shape: Sequence[int], widths: Sequence[int]
 ) -> list[Wanted]:
-    """What a rank wants of a state with one number for each row.
+    """The requests of a rank for a state with one number per row.
 
     Args:
-        target: The numbers of its piece, ``[R]`` or ``[R, 1]``.
-        piece: Rows and columns that they belong to.
+        target: The state of its shard, ``[R]`` or ``[R, 1]``.
+        piece: The shard's rows and columns.
         rows: R of the table.
-        shape: Of the stored state, ``[S * R]`` or ``[S * R, 1]``.
+        shape: Shape of the stored state, ``[S * R]`` or ``[S * R, 1]``.
         widths: Columns of each of the S slices that are stored.
 
     Example:
@@ -174,7 +175,7 @@ def wanted_rows(
 
 
 def _stored_at(entry: Entry, part: Part) -> tuple[int, ...]:
-    """Where a part lies in the whole tensor."""
+    """Offsets of a part in the whole tensor."""
     piece = part.piece
     if entry.form is Form.WHOLE or piece is None or entry.table is None:
         return (0,) * part.tensor.dim()
@@ -184,7 +185,7 @@ def _stored_at(entry: Entry, part: Part) -> tuple[int, ...]:
 
 
 def _cut(tensor: torch.Tensor, offsets: tuple[int, ...]) -> Iterator[Block]:
-    """A tensor in blocks of rows; one that is empty has none."""
+    """A tensor in blocks of rows; an empty tensor has no blocks."""
     if tensor.dim() == 0:
         yield Block(offsets, tensor)
         return

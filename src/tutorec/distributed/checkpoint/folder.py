@@ -1,8 +1,9 @@
-"""A folder on a disk, or behind an fsspec URL such as ``s3://bucket/run``: what a checkpoint needs of either.
+"""A checkpoint's folder, on a disk or at an fsspec URL such as ``s3://bucket/run``.
 
-Both replace a small file in one step: a disk by renaming, an object store by putting the object. A checkpoint is built
-on that alone, so that it is the same on both. What only a disk has is used there: files and names are brought to the
-disk (fsync), and a lock keeps two processes from saving into one folder at the same time.
+Both can replace a small file atomically: a disk by renaming, an object store by putting the
+object. The checkpoint format relies on that alone and is therefore the same on both. On a disk,
+files and directory entries are also flushed (fsync), and a lock keeps two processes from saving
+into one folder at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ try:
 except ImportError:  # Windows has no locks of folders
     fcntl = None
 
-# Neither links nor FIFOs are opened; Windows knows neither flag.
+# Do not open links or FIFOs. Windows has neither flag.
 _REGULAR_ONLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -35,8 +36,8 @@ class Folder:
     """A folder that may not exist yet.
 
     Args:
-        fs: Its file system, of fsspec.
-        path: As the file system takes it, absolute, links followed.
+        fs: Its fsspec file system.
+        path: Absolute path in that file system, links resolved.
 
     Example:
         >>> folder = folder_of("memory://runs/7")
@@ -49,21 +50,21 @@ class Folder:
     path: str
 
     def __str__(self) -> str:
-        """As a user writes it."""
+        """The path or URL as a user writes it."""
         return self.path if self.is_local else self.fs.unstrip_protocol(self.path)
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on a disk of this machine, or mounted as one."""
+        """Whether it is on a local or mounted disk."""
         return isinstance(self.fs, LocalFileSystem)
 
     @property
     def parent(self) -> Folder:
-        """The folder that it is in."""
+        """The parent folder."""
         return Folder(self.fs, self.fs._parent(self.path))
 
     def below(self, name: str) -> Folder:
-        """A folder in this one."""
+        """A subfolder."""
         return Folder(self.fs, self.file(name))
 
     def file(self, name: str) -> str:
@@ -71,14 +72,14 @@ class Folder:
         return f"{self.path.rstrip('/')}/{name}"
 
     def sizes(self) -> dict[str, int | None]:
-        """Name -> bytes of a regular file, None of anything else; nothing where there is no folder."""
+        """Name -> size of a regular file, None for other entries; empty if there is no folder."""
         return {
             name: each["size"] if each["type"] == "file" and not each.get("islink") else None
             for name, each in self._entries().items()
         }
 
     def folders(self) -> list[str]:
-        """The names of folders in it, and of links to folders."""
+        """The names of its subfolders, and of links to folders."""
         return [
             name
             for name, each in self._entries().items()
@@ -96,11 +97,11 @@ class Folder:
         return {each["name"].rstrip("/").rpartition("/")[2]: each for each in listing}
 
     def open(self, name: str) -> IO[bytes]:
-        """A regular file, to be read.
+        """Open a regular file for reading.
 
         Raises:
             CheckpointError: It is a link, a FIFO, a device or a folder.
-            OSError: It is not there, or may not be read.
+            OSError: It does not exist or is not readable.
         """
         if not self.is_local:
             return cast(IO[bytes], self.fs.open(self.file(name), "rb"))
@@ -116,11 +117,11 @@ class Folder:
         return os.fdopen(descriptor, "rb")
 
     def read(self, name: str) -> bytes:
-        """A small regular file.
+        """The content of a small regular file.
 
         Raises:
-            CheckpointError: As of `open`.
-            OSError: As of `open`.
+            CheckpointError: See `open`.
+            OSError: See `open`.
         """
         if not self.is_local:
             return self.fs.cat_file(self.file(name))
@@ -128,13 +129,13 @@ class Folder:
             return file.read()
 
     def create(self, name: str) -> IO[bytes]:
-        """A new file, to be written."""
+        """Create a file for writing."""
         return cast(
             IO[bytes], Path(self.file(name)).open("xb") if self.is_local else self.fs.open(self.file(name), "wb")
         )
 
     def replace(self, name: str, content: bytes) -> None:
-        """Give a small file this content in one step: whoever reads finds the old one or the new one, whole."""
+        """Replace a small file atomically: a reader sees the old or the new content."""
         if not self.is_local:
             self.fs.pipe_file(self.file(name), content)
             return
@@ -144,7 +145,7 @@ class Folder:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            # The names of other files that were written before go to the disk first.
+            # Directory entries of the files written before must reach the disk first.
             self._sync()
             os.replace(draft, self.file(name))
         except BaseException:
@@ -154,33 +155,33 @@ class Folder:
         self._sync()
 
     def make(self) -> None:
-        """Make it, and those that it is in, where they are missing."""
+        """Create it and its missing parents."""
         self.fs.makedirs(self.path, exist_ok=True)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files; one that is gone is no trouble."""
+        """Remove files; missing ones are ignored."""
         for name in names:
             with suppress(FileNotFoundError):
                 self.fs.rm_file(self.file(name))
 
     def remove_if_empty(self) -> None:
-        """Remove the folder where nothing is in it."""
+        """Remove the folder if it is empty."""
         with suppress(OSError, NotImplementedError):
             if not self.sizes():
                 self.fs.rmdir(self.path)
 
     def modified(self, name: str) -> float:
-        """When a file was written, in seconds; 0 where the file system cannot say."""
+        """Modification time of a file in seconds; 0 if the file system does not report it."""
         with suppress(NotImplementedError):
             return self.fs.modified(self.file(name)).timestamp()
         return 0.0
 
     @contextmanager
     def locked(self) -> Generator[None, None, None]:
-        """Keep other processes of this machine from saving into this folder; ends with the process at the latest.
+        """Lock the folder against other processes of this machine, at most until this one ends.
 
         Raises:
-            CheckpointError: Another one is saving.
+            CheckpointError: Another process holds the lock.
         """
         if fcntl is None or not self.is_local:
             yield
@@ -195,7 +196,7 @@ class Folder:
                 "each its own"
             ) from None
         except OSError:
-            pass  # A network file system may have no locks.
+            pass  # A network file system may not support locks.
         try:
             yield
         finally:
@@ -204,7 +205,7 @@ class Folder:
             os.close(descriptor)
 
     def _sync(self) -> None:
-        """Bring the names in it to the disk; systems that cannot are left to their own order."""
+        """Flush the directory to the disk, where the system supports that."""
         with suppress(OSError):
             descriptor = os.open(self.path, os.O_RDONLY)
             try:
@@ -214,15 +215,15 @@ class Folder:
 
 
 def new_id() -> str:
-    """Eight hexadecimal digits that no other save has."""
+    """A unique id of eight hexadecimal digits for a save."""
     return uuid.uuid4().hex[:8]
 
 
 def folder_of(path: str | os.PathLike[str]) -> Folder:
-    """The folder that is meant: a URL of fsspec, or a path, links followed.
+    """The folder at an fsspec URL, or at a path, links resolved.
 
     Raises:
-        CheckpointError: No system has such a path, or what reads such URLs is not installed.
+        CheckpointError: The path is invalid, or the package for such URLs is not installed.
         TypeError: It is not a path.
     """
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
@@ -240,7 +241,7 @@ def folder_of(path: str | os.PathLike[str]) -> Folder:
 
 
 def checked_folder(path: str | os.PathLike[str]) -> tuple[Folder, Exception | None]:
-    """`folder_of`, with what is wrong as a value: a rank that raised at once would let the others wait."""
+    """`folder_of` that returns its error: if one rank raised alone, the others would wait."""
     try:
         return folder_of(path), None
     except (CheckpointError, TypeError) as error:
@@ -248,7 +249,7 @@ def checked_folder(path: str | os.PathLike[str]) -> tuple[Folder, Exception | No
 
 
 def path_below(folder: str | os.PathLike[str], name: str) -> Path | str:
-    """The path of a checkpoint in a folder, as the caller has named the folder: a URL stays one."""
+    """The path of a checkpoint in a folder; a URL if the folder was given as a URL."""
     text = os.fspath(folder)
     return f"{text.rstrip('/')}/{name}" if "://" in text else Path(os.path.abspath(text)) / name
 

@@ -17,7 +17,7 @@ _STAGE = "full state dict"
 
 @torch.no_grad()
 def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Every tensor of a model, whole and on the CPU, on rank 0; ``{}`` on the other ranks.
+    """Gather every tensor of a model to the CPU of rank 0; returns ``{}`` on the other ranks.
 
     What an unsharded model's ``load_state_dict`` takes. A collective. Pieces travel in blocks of at most 4 MiB, so
     that the other ranks need little memory beside the model; rank 0 needs room for all of it.
@@ -41,9 +41,9 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _gathered(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor | None:
-    """A whole table on rank 0."""
+    """The whole table on rank 0, None on other ranks."""
     table, rank = entry.table, 0 if group is None else group.rank()
-    assert table is not None, f"{entry.name} is no table"
+    assert table is not None, f"{entry.name} is not a table"
     whole = torch.empty(table.rows, table.columns, dtype=table.dtype) if rank == 0 else None
     pieces = table.pieces[:1] if table.sharding_type is ShardingType.DATA_PARALLEL else table.pieces
     local = {part.piece: part.tensor for part in entry.parts}
@@ -60,7 +60,7 @@ def _gathered(entry: Entry, group: dist.ProcessGroup | None) -> torch.Tensor | N
 
 
 def _sent(block: torch.Tensor | None, piece: ShardPiece, rows: int, group: dist.ProcessGroup) -> torch.Tensor | None:
-    """A block on its way from its rank to rank 0; None elsewhere."""
+    """Send a block from its rank to rank 0; None on other ranks."""
     numbers, ranks = rows * piece.columns, group.size()
     device = comm.message_device(group)
     send = block.reshape(-1).to(device) if block is not None else torch.empty(0, device=device)

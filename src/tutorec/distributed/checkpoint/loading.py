@@ -1,4 +1,4 @@
-"""Load a checkpoint into a model of any plan, over any number of ranks."""
+"""Load a checkpoint into a model under any plan, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from tutorec.errors import AgreementError, CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 
 _NOTHING = Manifest(0, None, None, None, None, {}, {}, {})
-# A scheduler's base rate comes with the rate.
+# A scheduler's base rate is loaded with the rate.
 _RATES = ("lr", "initial_lr")
 
 
 @dataclass
 class _Order:
-    """What is to be done once everything has been checked.
+    """The changes to make after all checks have passed.
 
     Args:
-        wanted: Name of a stored tensor -> what of it goes where.
-        states: (whose, name, new tensor or number) for optimizers that have no state yet, or another.
-        options: (number of the group, option) -> (group, value to set, parameter that wants it).
+        wanted: Name of a stored tensor -> the rectangles to read and their targets.
+        states: (parameter and optimizer, new state) where the optimizer's state changes.
+        options: (index of the group, option) -> (group, value to set, parameter that needs it).
     """
 
     wanted: dict[str, list[Wanted]] = field(default_factory=dict)
@@ -68,25 +68,26 @@ def load_checkpoint(
     *,
     optimizer_state: bool = True,
 ) -> CheckpointInfo:
-    """Fill a model and its optimizers from a checkpoint, whatever plan and however many ranks saved it.
+    """Load a checkpoint of any plan and number of ranks into a model and its optimizers.
 
-    A collective: every rank calls it. All files are checked before anything is written, so that a damaged checkpoint
-    leaves the model as it was. Each rank reads the blocks that its tables overlap, one at a time. Where saves replace
-    the checkpoint meanwhile, one of them is loaded whole. Nothing in the files is executed, so that a checkpoint from
-    somebody else is safe to load; the numbers in it are as good as who wrote them.
+    A collective: every rank calls it. All files are checked before anything is written, so a damaged
+    checkpoint leaves the model unchanged. Each rank reads the blocks that overlap its shards, one at a
+    time. If another save replaces the checkpoint meanwhile, one complete save is loaded. Nothing in the
+    files is executed, so an untrusted checkpoint is safe to load; its values are not verified.
 
     Args:
-        path: Of the checkpoint.
-        model: A `DistributedModelParallel`, a sharded module, or any other, with the same tables and layers.
-        optimizer: What steps outside of backward; without it its state in the checkpoint is passed over.
-        optimizer_state: Load the state of optimizers; False takes the weights alone.
+        path: Path of the checkpoint.
+        model: A `DistributedModelParallel`, a sharded module, or any other module, with the same
+            tables and layers.
+        optimizer: The optimizer that steps outside of backward; without it, its stored state is ignored.
+        optimizer_state: Load the state of optimizers; False loads the weights only.
 
     Returns:
-        What the checkpoint says of itself, with step and data position.
+        The checkpoint's info, with step and data position.
 
     Raises:
         AgreementError: Ranks load different checkpoints.
-        CheckpointError: It is damaged, of another version, or of another model or optimizer.
+        CheckpointError: It is damaged, or of another version, model or optimizer.
 
     Example:
         >>> import tempfile, torch
@@ -110,7 +111,7 @@ def load_checkpoint(
         try:
             info = _load(ranks, folder, manifest, contents, trouble, optimizer_state)
         except (AgreementError, CheckpointError, TypeError):
-            # Every rank comes here together: each of these is raised on all of them.
+            # Every rank gets here: each of these errors is raised on all ranks.
             if not any(ranks.gather(manifest is not None and is_replaced(folder, manifest))):
                 raise
             continue
@@ -128,24 +129,24 @@ def _load(
     problem: Exception | None,
     optimizer_state: bool,
 ) -> CheckpointInfo:
-    """Load what one manifest names.
+    """Load the files of one manifest.
 
     Raises:
         AgreementError: Ranks have read different manifests, or load different parts.
         CheckpointError: A rank has a problem, this one's ``problem`` for example.
-        TypeError: This rank's problem is one.
+        TypeError: This rank's problem is a TypeError.
     """
     order, metadata = _Order(), None
     with SavedFiles(folder, manifest or _NOTHING) as files:
         try:
             if problem is not None:
                 raise problem
-            assert manifest is not None, "there is a problem where there is none"
+            assert manifest is not None, "without a manifest there is a problem"
             metadata = files.metadata()
             with expected_form(folder):
                 order = _order(contents, manifest, metadata, optimizer_state)
                 plan = plan_reading(metadata, order.wanted).plan
-            # Each file is checked by one rank for all. First they are all opened: a later save may remove them.
+            # One rank checks each file. All are opened first, because a later save may remove them.
             to_check = list(manifest.files)[ranks.rank :: ranks.world_size]
             files.hold([*files_of(metadata, plan), *to_check])
             for name in to_check:
@@ -153,7 +154,7 @@ def _load(
         except Exception as error:  # whatever it is, the others must not wait for this rank
             problem = error
         ranks.raise_if_any_failed(problem)
-        assert manifest is not None and metadata is not None, "raise_if_any_failed raises where it is missing"
+        assert manifest is not None and metadata is not None, "raise_if_any_failed has raised if one is missing"
         facts = {"the checkpoint": f"of step {manifest.step}, manifest {manifest.digest}"}
         ranks.require_equal({**facts, "optimizer_state": str(bool(optimizer_state)), **optimizer_facts(contents)})
         try:
@@ -167,7 +168,7 @@ def _load(
 
 
 def _order(contents: Contents, manifest: Manifest, metadata: Metadata, optimizer_state: bool) -> _Order:
-    """Everything that is to be done; nothing is done."""
+    """Compute all changes without making any."""
     stored = metadata.state_dict_metadata
     order = _Order()
     _check_names(contents.model, [path[1] for path in metadata.planner_data.values() if path[0] == "model"])
@@ -195,7 +196,7 @@ def _want(order: _Order, entry: Entry, stored: TensorStorageMetadata) -> None:
 
 
 def _want_rows(order: _Order, one: Optimized, tensor: torch.Tensor, name: str, state: StoredState) -> None:
-    """A state with one number for each row, of whatever slices of columns."""
+    """Request a state with one number per row, stored for any column slices."""
     rows, columns = one.parameter.shape
     piece, table = one.place.piece, one.place.table
     if table is not None:
@@ -236,7 +237,7 @@ def _order_state(order: _Order, one: Optimized, manifest: Manifest, metadata: Me
         order.states.append((one, {**reset, **fresh, **facts["numbers"]}))
     for key, state in matched.items():
         tensor = fresh.get(key, current.get(key))
-        assert isinstance(tensor, torch.Tensor), f"state {key!r} of {name!r} is no tensor"
+        assert isinstance(tensor, torch.Tensor), f"state {key!r} of {name!r} is not a tensor"
         entry = state_entry(one, state.key, tensor)
         if entry.form is Form.ROWS or _is_by_row(one, tensor, state):
             _want_rows(order, one, tensor.detach(), entry.name, state)
@@ -246,17 +247,17 @@ def _order_state(order: _Order, one: Optimized, manifest: Manifest, metadata: Me
 
 
 def _is_by_row(one: Optimized, tensor: torch.Tensor, state: StoredState) -> bool:
-    """Whether a state is by rows though its shape does not say so: of an unsharded table, or of a single column."""
+    """Whether a state is per row where its shape is ambiguous: a dense table, or one column."""
     shape = one.parameter.shape
     by_row = tensor.dim() > 0 and len(shape) == 2 and tensor.numel() == shape[0]
     if by_row and tensor.shape == shape and shape[1] > 1:
-        # A number for each weight of a piece without rows.
+        # One number per weight, for a shard without rows.
         by_row = False
     return by_row and (bool(state.widths) or tuple(tensor.shape) != state.shape)
 
 
 def _stored_states(one: Optimized, manifest: Manifest, metadata: Metadata) -> dict[str, StoredState]:
-    """What the checkpoint has of a parameter's state."""
+    """The stored states of a parameter."""
     states: dict[str, StoredState] = {}
     for full, path in cast(Mapping[str, tuple[str, ...]], metadata.planner_data).items():
         if path[:-1] == (*STATE, one.place.name):
@@ -267,7 +268,7 @@ def _stored_states(one: Optimized, manifest: Manifest, metadata: Metadata) -> di
 
 
 def _order_options(order: _Order, one: Optimized, facts: Mapping[str, Any]) -> None:
-    """The options of its group: all of them where the class is the same; of another's the rate alone means the same."""
+    """Options of its group: all if the optimizer class is equal, else the learning rate only."""
     same = facts["kind"] == type(one.optimizer).__name__
     for key, value in facts["options"].items():
         if key not in _RATES and not (same and key in one.group):
@@ -282,7 +283,7 @@ def _order_options(order: _Order, one: Optimized, facts: Mapping[str, Any]) -> N
 
 
 def _carry_out(order: _Order) -> None:
-    """Set numbers, make states that are new, drop those that the checkpoint does not have."""
+    """Set scalars, create new states, and drop states that the checkpoint does not have."""
     for one, changes in order.states:
         if changes and one.parameter not in one.states:
             one.states[one.parameter] = {}

@@ -1,4 +1,4 @@
-"""Numbered checkpoints of a run in one folder: the last few are kept, and training need not wait for them."""
+"""Numbered checkpoints of a run in one folder, with asynchronous saving and rotation."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _NUMBERED = re.compile(r"step-(0|[1-9]\d*)")
 
 
 class CheckpointManager:
-    """The checkpoints of one run: ``<folder>/step-100``, ``<folder>/step-200``, ..., of which the last ones are kept.
+    """Checkpoints of one run, ``<folder>/step-100``, ``<folder>/step-200``, ...; keeps the last.
 
-    Every rank has one and calls its methods together with the others, `latest` excepted. Nothing is overwritten, so
-    that a reader beside the run, an evaluation for example, reads what it has found. Only checkpoints of this name are
-    removed, and of those only the files that a save has written.
+    Every rank creates one. All methods except `latest` and `steps` are collectives. Nothing is
+    overwritten, so a concurrent reader, for example an evaluation, can finish reading. Only
+    checkpoints of this name are removed, and of those only the files that a save has written.
 
     Asynchronously, `save` copies what this rank is going to write (memory for its part of the model and the optimizer
     state) and returns. A thread writes it, over a process group of its own, so that training goes on. One save is under
@@ -67,7 +67,7 @@ class CheckpointManager:
             raise ValueError(f"keep is {keep}, and at least the latest checkpoint is kept: 1 or more, or None for all")
         self._named, self._folder, self._keep = folder, folder_of(folder), keep
         self._thread = ThreadPoolExecutor(1, "tutorec-checkpoint") if asynchronous else None
-        # What this rank writes, and the ranks that wait for each other; replicas write nothing.
+        # The saves of this rank with the ranks that wait for each other; replicas write nothing.
         self._under_way: list[tuple[list[Future[None]], dist.ProcessGroup | None]] = []
         # (the group that saves, a group of the same ranks for the thread)
         self._groups: list[tuple[dist.ProcessGroup, dist.ProcessGroup]] = []
@@ -107,7 +107,7 @@ class CheckpointManager:
             self._under_way.append((begun, all_ranks_of(model)))
 
     def latest(self) -> Path | str | None:
-        """The whole checkpoint of the highest step, None where there is none. Any process may ask, at any time.
+        """The complete checkpoint of the highest step, or None. Not a collective.
 
         Raises:
             CheckpointError: The folder cannot be looked into.
@@ -116,7 +116,7 @@ class CheckpointManager:
         return path_below(self._named, f"step-{steps[-1]}") if steps else None
 
     def steps(self) -> list[int]:
-        """The steps of all whole checkpoints, in order.
+        """The steps of all complete checkpoints, ascending.
 
         Raises:
             CheckpointError: The folder cannot be looked into.
@@ -127,7 +127,7 @@ class CheckpointManager:
             known, names = names, subfolders(self._folder)
             if names == known:
                 break
-            # Those that were found may have been removed by the run meanwhile, and others be there.
+            # The run may have removed the listed checkpoints meanwhile and added others.
             steps = [step for step in map(self._whole, names) if step is not None]
         return sorted(steps)
 
@@ -142,7 +142,7 @@ class CheckpointManager:
             optimizer_state: As of `load_checkpoint`.
 
         Returns:
-            What it says of itself; None where there is none.
+            The checkpoint's info; None if there is no checkpoint.
 
         Raises:
             AgreementError: As of `load_checkpoint`.
@@ -158,7 +158,7 @@ class CheckpointManager:
             try:
                 return load_checkpoint(str(path), model, optimizer, optimizer_state=optimizer_state)
             except (AgreementError, CheckpointError, TypeError):
-                # It is raised on every rank. The run may have removed this one meanwhile.
+                # Raised on every rank. The run may have removed this checkpoint meanwhile.
                 later = self._agreed_latest(ranks)
                 if later == latest or not left:
                     raise
@@ -201,7 +201,7 @@ class CheckpointManager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it; where an error is on its way, the other ranks may not come, and nothing is exchanged."""
+        """Close it. After an error, do not communicate: the other ranks may not get here."""
         if error is None:
             self.close()
         elif self._thread is not None:
@@ -211,13 +211,13 @@ class CheckpointManager:
             self._under_way.clear()
 
     def _whole(self, name: str) -> int | None:
-        """The step of a whole checkpoint that is named after it."""
+        """The step of a complete checkpoint, if its name has that step."""
         match = _NUMBERED.fullmatch(name)
         step = whole_step(self._folder.below(name)) if match else None
         return step if match and step == int(match[1]) else None
 
     def _check_order(self, step: int) -> None:
-        """Refuse what `latest` would never find.
+        """Refuse a step below the latest one.
 
         Raises:
             CheckpointError: There is a checkpoint of a later step.
@@ -230,7 +230,7 @@ class CheckpointManager:
             )
 
     def _agreed_latest(self, ranks: RankBarrier) -> int | None:
-        """The latest step as rank 0 sees it; the others may see the folder a moment earlier or later."""
+        """The latest step as rank 0 sees it; the other ranks may see an older or newer folder."""
         latest, problem = None, None
         if ranks.rank == 0:
             try:
@@ -243,7 +243,7 @@ class CheckpointManager:
     def _begin(
         self, folder: Folder, model: nn.Module, optimizer: KeyedOptimizer | None, notes: Mapping[str, Any]
     ) -> list[Future[None]]:
-        """Write, or begin to; what is under way then."""
+        """Write the checkpoint, or start writing it; returns the futures of pending saves."""
         group = group_of(model)
         ranks, problem = RankBarrier(group, f"saving the checkpoint {folder}"), None
         if ranks.rank == 0:
@@ -260,7 +260,7 @@ class CheckpointManager:
         return [self._thread.submit(self._write, save, twin, doing)]
 
     def _own_group(self, group: dist.ProcessGroup) -> dist.ProcessGroup:
-        """The group of the thread: two threads on one group would swap each other's results."""
+        """The thread's process group: two threads on one group would mix up their collectives."""
         for original, twin in self._groups:
             if original is group:
                 return twin
@@ -290,7 +290,7 @@ class CheckpointManager:
 
 
 def _problems(under_way: Sequence[tuple[list[Future[None]], dist.ProcessGroup | None]]) -> Iterator[BaseException]:
-    """Wait for what is under way; what went wrong."""
+    """Wait for pending saves and yield their errors."""
     for begun, _ in under_way:
         for future in begun:
             problem = future.exception()
@@ -299,6 +299,6 @@ def _problems(under_way: Sequence[tuple[list[Future[None]], dist.ProcessGroup | 
 
 
 def _say_at_end(under_way: Sequence[tuple[list[Future[None]], dist.ProcessGroup | None]]) -> None:
-    """Wait for a save that nobody has waited for, and say what went wrong."""
+    """Wait for a pending save at exit, and report its error."""
     for problem in _problems(under_way):
         sys.stderr.write(f"{type(problem).__name__}: {problem}\n")

@@ -1,13 +1,13 @@
-"""The manifest of a checkpoint: a folder is a checkpoint because of it, and it names the files of one save.
+"""The manifest of a checkpoint: it marks a complete checkpoint and lists its files.
 
     <path>/manifest.json               step, data position, plan; name, size and CRC-32 of the files of this save
     <path>/3fa9c1d2.metadata           where which block lies, by torch.distributed.checkpoint
     <path>/__0_3fa9c1d2_0.distcp ...   the blocks that rank 0 wrote, ...
     <path>/.metadata                   the same as 3fa9c1d2.metadata, under the name that torch's own readers know
 
-A save writes files under names of its own and then replaces the manifest in one step. A save that is interrupted
-before that leaves the old checkpoint. A reader that has opened the files of one manifest sees one save, whatever is
-saved meanwhile. Other files in the folder are neither read nor removed.
+A save writes files under unique names and then replaces the manifest atomically. An interrupted save
+leaves the old checkpoint. A reader that has opened the files of one manifest sees that one save,
+regardless of later saves. Other files in the folder are neither read nor removed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMAT = "tutorec checkpoint"
 VERSION = 2
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
-# How often a load starts anew because a save has replaced the checkpoint meanwhile.
+# How often a load restarts because a save has replaced the checkpoint.
 TRIES = 5
 _PLAIN = re.compile(r"[\w.-]*[\w-][\w.-]*", re.ASCII)
 # Of one save, and drafts of small files.
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What a file must be: its size in bytes and its CRC-32 as eight hexadecimal digits."""
+    """The expected size of a file in bytes and its CRC-32 in eight hexadecimal digits."""
 
     bytes: int
     crc32: str
@@ -53,17 +53,17 @@ class Manifest:
     """What a checkpoint says of itself.
 
     Args:
-        world_size: W of those who saved it.
-        step: As it was given, or None.
-        position: As it was given: where the data stands.
-        extra: As it was given.
+        world_size: W at the time of saving.
+        step: As passed to the save, or None.
+        position: Position in the data, as passed to the save.
+        extra: As passed to the save.
         plan: The sharding plan's JSON document, or None.
-        files: Name -> what it must be.
-        slices: Name of a state of rows -> columns of each slice.
+        files: Name -> expected size and CRC-32.
+        slices: Name of a per-row state -> columns of each slice.
         optimizers: Parameter -> ``{"kind": its class, "options": {"lr": ...}, "numbers": {...}}`` of its optimizer.
-        metadata: Which of the files is torch's account of blocks.
-        torch_version: That wrote it.
-        version: Of the format.
+        metadata: Name of torch's metadata file.
+        torch_version: The torch version that wrote it.
+        version: Version of the format.
     """
 
     world_size: int
@@ -98,7 +98,7 @@ def read_manifest(folder: Folder) -> Manifest:
     """The manifest of a checkpoint, checked against its own CRC-32.
 
     Raises:
-        CheckpointError: There is none, it is damaged, of a later version, or not as a save writes it.
+        CheckpointError: It is missing, damaged, of a later version, or malformed.
     """
     path = folder.file(MANIFEST)
     try:
@@ -147,7 +147,7 @@ def _not_whole(folder: Folder) -> str:
 
 @contextmanager
 def expected_form(path: object) -> Generator[None, None, None]:
-    """Content that no save has written becomes a CheckpointError, whatever trips over it."""
+    """Turn every error of parsing malformed content into a CheckpointError."""
     try:
         yield
     except CheckpointError:
@@ -159,7 +159,7 @@ def expected_form(path: object) -> Generator[None, None, None]:
 
 
 def _check_form(manifest: Manifest) -> None:
-    """Refuse values of another type, and names that lead out of the folder.
+    """Refuse values of a wrong type, and names that leave the folder.
 
     Raises:
         CheckpointError: A name is not plain.
@@ -193,7 +193,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def check_sizes(folder: Folder, manifest: Manifest) -> None:
-    """Compare the sizes of all files with the manifest; what is in them is not read.
+    """Compare the sizes of all files with the manifest, without reading the files.
 
     Raises:
         CheckpointError: One is missing, is not a regular file, or has another size.
@@ -208,7 +208,7 @@ def check_sizes(folder: Folder, manifest: Manifest) -> None:
 
 
 def size_problem(path: str, size: int, facts: FileFacts) -> str:
-    """What is said of a file that was cut off or has grown."""
+    """The message about a file of the wrong size."""
     return f"{path} has {size:,} bytes and should have {facts.bytes:,}: load another checkpoint"
 
 
@@ -221,7 +221,7 @@ def is_replaced(folder: Folder, manifest: Manifest) -> bool:
 
 
 def of_one_save(folder: Folder, use: Callable[[Manifest], T]) -> T:
-    """Use a manifest and its files; where a save replaces them meanwhile, use the new ones.
+    """Call ``use`` with a manifest; if a save replaces it meanwhile, retry with the new one.
 
     Raises:
         CheckpointError: As ``use`` raises it, or it was replaced again and again.
@@ -237,7 +237,7 @@ def of_one_save(folder: Folder, use: Callable[[Manifest], T]) -> T:
 
 
 def replaced_too_often(folder: Folder) -> str:
-    """What is said to a reader who never came to an end."""
+    """The error of a reader whose checkpoint was replaced on every attempt."""
     return (
         f"{folder} was replaced {TRIES} times while it was read: load again; a CheckpointManager, which gives every "
         "save a folder of its own, does not replace what is read"
@@ -245,7 +245,7 @@ def replaced_too_often(folder: Folder) -> str:
 
 
 def leftover_names(folder: Folder, used: Mapping[str, Any] | None = None) -> list[str]:
-    """Files of saves that were replaced or interrupted: names that only saves give, of regular files, not in use."""
+    """Names of unused regular files that replaced or interrupted saves have written."""
     return [
         name
         for name, size in folder.sizes().items()
@@ -254,7 +254,7 @@ def leftover_names(folder: Folder, used: Mapping[str, Any] | None = None) -> lis
 
 
 def remove_checkpoint(folder: Folder) -> None:
-    """Remove a checkpoint, or what an interrupted save has left; other files stay, and the folder with them.
+    """Remove the files of a checkpoint or of an interrupted save; other files stay.
 
     Raises:
         CheckpointError: Another process is saving into it.

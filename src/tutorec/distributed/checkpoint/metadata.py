@@ -1,8 +1,8 @@
-"""torch's account of a checkpoint, ``.metadata``, without trust in who wrote it.
+"""Read torch's ``.metadata`` of a checkpoint from an untrusted source.
 
-It is a pickle, and a pickle may call any function. Here it can name the classes of torch.distributed.checkpoint,
-`torch.Size` and dtypes, and nothing else; each class becomes an empty one that is made for this reading alone. What
-comes out is checked and made into torch's own account.
+It is a pickle, and a pickle may call any function. This unpickler accepts only the classes of
+torch.distributed.checkpoint, `torch.Size` and dtypes. Each class is replaced by an empty one that is
+created for this read. The result is checked and converted to torch's own metadata.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RECORDS = {
 
 
 class _Record:
-    """What the pickle says of an object: its arguments and its state."""
+    """A pickled object: its arguments and its state."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -56,18 +56,18 @@ class _Record:
 
 
 class _Reader(pickle.Unpickler):
-    """Reads records, sizes and dtypes."""
+    """An unpickler of records, sizes and dtypes only."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
-        # Made anew each time: a pickle can write into the classes that it names.
+        # Created for each read: a pickle can modify the classes that it names.
         self._made: dict[str, Any] = {}
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """An empty class in place of a known one.
+        """Return an empty class for an accepted one.
 
         Raises:
-            CheckpointError: It is not known.
+            CheckpointError: The class is not accepted.
         """
         if global_name in _RECORDS.get(module_name, ()):
             return self._made.setdefault(global_name, type(global_name, (_Record,), {}))
@@ -86,15 +86,15 @@ class _Reader(pickle.Unpickler):
 
 
 def parse_metadata(content: bytes, manifest: Manifest) -> Metadata:
-    """What is stored and where; every block lies in a file that the manifest lists.
+    """Parse the metadata; every block must be in a file that the manifest lists.
 
     Args:
-        content: Of the file, of the size and CRC-32 that the manifest says.
+        content: Of the file, its size and CRC-32 already checked.
         manifest: Of the same save.
 
     Raises:
-        CheckpointError: It is not as a save writes it.
-        Exception: The same, of whatever kind: see `expected_form`.
+        CheckpointError: It is malformed.
+        Exception: It is malformed; see `expected_form`.
     """
     root = _state(_Reader(content).load(), "Metadata")
     tensors: dict[str, Any] = {_text(name): _tensor(record) for name, record in root["state_dict_metadata"].items()}

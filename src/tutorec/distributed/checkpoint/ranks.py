@@ -1,4 +1,4 @@
-"""The ranks that save or load together: what one of them finds wrong, all of them are told."""
+"""Collectives of the ranks that save or load together: an error of one is raised on all."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.errors import CheckpointError
 
 _STAGE = "checkpoint"
-# What a rank leaves for the others when it comes to its first checkpoint, and when it is told that another has ended:
-# it may end then as well, and is not the one to name.
+# Store keys: a rank sets the first at its first checkpoint, and the second when it is notified that
+# another rank has ended. A notified rank may end too, but is not the cause.
 _ARRIVED, _NOTIFIED = "tutorec/came/{}", "tutorec/told/{}"
-# A process whose connections are closed may take a moment to be gone.
+# A process may exit some time after its connections have closed.
 _SECONDS_TO_END = 5.0
 V = TypeVar("V")
 
-# (host, process) of each rank of a group, asked for once: a rank may end before the next save begins.
+# (host, process) of each rank of a group, gathered once: a rank may end before the next save.
 _processes: weakref.WeakKeyDictionary[dist.ProcessGroup, list[tuple[str, int]]] = weakref.WeakKeyDictionary()
 
 
 class RankBarrier:
-    """The ranks of one save or load.
+    """Error handling for the ranks of one save or load.
 
     Args:
-        group: The ranks; None: this process alone.
-        doing: What is being done, for messages, e.g. ``"saving the checkpoint /runs/7"``.
+        group: The ranks; None: this process only.
+        doing: The operation, for messages, e.g. ``"saving the checkpoint /runs/7"``.
 
     Raises:
         CheckpointError: A rank ended.
@@ -57,7 +57,7 @@ class RankBarrier:
             _processes[self._group] = self.gather((socket.gethostname(), os.getpid()))
 
     def gather(self, value: V) -> list[V]:
-        """A picklable value of every rank, in rank order.
+        """Gather a picklable value from every rank, in rank order.
 
         Raises:
             CheckpointError: A rank ended.
@@ -66,7 +66,7 @@ class RankBarrier:
         return [value] if group is None else self._named(lambda: comm.all_gather_objects(value, group, _STAGE))
 
     def from_first(self, value: V) -> V:
-        """Rank 0's value.
+        """Broadcast rank 0's value.
 
         Raises:
             CheckpointError: A rank ended.
@@ -75,7 +75,7 @@ class RankBarrier:
         return value if group is None else self._named(lambda: comm.broadcast_object(value, 0, group, _STAGE))
 
     def require_equal(self, facts: Mapping[str, str]) -> None:
-        """Return when all ranks hold the same facts.
+        """Raise on every rank unless the facts are equal on all ranks.
 
         Raises:
             AgreementError: They do not.
@@ -87,11 +87,11 @@ class RankBarrier:
             self._named(lambda: check_agreement(self._doing, facts, env))
 
     def raise_if_any_failed(self, problem: Exception | None) -> None:
-        """Return when no rank has a problem; else raise on every rank, with the rank that has it.
+        """Raise on every rank if any rank has a problem; the error names that rank.
 
         Raises:
             CheckpointError: A rank has a problem, or ended.
-            TypeError: This rank's problem is one: the caller's mistake.
+            TypeError: This rank's problem is a TypeError, a mistake of the caller.
         """
         text = None if problem is None else _text(problem)
         failures = [(rank, found) for rank, found in enumerate(self.gather(text)) if found is not None]
@@ -103,7 +103,7 @@ class RankBarrier:
             if isinstance(problem, CheckpointError):
                 raise problem
             raise CheckpointError(f"{self._doing} failed: {text}") from problem
-        # A damaged file is the same trouble on every rank that has looked at it.
+        # All ranks that read a damaged file report the same error: name it once.
         lines = dict.fromkeys(found for _, found in failures)
         named = [f"{_ranks([rank for rank, each in failures if each == line])}: {line}" for line in lines]
         raise CheckpointError(f"{self._doing} failed on " + "; ".join(named)) from problem
@@ -112,7 +112,7 @@ class RankBarrier:
         try:
             return collective()
         except RuntimeError as error:
-            assert self._group is not None, "without others there is no collective"
+            assert self._group is not None, "a single process runs no collective"
             _publish(self._group, _NOTIFIED)
             ended = _ended(self._group)
             if not ended:
@@ -129,13 +129,13 @@ class RankBarrier:
 
 
 def _publish(group: dist.ProcessGroup, key: str) -> None:
-    """Leave this rank's process where the others find it, also when this rank is gone by then."""
+    """Publish this rank's process in the group's store, which outlives the rank."""
     with suppress(RuntimeError, AttributeError):
         _store(group).set(key.format(group.rank()), f"{os.getpid()} {socket.gethostname()}")
 
 
 def _published(group: dist.ProcessGroup, key: str) -> list[tuple[str, int] | None]:
-    """(host, process) of each rank that has left it, None of those who have not; nothing where nobody can say."""
+    """(host, process) that each rank has published, else None; empty if the store is lost."""
     try:
         store, processes = _store(group), []
         for rank in range(group.size()):
@@ -148,12 +148,12 @@ def _published(group: dist.ProcessGroup, key: str) -> list[tuple[str, int] | Non
 
 
 def _store(group: dist.ProcessGroup) -> Any:
-    """Where the processes of a group found each other; kept by torchrun, by rank 0 or as a file."""
+    """The rendezvous store of a group, held by torchrun, by rank 0, or in a file."""
     return distributed_c10d._get_process_group_store(group)
 
 
 def _ended(group: dist.ProcessGroup) -> dict[int, int | None]:
-    """Rank -> process of those on this host that are gone; None for a process that never came."""
+    """Rank -> process id of local ranks that have ended; None for a rank that never arrived."""
     this_host, deadline = socket.gethostname(), time.monotonic() + _SECONDS_TO_END
     known: Sequence[tuple[str, int] | None] = []
     gone: dict[int, int | None] = {}
@@ -165,20 +165,20 @@ def _ended(group: dist.ProcessGroup) -> dict[int, int | None]:
         if gone:
             notified = {rank for rank, each in enumerate(_published(group, _NOTIFIED)) if each}
             first = {rank: process for rank, process in gone.items() if rank not in notified}
-            # A rank that was told may be gone before the one that it was told of.
+            # A notified rank may exit before the rank that caused the notification.
             if first:
                 return first
         if not known:
             return {}
         time.sleep(0.05)
-    # Who never came is the cause; others that are gone were told of it.
+    # A rank that never arrived is the cause; ranks that ended were notified of it.
     return {rank: None for rank, each in enumerate(known) if each is None} or gone
 
 
 def _runs(process: int) -> bool:
     try:
         os.kill(process, 0)
-        # Ended, only not collected by its parent.
+        # A zombie: it has ended, and its parent has not waited for it.
         status = Path(f"/proc/{process}/stat")
         return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
     except PermissionError:

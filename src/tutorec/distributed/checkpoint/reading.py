@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and its tensors in one process, without a model."""
+"""Read a checkpoint's info and its tensors in one process, without a model."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from tutorec.errors import CheckpointError
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a checkpoint says of itself.
+    """The facts of a checkpoint.
 
     Args:
-        version: Of its format.
-        world_size: W of the ranks that saved it.
-        step: Steps made, as it was given.
-        position: Where the data stood, as it was given.
-        extra: As it was given.
-        plan: The sharding plan that it was saved under, as a JSON document; None of an unsharded model.
-        tensors: Name -> (shape, dtype) as stored; ``model.`` and ``optimizer.state.`` stand before the model's names.
+        version: Version of its format.
+        world_size: W at the time of saving.
+        step: Steps made, as passed to the save.
+        position: Position in the data, as passed to the save.
+        extra: As passed to the save.
+        plan: The sharding plan as a JSON document; None for an unsharded model.
+        tensors: Name -> (shape, dtype) as stored; names begin with ``model.`` or ``optimizer.state.``.
     """
 
     version: int
@@ -48,7 +48,7 @@ class CheckpointInfo:
 
 
 def info_of(manifest: Manifest, metadata: Metadata) -> CheckpointInfo:
-    """What a caller is told of a checkpoint."""
+    """The public facts of a checkpoint."""
     tensors = {
         name: (tuple(stored.size), stored.properties.dtype)
         for name, stored in metadata.state_dict_metadata.items()
@@ -60,12 +60,12 @@ def info_of(manifest: Manifest, metadata: Metadata) -> CheckpointInfo:
 
 
 def read_info(path: str | os.PathLike[str]) -> CheckpointInfo:
-    """What a checkpoint says of itself; its tensors are neither read nor checked. No ranks are needed.
+    """Read the facts of a checkpoint; tensors are neither read nor checked. Not a collective.
 
     Safe with a file from somebody else: nothing in it is executed.
 
     Raises:
-        CheckpointError: There is none, it is damaged, or of a later version.
+        CheckpointError: It is missing, damaged, or of a later version.
     """
     folder = folder_of(path)
 
@@ -77,11 +77,11 @@ def read_info(path: str | os.PathLike[str]) -> CheckpointInfo:
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | str | None:
-    """The checkpoint of the highest step in a folder, of equal ones the one written last; None where there is none.
+    """The complete checkpoint of the highest step in a folder (of equal ones the newest), or None.
 
-    What saves that were interrupted have left is passed over, and a checkpoint whose manifest is damaged or of which a
-    file is missing or has another size. What is in the files is not read: that a bit has changed is found by
-    `load_checkpoint`.
+    Interrupted saves are skipped. So is a checkpoint whose manifest is damaged, or of which a file is
+    missing or has the wrong size. The contents of files are not read here; `load_checkpoint` detects
+    changed bits.
 
     Returns:
         A path, or a URL where the folder was given as one.
@@ -102,7 +102,7 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | str | None:
         known, names = names, subfolders(parent)
         if names == known:
             return None
-        # Where checkpoints are removed and added meanwhile, none of these may be there any more.
+        # While a run adds and removes checkpoints, all listed ones may be gone.
         for name in names:
             below = parent.below(name)
             step = whole_step(below)
@@ -124,7 +124,7 @@ def subfolders(parent: Folder) -> set[str]:
 
 
 def whole_step(folder: Folder) -> int | None:
-    """The step of a whole checkpoint, -1 where it was saved without one; None of anything else."""
+    """The step of a complete checkpoint (-1 if saved without one); None for anything else."""
 
     def read(manifest: Manifest) -> int:
         check_sizes(folder, manifest)
@@ -137,10 +137,10 @@ def whole_step(folder: Folder) -> int | None:
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """All tensors of a checkpoint, whole and plain, in this process: for export, or to look at.
+    """Read all tensors of a checkpoint as plain tensors in this process.
 
-    A state with one number for each row comes as that of an uncut table: the mean over the slices of columns, by their
-    widths. Safe with a file from somebody else: nothing in it is executed.
+    A state with one number per row is converted to that of an unsharded table: the mean over column
+    slices, weighted by their widths. Safe for untrusted files: nothing in them is executed.
 
     Returns:
         Under ``"model"`` name -> tensor; under ``"optimizer"`` ``"state"``, parameter -> name of a state -> tensor or
@@ -179,7 +179,7 @@ def _state_dict(manifest: Manifest, files: SavedFiles) -> dict[str, Any]:
 
 
 def _whole(stored: TensorStorageMetadata, widths: list[int]) -> tuple[torch.Tensor, list[Wanted]]:
-    """An empty tensor for a stored one, and what fills it."""
+    """An empty tensor of a stored one's shape, and the requests that fill it."""
     shape, slices = tuple(stored.size), max(1, len(widths))
     if slices == 1:
         tensor = torch.empty(shape, dtype=stored.properties.dtype)

@@ -1,8 +1,8 @@
-"""Checkpoints of a model whose tables have replicas: one of them is saved, all are loaded, and all ranks are told.
+"""Checkpoints of a model with table replicas: one replica is saved, all are loaded.
 
-Saving takes the mean over replicas first, `DMPCollection.sync`: whatever they have learned since the last one would be
-lost with the replicas that are not saved. Then it is the checkpoint of a `DistributedModelParallel` over the ranks of
-the first group, which any model reads.
+Saving averages the replicas first with `DMPCollection.sync`; otherwise the updates of unsaved
+replicas since the last sync would be lost. The result is the checkpoint of a
+`DistributedModelParallel` over the first group's ranks, which any model can load.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Call = Callable[Concatenate[Path, nn.Module, Rest], Out]
 
 
 def saved_by_the_first(save: _Call[Path, Rest, None]) -> _Call[Path, Rest, None]:
-    """What saves a model, for models with replicas, too: the ranks of the first replica save, the others wait."""
+    """Decorator of a save: with replicas, the ranks of the first one save and the others wait."""
 
     @wraps(save)
     def of_replicas(path: Path, model: nn.Module, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
@@ -42,7 +42,7 @@ def saved_by_the_first(save: _Call[Path, Rest, None]) -> _Call[Path, Rest, None]
 
 
 def loaded_by_all(load: _Call[Path, Rest, Out]) -> _Call[Path, Rest, Out]:
-    """What loads a model, for models with replicas, too: each replica loads, and none goes on where another failed."""
+    """Decorator of a load: with replicas, each one loads, and all fail if one fails."""
 
     @wraps(load)
     def of_replicas(path: Path, model: nn.Module, *args: Rest.args, **kwargs: Rest.kwargs) -> Out:
@@ -54,12 +54,12 @@ def loaded_by_all(load: _Call[Path, Rest, Out]) -> _Call[Path, Rest, Out]:
 
 
 def all_ranks_of(model: nn.Module) -> dist.ProcessGroup | None:
-    """The ranks that have a model together, those of all replicas."""
+    """The ranks that share a model, including all replicas."""
     return model.dense_group if isinstance(model, DMPCollection) else group_of(model)
 
 
 def _in_all_replicas(model: DMPCollection, doing: str, act: Callable[[], Out]) -> Out:
-    """Act; an error of the ranks of one replica is one of all ranks."""
+    """Call ``act``; an error on one replica's ranks is raised on all ranks."""
     problem, result = None, None
     try:
         result = act()

@@ -1,4 +1,4 @@
-"""Save a model over its ranks: each writes what it holds, and the manifest is replaced when all have."""
+"""Save a sharded model: each rank writes its shards, then rank 0 replaces the manifest."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def save_checkpoint(
     position: Any = None,
     extra: Any = None,
 ) -> None:
-    """Write a checkpoint, whole or not at all: until the new one is complete on the disk, the old one stays.
+    """Write a checkpoint atomically: the old one stays until the new one is complete.
 
     A collective: every rank calls it with the same path, on a file system that all of them see. Weights, buffers and
     the state of optimizers that run inside backward are saved with the model; each rank writes its own part, in blocks
@@ -80,12 +80,12 @@ class Save:
     """What a rank is going to write.
 
     Args:
-        folder: Of the checkpoint.
-        id: Eight digits that the names of its files have.
-        blocks: This rank's.
-        manifest: All but the files.
-        old: Names of the files of the checkpoint that is replaced; on rank 0.
-        held: The lock of the folder; on rank 0.
+        folder: Folder of the checkpoint.
+        id: Eight hexadecimal digits in the names of its files.
+        blocks: This rank's blocks.
+        manifest: The manifest without the files.
+        old: Files of the replaced checkpoint; on rank 0.
+        held: The folder's lock; on rank 0.
     """
 
     folder: Folder
@@ -96,7 +96,7 @@ class Save:
     held: ExitStack = field(default_factory=ExitStack)
 
     def give_up(self) -> None:
-        """Remove what has been written, unless it is in use already, and let go of the lock."""
+        """Remove the written files unless the manifest lists them, and release the lock."""
         with suppress(Exception):
             used = read_manifest(self.folder).files if MANIFEST in self.folder.sizes() else {}
             self.folder.remove(name for name in leftover_names(self.folder, used) if self.id and self.id in name)
@@ -112,19 +112,19 @@ def prepare_save(
     notes: Mapping[str, Any],
     copy: bool = False,
 ) -> Save:
-    """Find what is to be written, agree on it, and make the folder. A collective.
+    """Collect the blocks to write, check that ranks agree, and create the folder. A collective.
 
     Args:
-        ranks: That save together.
-        folder: Where to.
-        problem: What this rank knows to be wrong already.
-        model_and_optimizer: What is saved.
+        ranks: The ranks that save.
+        folder: Folder of the checkpoint.
+        problem: An error that this rank has already found.
+        model_and_optimizer: What to save.
         notes: Step, position and extra.
         copy: Copy all numbers now, so that the model may change before they are written.
 
     Raises:
         AgreementError: Ranks differ in what they save.
-        CheckpointError: A rank cannot save this, or not there.
+        CheckpointError: A rank cannot save this model, or cannot save to this folder.
         TypeError: This rank's arguments are of a wrong type.
     """
     save, contents = Save(folder), Contents()
@@ -158,12 +158,12 @@ def prepare_save(
 
 
 def write_save(save: Save, ranks: RankBarrier, on_complete: Callable[[], None] = lambda: None) -> None:
-    """Write what has been prepared. A collective.
+    """Write a prepared save. A collective.
 
     Args:
         save: What this rank writes.
-        ranks: That save together; in a thread of its own they are a group of its own.
-        on_complete: What rank 0 does when the checkpoint is complete.
+        ranks: The ranks that save; a background thread needs its own process group.
+        on_complete: Called on rank 0 when the checkpoint is complete.
 
     Raises:
         CheckpointError: A rank could not write, or has ended; the checkpoint that was there before is as it was.
@@ -191,7 +191,7 @@ def write_save(save: Save, ranks: RankBarrier, on_complete: Callable[[], None] =
 
 
 def _start(save: Save) -> None:
-    """Make the folder, keep others out, and remove what interrupted saves have left there.
+    """Create and lock the folder, and remove the files of interrupted saves.
 
     Raises:
         CheckpointError: It is a file, or a folder that is not a checkpoint; or another process is saving there.
@@ -210,7 +210,7 @@ def _start(save: Save) -> None:
 
 
 def _may_be_used(folder: Folder) -> bool:
-    """Whether nothing is there, or a checkpoint, or what an interrupted save has left."""
+    """Whether it is empty, a checkpoint, or the rest of an interrupted save."""
     try:
         sizes = folder.sizes()
     except NotADirectoryError:
@@ -219,7 +219,7 @@ def _may_be_used(folder: Folder) -> bool:
 
 
 def _complete(save: Save, written: Sequence[Written]) -> None:
-    """Write what is written once, replace the manifest, and remove the files of the checkpoint before."""
+    """Write the metadata, replace the manifest, and remove the previous checkpoint's files."""
     assert save.manifest is not None, "it is made when all ranks agree"
     folder = save.folder
     files, account = write_metadata(folder, save.id, written)
@@ -242,7 +242,7 @@ def _entries(contents: Contents) -> list[Entry]:
 
 
 def _facts(contents: Contents, notes: Mapping[str, Any]) -> dict[str, str]:
-    """What ranks must agree on."""
+    """The facts that must be equal on all ranks."""
     facts = {name: json.dumps(value, sort_keys=True) for name, value in notes.items()}
     facts |= optimizer_facts(contents)
     return facts | {f"{name!r}: shape": str(list(entry.shape)) for name, entry in contents.model.items()}
@@ -263,10 +263,10 @@ def _check_notes(notes: Mapping[str, Any]) -> None:
 
 
 def _check_keys(value: Any) -> None:
-    """Refuse dicts whose keys JSON would turn into text: they would come back as other dicts.
+    """Refuse dicts with keys that are not strings: JSON would change them.
 
     Raises:
-        TypeError: A key is no text.
+        TypeError: A key is not a string.
     """
     if isinstance(value, dict):
         for key in value:
@@ -278,7 +278,7 @@ def _check_keys(value: Any) -> None:
 
 
 def _optimizer_facts(contents: Contents) -> dict[str, dict[str, Any]]:
-    """Parameter -> its optimizer's class, its group's options and the numbers among its state, as JSON takes them."""
+    """Parameter -> its optimizer's class, group options and scalar states, as JSON values."""
     facts: dict[str, dict[str, Any]] = {}
     for one in contents.optimized:
         options = {key: plain(value) for key, value in one.group.items() if key != "params" and is_plain(value)}
@@ -289,7 +289,7 @@ def _optimizer_facts(contents: Contents) -> dict[str, dict[str, Any]]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a group's option can be stored: numbers, text, None, and pairs of them."""
+    """Whether an option can be stored: numbers, strings, None, and tuples of them."""
     if isinstance(value, tuple | list):
         return all(is_plain(each) for each in value)
     if isinstance(value, torch.Tensor):
@@ -298,7 +298,7 @@ def is_plain(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """An option as JSON takes it."""
+    """An option as a JSON value."""
     if isinstance(value, tuple | list):
         return [plain(each) for each in value]
     return value.item() if isinstance(value, torch.Tensor) else value

@@ -1,8 +1,7 @@
-"""Which stored state of a parameter becomes which state of its optimizer here.
+"""Match the stored states of a parameter to the states of its optimizer.
 
-The names of states tell who keeps them. A fused kernel's are TorchRec's (``item.momentum1``), a torch optimizer's are
-torch's (``sum``, ``exp_avg``). The numbers are the same, so that a table that was trained by one can go on with the
-other.
+A fused kernel uses TorchRec's state names (``item.momentum1``), a torch optimizer uses torch's
+(``sum``, ``exp_avg``). The values are the same, so training can continue with the other kind.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from tutorec.distributed.checkpoint.contents import Optimized
 from tutorec.errors import CheckpointError
 from tutorec.optim.optimizers import PartialRowWiseAdam
 
-# What torch's Adagrad and Adam keep, by the names of fused kernels: the first state is always momentum1.
+# States of torch's Adagrad and Adam by the names of fused kernels, whose first is momentum1.
 _TORCH_TO_FUSED = {"sum": "momentum1", "exp_avg": "momentum1", "exp_avg_sq": "exp_avg_sq", "step": "step"}
 _STEP = "step"
 _ADAM = {"step", "exp_avg", "exp_avg_sq"}
-# What torch optimizers keep from their first step on.
+# States that torch optimizers have after their first step.
 _KEPT = {"Adam": _ADAM, "AdamW": _ADAM, "PartialRowWiseAdam": _ADAM}
 
 
 @dataclass(frozen=True)
 class StoredState:
-    """A state as it is stored.
+    """A stored optimizer state.
 
     Args:
         key: Its name.
-        shape: Of the whole.
-        dtype: Of its numbers.
-        widths: Columns of each slice, of a state with one number for each row; else nothing.
+        shape: Shape of the whole tensor.
+        dtype: Its dtype.
+        widths: For a state with one number per row, the columns of each slice; else empty.
     """
 
     key: str
@@ -43,15 +42,15 @@ class StoredState:
 
 
 def match_states(one: Optimized, stored: Mapping[str, StoredState], kind: str) -> dict[str, StoredState]:
-    """Name of a state here -> the stored one that it takes, by equal names or by equal meaning.
+    """Name of a local state -> the stored state that it loads, by name or by meaning.
 
     Args:
         one: A parameter and its optimizer.
-        stored: What the checkpoint has of this parameter.
-        kind: Class of the optimizer that it had.
+        stored: The stored states of this parameter.
+        kind: Class of the optimizer that was saved.
 
     Raises:
-        CheckpointError: It was saved with another optimizer: states are missing, or there are some that are not kept.
+        CheckpointError: Another optimizer was saved: states are missing or have no counterpart.
     """
     keys = {key for key, value in one.state.items() if isinstance(value, torch.Tensor)}
     kind_here = type(one.optimizer).__name__
@@ -59,12 +58,12 @@ def match_states(one: Optimized, stored: Mapping[str, StoredState], kind: str) -
         return dict(stored)
     if not keys and not one.is_fused:
         matched = _named_as_torch(stored) if any("." in key for key in stored) else dict(stored)
-        # Before its first step an optimizer does not say what it keeps.
+        # Before its first step a torch optimizer has no states to compare with.
         if kind_here == kind or set(matched) == _KEPT.get(kind_here):
             return matched
     by_meaning = {_meaning(key): state for key, state in stored.items()}
     matched = {key: by_meaning[_meaning(key)] for key in keys if _meaning(key) in by_meaning}
-    # A count of steps is no loss where the other optimizer keeps none.
+    # A step count may be dropped if the other optimizer does not have one.
     missing = [key for key in keys - matched.keys() if _meaning(key) != _STEP]
     surplus = [meaning for meaning in by_meaning if meaning != _STEP and meaning not in map(_meaning, keys)]
     if missing or surplus:
@@ -77,15 +76,15 @@ def match_states(one: Optimized, stored: Mapping[str, StoredState], kind: str) -
 
 
 def new_state(one: Optimized, key: str, stored: StoredState) -> torch.Tensor:
-    """A state of the right size for a torch optimizer that has none yet: zeros.
+    """Zeros in the right shape, for a torch optimizer that has no state yet.
 
     Args:
         one: The parameter and its optimizer.
-        key: Its name here.
-        stored: What it is to take.
+        key: Name of the local state.
+        stored: The state to load into it.
 
     Raises:
-        CheckpointError: It keeps a number for each weight, and one for each row is stored, or the other way round.
+        CheckpointError: The state is per weight and the stored one per row, or the reverse.
     """
     rows, columns = one.parameter.shape if one.parameter.dim() == 2 else (0, 0)
     table = one.place.table

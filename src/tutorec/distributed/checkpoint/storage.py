@@ -1,7 +1,7 @@
-"""The blocks on their way into files, by torch.distributed.checkpoint: its files, its ``.metadata``, its writer.
+"""Write blocks with torch.distributed.checkpoint's writer, file format and ``.metadata``.
 
-torch drives these parts with collectives of its own and reports a failing rank by an exception that holds a dictionary;
-here they are driven one by one, so that what happens between ranks is the business of `ranks`.
+torch's own driver uses its own collectives, and reports failed ranks in a dictionary inside an
+exception. Here the parts are called one by one, and `ranks` does all communication.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _MOST_OPEN = 200
 
 @dataclass(frozen=True)
 class Written:
-    """What one rank has written.
+    """The files and blocks that one rank has written.
 
     Args:
-        items: Its blocks, as torch plans them.
-        results: Where each lies.
+        items: Its blocks as torch's write items.
+        results: File and offset of each block.
         files: Name -> size and CRC-32.
         paths: Name of each tensor -> its keys in the nested state dict.
     """
@@ -68,7 +68,7 @@ class Written:
 
 
 def write_blocks(folder: Folder, save: str, blocks: BlockSaver) -> Written:
-    """Write this rank's blocks into one file, one block in memory at a time, and bring it to the disk.
+    """Write this rank's blocks to one file, one block in memory at a time, and flush it.
 
     Args:
         folder: Of the checkpoint.
@@ -87,7 +87,7 @@ def write_blocks(folder: Folder, save: str, blocks: BlockSaver) -> Written:
 
 
 def write_metadata(folder: Folder, save: str, written: Sequence[Written]) -> tuple[dict[str, FileFacts], bytes]:
-    """Write torch's account of all blocks, by one rank for all.
+    """Write torch's metadata of all ranks' blocks, on one rank.
 
     Args:
         folder: Of the checkpoint.
@@ -95,7 +95,7 @@ def write_metadata(folder: Folder, save: str, written: Sequence[Written]) -> tup
         written: What every rank has written.
 
     Returns:
-        Size and CRC-32 of every file of the checkpoint, and the account itself.
+        Size and CRC-32 of every file of the checkpoint, and the metadata.
 
     Raises:
         CheckpointError: The ranks' blocks do not make up a tensor.
@@ -127,7 +127,7 @@ def write_metadata(folder: Folder, save: str, written: Sequence[Written]) -> tup
 
 
 class BlockSaver(SavePlanner):
-    """Hands torch's writer the blocks of this rank.
+    """A torch save planner with the blocks of this rank.
 
     Args:
         entries: What the checkpoint is made of.
@@ -155,14 +155,14 @@ class BlockSaver(SavePlanner):
         self._items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:
-        """Nothing: it is made for one save."""
+        """Do nothing: a planner is created for each save."""
 
     def create_local_plan(self) -> SavePlan:
         """This rank's blocks."""
         return SavePlan(self._items)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """As torch does it: the ranks' blocks one after the other."""
+        """As in torch: concatenate the ranks' blocks."""
         return create_default_global_save_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
@@ -170,25 +170,25 @@ class BlockSaver(SavePlanner):
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """A block's numbers, when it is its turn."""
+        """The values of a block, when it is written."""
         return self._blocks[write_item.index].tensor.detach().cpu().contiguous()
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU, of memory of its own."""
+    """A copy on the CPU."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 @dataclass
 class _NewFiles(FileSystem):
-    """Files for torch's writer, with size and CRC-32 of what is written taken on the way."""
+    """A file system for torch's writer that records size and CRC-32 of each file."""
 
     folder: Folder
     facts: dict[str, FileFacts] = field(default_factory=dict)
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
-        """Open a file; what went wrong in writing is raised when it is closed."""
+        """Open a file; errors in writing are raised when it is closed."""
         with self.folder.create(str(path)) as file:
             stream = _CheckedStream(file)
             yield cast(io.IOBase, stream)
@@ -202,7 +202,7 @@ class _NewFiles(FileSystem):
 
 
 class _CheckedStream:
-    """A file that is written front to back. An error is kept: inside torch's serializer it could end the process."""
+    """A sequential file. Errors are kept, since inside torch's serializer they could abort."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -226,7 +226,7 @@ class _CheckedStream:
         return self.size
 
     def flush(self) -> None:
-        """Hand everything to the system."""
+        """Flush the buffer."""
         if self.problem is None:
             try:
                 self._file.flush()
@@ -234,10 +234,10 @@ class _CheckedStream:
                 self.problem = error
 
     def fileno(self) -> int:
-        """The file's number, by which it is brought to the disk."""
+        """The file descriptor, for fsync."""
         self.flush()
         return self._file.fileno()
 
     def close(self) -> None:
-        """Nothing: who opened the file closes it."""
+        """Do nothing: the caller that opened the file closes it."""
         self.flush()

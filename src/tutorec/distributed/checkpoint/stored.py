@@ -1,4 +1,4 @@
-"""The blocks on their way out of the files of one save, by torch.distributed.checkpoint's reader."""
+"""Read the blocks of one save with torch.distributed.checkpoint's reader."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _MOST_OPEN = 200
 class SavedFiles(FileSystem):
     """The files of one save, for torch's reader.
 
-    Each is opened once and held: what has been checked is what is read, also where a later save has removed it.
+    Each file is opened once and kept open: the checked file is the one that is read, even if a later
+    save has removed it.
 
     Args:
         folder: Of the checkpoint.
@@ -57,7 +58,7 @@ class SavedFiles(FileSystem):
             file.close()
 
     def hold(self, names: Iterable[str]) -> None:
-        """Open files, as far as there is room.
+        """Open files, up to the limit of open files.
 
         Raises:
             CheckpointError: One is missing or may not be read.
@@ -67,10 +68,10 @@ class SavedFiles(FileSystem):
                 self._held[name] = self._open(name)
 
     def check(self, name: str) -> None:
-        """Compare a file with what the manifest says of it.
+        """Compare a file with the manifest's size and CRC-32.
 
         Raises:
-            CheckpointError: It is missing, cut off or changed.
+            CheckpointError: It is missing, truncated or changed.
         """
         facts = self._manifest.files[name]
         with self.create_stream(name, "rb") as file, _unreadable(self.folder, name):
@@ -88,10 +89,10 @@ class SavedFiles(FileSystem):
             )
 
     def metadata(self) -> Metadata:
-        """The account of blocks that torch keeps, checked.
+        """Read and check torch's metadata of the blocks.
 
         Raises:
-            CheckpointError: It is missing, damaged, or not as a save writes it.
+            CheckpointError: It is missing, damaged or malformed.
         """
         name = self._manifest.metadata
         self.hold([name])
@@ -105,7 +106,7 @@ class SavedFiles(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
-        """A file from its beginning; one that is not held is opened for the moment."""
+        """A file from its beginning; a file that is not kept open is opened temporarily."""
         name = str(path)
         file = self._held.get(name)
         if file is not None:
@@ -126,7 +127,7 @@ class SavedFiles(FileSystem):
 
 @contextmanager
 def _unreadable(folder: Folder, name: str) -> Generator[None, None, None]:
-    """What a file system raises becomes a CheckpointError that names the file."""
+    """Convert errors of a file system to a CheckpointError that names the file."""
     try:
         yield
     except CheckpointError:
@@ -146,7 +147,7 @@ def read_blocks(files: SavedFiles, metadata: Metadata, wanted: Mapping[str, Sequ
         wanted: Name of a stored tensor -> what of it goes where.
 
     Raises:
-        CheckpointError: The blocks do not cover a rectangle, or are not as a save writes them.
+        CheckpointError: The blocks do not cover a rectangle, or are malformed.
     """
     planner = plan_reading(metadata, wanted)
     with torch.no_grad(), expected_form(files.folder):
@@ -161,7 +162,7 @@ def read_blocks(files: SavedFiles, metadata: Metadata, wanted: Mapping[str, Sequ
 
 
 def plan_reading(metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]) -> BlockLoader:
-    """Which part of which block goes where; nothing is read or written.
+    """Plan which part of which block to copy to which target, without reading.
 
     Args:
         metadata: The checkpoint's account.
@@ -189,7 +190,7 @@ def files_of(metadata: Metadata, plan: LoadPlan) -> list[str]:
 
 
 class BlockLoader(LoadPlanner):
-    """Tells torch's reader where blocks go.
+    """A torch load planner that gives the target of each block.
 
     Args:
         wanted: Name of a stored tensor -> what of it goes where.
@@ -201,7 +202,7 @@ class BlockLoader(LoadPlanner):
         self._wanted = wanted
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:
-        """Nothing: it is made for one load."""
+        """Do nothing: a planner is created for each load."""
 
     def create_local_plan(self) -> LoadPlan:
         """What this rank reads."""
@@ -216,16 +217,16 @@ class BlockLoader(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Never: only tensors are stored."""
+        """Not called: only tensors are stored."""
         raise CheckpointError(f"{read_item.storage_index.fqn!r} is stored as an object, and only tensors are read")
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Where the reader copies to: the target itself, or a scratch of which a share is added to it."""
+        """The tensor to read into: the target, or a scratch tensor to be added to it."""
         target, share = self._target(read_item)
         return target if share is None else torch.empty_like(target)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Add the share of a scratch."""
+        """Add a scratch tensor to its target, times its share."""
         target, share = self._target(read_item)
         if share is not None:
             target.add_(tensor, alpha=share)
