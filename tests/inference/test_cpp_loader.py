@@ -199,7 +199,7 @@ def test_flipped_and_cut_models_are_refused(loader: Path, served, tmp_path: Path
         code, message = run(loader, damaged, request, *operator_libraries())
         assert code == 1
         assert message.startswith(
-            f"loading the model {damaged}: the file is damaged, cut or no model: it does not end in the SHA-256"
+            f"loading the model {damaged}: the file is damaged, cut or not a model: it does not end in the SHA-256"
         )
     torch.jit.save(torch.jit.load(model), damaged)
     assert run(loader, damaged, request, *operator_libraries()) == (0, "")

@@ -126,7 +126,7 @@ def test_files_that_hold_no_program_are_refused(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"there is no exported program .*save_exported"):
         load_exported(tmp_path / "none.pt2")
     (tmp_path / "bad.pt2").write_bytes(b"PK\x03\x04 no model")
-    with pytest.raises(ValueError, match=r"bad\.pt2' is damaged, cut or no model"):
+    with pytest.raises(ValueError, match=r"bad\.pt2' is damaged, cut or not a model"):
         load_exported(tmp_path / "bad.pt2")
     with zipfile.ZipFile(tmp_path / "other.pt2", "w") as other:
         other.writestr("other/note", "no model")

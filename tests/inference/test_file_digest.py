@@ -60,11 +60,11 @@ def test_every_kind_of_damage_is_found(name: str, tmp_path: Path) -> None:
         flipped = bytearray(data)
         flipped[place] ^= 1
         (tmp_path / name).write_bytes(flipped)
-        with pytest.raises(ValueError, match=rf"{name}' is damaged, cut or no model: it does not end"):
+        with pytest.raises(ValueError, match=rf"{name}' is damaged, cut or not a model: it does not end"):
             load(tmp_path / name)
     for other in (data[:-1], data[:-79], data[: len(data) // 2], data[:40], b"", data + b"\n"):
         (tmp_path / name).write_bytes(other)
-        with pytest.raises(ValueError, match="is damaged, cut or no model"):
+        with pytest.raises(ValueError, match="is damaged, cut or not a model"):
             load(tmp_path / name)
 
 

@@ -213,5 +213,5 @@ def test_files_that_hold_no_scripted_model_are_refused(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"there is no scripted model .*save_scripted"):
         load_scripted(tmp_path / "none.pt")
     (tmp_path / "bad.pt").write_bytes(b"PK\x03\x04 no model")
-    with pytest.raises(ValueError, match=r"bad\.pt' is damaged, cut or no model"):
+    with pytest.raises(ValueError, match=r"bad\.pt' is damaged, cut or not a model"):
         load_scripted(tmp_path / "bad.pt")

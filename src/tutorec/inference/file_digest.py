@@ -69,7 +69,8 @@ def check_digest(path: str | Path) -> None:
             return
         file.seek(max(size - _COMMENT, 0))
         if size < _END + _COMMENT or file.read() != _comment(file, size - _COMMENT):
-            raise ValueError(f"{str(path)!r} is damaged, cut or no model: it does not end in the SHA-256 of the rest")
+            problem = "is damaged, cut or not a model: it does not end in the SHA-256 of the rest"
+            raise ValueError(f"{str(path)!r} {problem}; write it with save_scripted or save_exported")
 
 
 def _comment(file: IO[bytes], size: int) -> bytes:

@@ -92,5 +92,5 @@ inline void check_digest(const std::string& path) {
   if (tail >= end && last.compare(tail - end, 4, "PK\5\6") == 0 && last[tail - 1] == 0 && last[tail - 2] == 0) return;
   file.seekg(0);
   if (tail < end + comment || last.substr(end) != label + sha256(file, size - comment))
-    throw std::runtime_error("the file is damaged, cut or no model: it does not end in the SHA-256 of what is before it");
+    throw std::runtime_error("the file is damaged, cut or not a model: it does not end in the SHA-256 of the rest");
 }
