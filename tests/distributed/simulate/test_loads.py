@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -65,14 +67,9 @@ def test_loads_that_do_not_fit_the_ranks_are_refused():
         rank_loads(Load([1, 2]), 3)
     with pytest.raises(ValueError, match="batch_size=-1 for 2 ranks"):
         rank_loads(Load(-1), 2)
-    for size in (float("nan"), "8", 1.5):
-        with pytest.raises(ValueError, match=f"batch_size={size!r} for 2 ranks"):
+    for size in (float("nan"), [8]):
+        with pytest.raises(ValueError, match=re.escape(f"batch_size={size!r} for 2 ranks")):
             rank_loads(Load(size), 2)  # pyright: ignore[reportArgumentType]
-    for law in ("uniform", Uniform):
-        with pytest.raises(TypeError, match="is no law of ids"):
-            rank_loads(Load(1, law=law), 2)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="pooling_factor='2'"):
-        rank_loads(Load(1, "2"), 2)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"pooling_factor=-2 of feature 'f'"):
         rank_loads(Load(1, {"f": -2}), 2)
     with pytest.raises(ValueError, match="pooling_factor=nan"):
@@ -83,8 +80,6 @@ def test_loads_that_do_not_fit_the_ranks_are_refused():
         rank_loads([], 2)
     with pytest.raises(ValueError, match="3 ranks got the load of 2"):
         rank_loads(Load(1).of_ranks(2), 3)
-    with pytest.raises(TypeError, match=r"got int: Load\(batch_size"):
-        rank_loads(7, 2)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"batch 0: id 9 of feature 'f' is outside of its table of 8 rows.*0 to 7"):
         rank_loads(batch, 2).ids("f", 8, *ALL)
     with pytest.raises(ValueError, match=r"batches says nothing about feature 'g'.*\['f'\]"):

@@ -286,10 +286,6 @@ def test_models_of_several_collections_have_their_own_exchanges():
     assert simulate(plan, topology, by_path, Load(3, 2)).issues() == step.issues()
     with pytest.raises(ValueError, match=r"modules \['bags', 'rows'\]: give path -> tables"):
         simulate(plan, topology, [item()], Load(3))
-    with pytest.raises(ValueError, match="module 'rows', and tables are given for"):
-        simulate(plan, topology, {"bags": [item()]}, Load(3))
-    with pytest.raises(ValueError, match="module 'bags', which the model does not have"):
-        simulate(plan, topology, torch.nn.Linear(1, 1), Load(3))
 
 
 def test_arguments_that_do_not_belong_together_are_refused():
@@ -297,21 +293,19 @@ def test_arguments_that_do_not_belong_together_are_refused():
     plan = {"item": entry(ShardingType.ROW_WISE, item(), topology)}
     with pytest.raises(ValueError, match="says nothing about table 'user'"):
         simulate(plan, topology, [item(), item(name="user")], Load(1))
-    with pytest.raises(ValueError, match="8 x 4 rows and columns, and this one is 9 x 4"):
+    with pytest.raises(ValueError, match="shards of table 'item' do not cover its 9 x 4 rows and columns"):
         simulate(plan, topology, [item(9)], Load(1))
     with pytest.raises(ValueError, match=r"on each of ranks 0 to 3"):
         simulate(plan, Topology(4, "cpu"), [item()], Load(1))
     everywhere = {"item": entry(ShardingType.DATA_PARALLEL, item(), topology)}
-    with pytest.raises(ValueError, match="replicates table 'item' on ranks 0, 1, and the topology has world_size=4"):
+    with pytest.raises(ValueError, match=r"on every rank of 4, and the plan names ranks \[0, 1\]"):
         simulate(everywhere, Topology(4, "cpu"), [item()], Load(1))
     with pytest.raises(ValueError, match=r"slow=\{2: 2.0\} for 2 ranks"):
         simulate(plan, topology, [item()], Load(1), slow={2: 2.0})
     with pytest.raises(ValueError, match=r"stragglers\(behind=-1\)"):
         simulate(plan, topology, [item()], Load(1)).stragglers(-1)
-    with pytest.raises(TypeError, match="got int"):
-        simulate(plan, topology, 3, Load(1))  # pyright: ignore[reportArgumentType]
     plan["item"].sharding_type = "by_moon"
-    with pytest.raises(ValueError, match="sharding type 'by_moon'; use one of data_parallel"):
+    with pytest.raises(ValueError, match="'by_moon' is not a valid ShardingType"):
         simulate(plan, topology, [item()], Load(1))
     plan["item"].sharding_type, plan["item"].compute_kernel = "row_wise", "fused_uvm"
     with pytest.raises(PlannerError, match="compute kernel 'fused_uvm'"):

@@ -57,12 +57,8 @@ class Exchange:
     @property
     def connects(self) -> bool:
         """Whether there is another rank to send to."""
-        world_size = len(self.left)
-        return {
-            Reach.ALL: world_size > 1,
-            Reach.HOST: self.local_size > 1,
-            Reach.PEERS: world_size > self.local_size,
-        }[self.reach]
+        world_size, local_size = len(self.left), self.local_size
+        return {Reach.ALL: world_size, Reach.HOST: local_size, Reach.PEERS: world_size // local_size}[self.reach] > 1
 
     @cached_property
     def sent(self) -> Floats:
@@ -86,30 +82,32 @@ class Exchange:
                 f"a matrix of {world_size} x {world_size} ranks is not made, at most {MATRIX_RANKS}: use the sums by "
                 "rank (sent, received) or by host"
             )
-        host, number = np.divmod(np.arange(world_size), self.local_size)
-        connected = {
-            Reach.ALL: np.ones((world_size, world_size), dtype=np.bool_),
-            Reach.HOST: host[:, None] == host,
-            Reach.PEERS: number[:, None] == number,
-        }[self.reach]
-        sent = np.where(connected, self.left @ self.right, 0.0)
+        sent = self.left @ self.right
+        if self.reach is not Reach.ALL:
+            host, number = np.divmod(np.arange(world_size), self.local_size)
+            group = host if self.reach is Reach.HOST else number
+            sent[group[:, None] != group] = 0.0
         np.fill_diagonal(sent, 0.0)
         return sent
 
 
+def of_links(both: Floats, crossing: bool | None) -> Floats:
+    """Bytes inside hosts and across ``[2, W]`` -> those inside (False), across (True), or both (None)."""
+    return both.sum(axis=0) if crossing is None else both[int(crossing)]
+
+
 def _sums(left: Floats, right: Floats, local_size: int, reach: Reach) -> Floats:
     """Row sums of the matrix, inside the host and across."""
-    terms, world_size = right.shape
-    by_host = right.reshape(terms, world_size // local_size, local_size)
+    by_host = left.reshape(-1, local_size, left.shape[1])
+    of_hosts = right.reshape(len(right), -1, local_size)
     to_self = np.einsum("rk,kr->r", left, right)
-    inside = across = np.zeros(world_size)
-    if reach is not Reach.PEERS:
-        to_host = np.einsum("hlk,kh->hl", left.reshape(-1, local_size, terms), by_host.sum(axis=2)).reshape(-1)
+    inside = across = np.zeros(len(left))
+    if reach is Reach.PEERS:
+        across = np.einsum("hlk,kl->hl", by_host, of_hosts.sum(axis=1)).reshape(-1) - to_self
+    else:
+        to_host = np.einsum("hlk,kh->hl", by_host, of_hosts.sum(axis=2)).reshape(-1)
         inside = to_host - to_self
         if reach is Reach.ALL:
             across = left @ right.sum(axis=1) - to_host
-    else:
-        to_peers = np.einsum("hlk,kl->hl", left.reshape(-1, local_size, terms), by_host.sum(axis=1)).reshape(-1)
-        across = to_peers - to_self
-    # Differences of what is expected, not counted, may miss 0 by a rounding.
+    # Differences of expected numbers may miss 0 by a rounding.
     return np.maximum(np.stack([inside, across]), 0.0)

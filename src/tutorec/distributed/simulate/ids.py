@@ -11,12 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from tutorec._check import require_finite
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,20 +51,16 @@ class RowShares:
 
     def below(self, ends: Ints) -> Floats:
         """The part of the ids that is below each of ``ends [P]``."""
-        return np.interp(ends, self.edges, np.concatenate([[0.0], np.cumsum(self.shares)]))
+        return self._until(self.shares, ends)
 
     def hottest(self, count: int) -> list[tuple[int, float]]:
-        """The rows that come most often, with their share: at most ``count``, the first first."""
-        widths = np.diff(self.edges)
-        each = np.divide(self.shares, widths, out=np.zeros_like(self.shares), where=widths > 0)
-        hottest: list[tuple[int, float]] = []
+        """The rows that come most often, with their share: at most ``count``, the most frequent first."""
+        each, rows = self.shares / np.diff(self.edges), list[tuple[int, float]]()
         for step in np.argsort(-each, kind="stable")[:count].tolist():
+            first, end = int(self.edges[step]), int(self.edges[step + 1])
             if each[step] > 0:
-                first, end = int(self.edges[step]), int(self.edges[step + 1])
-                hottest += [(row, float(each[step])) for row in range(first, min(end, first + count - len(hottest)))]
-            if len(hottest) == count:
-                break
-        return hottest
+                rows += [(row, float(each[step])) for row in range(first, min(end, first + count - len(rows)))]
+        return rows
 
     def distinct(self, ids: float, starts: Ints, ends: Ints) -> Floats:
         """How many distinct rows of ``[start, end)`` so many ids are expected to touch, ``[P]``.
@@ -78,17 +75,19 @@ class RowShares:
             rows, steps = self.behind
             widths = np.diff(self.edges)[steps]
             touched[steps] = widths * (rows._touched(ids).sum() / max(widths.sum(), 1))
-        until = np.concatenate([[0.0], np.cumsum(touched)])
-        return np.interp(ends, self.edges, until) - np.interp(starts, self.edges, until)
+        return self._until(touched, ends) - self._until(touched, starts)
+
+    def _until(self, of_steps: Floats, ends: Ints) -> Floats:
+        return np.interp(ends, self.edges, np.append(0.0, np.cumsum(of_steps)))
 
     def _touched(self, ids: float) -> Floats:
         """Distinct rows of each step, ``[K]``, where its rows are alike."""
-        widths = np.diff(self.edges).astype(np.float64)
-        each = np.divide(self.shares, widths, out=np.zeros_like(self.shares), where=widths > 0)
-        # log1p(-1) is minus infinity: a row that every id hits is touched, if there is an id.
+        widths = np.diff(self.edges)
+        if ids == 0:
+            return np.zeros(len(widths))
+        # log1p(-1) is minus infinity: every id hits that row.
         with np.errstate(divide="ignore"):
-            missed = np.log1p(-np.minimum(each, 1.0))
-        return widths * -np.expm1(ids * missed) if ids > 0 else np.zeros_like(widths)
+            return widths * -np.expm1(ids * np.log1p(-np.minimum(self.shares / widths, 1.0)))
 
 
 class IdLaw(Protocol):
@@ -124,7 +123,7 @@ class PowerLaw:
             state, as hashed ids are.
 
     Raises:
-        ValueError: The exponent is negative or no finite number.
+        ValueError: The exponent is negative or not finite.
 
     Example:
         >>> law = PowerLaw(1.0).over(3)
@@ -136,8 +135,7 @@ class PowerLaw:
     scattered: int | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.exponent, Real) and math.isfinite(self.exponent) and self.exponent >= 0):
-            raise ValueError(f"PowerLaw(exponent={self.exponent!r}): give a finite number of at least 0, e.g. 1.05")
+        require_finite("PowerLaw.exponent", self.exponent, least=0)
 
     def over(self, rows: int) -> RowShares:
         """Steps of one row for the 4,096 hottest, then steps that grow."""
@@ -147,28 +145,20 @@ class PowerLaw:
 @lru_cache(maxsize=256)
 def _power_law(rows: int, exponent: float, scattered: int | None) -> RowShares:
     head = min(rows, _HEAD)
-    mass = np.arange(1, head + 1, dtype=np.float64) ** -exponent
-    if rows > head:
-        steps = max(1, math.ceil(math.log(rows / head) / math.log(_GROWTH)))
-        tail = np.unique(np.round(np.geomspace(head, rows, steps + 1)).astype(np.int64))
-        tail[-1] = rows
-        # The sum of (k + 1) ** -s over a step is, this far out, the area below x ** -s from first + 1/2 to end + 1/2.
-        mass = np.concatenate([mass, np.diff(_area(tail + 0.5, exponent))])
-    else:
-        tail = np.array([head])
+    steps = max(1, math.ceil(math.log(rows / head) / math.log(_GROWTH)))
+    tail = np.unique(np.round(np.geomspace(head, rows, steps + 1)).astype(np.int64))
+    # The sum of (k + 1) ** -s over a step is, this far out, the area below x ** -s from first + 1/2 to end + 1/2.
+    mass = np.append(np.arange(1.0, head + 1) ** -exponent, np.diff(_area(tail + 0.5, exponent)))
     mass /= mass.sum()
     if scattered is None:
-        return RowShares(np.concatenate([np.arange(head), tail]), mass)
-    places = np.random.default_rng(scattered).choice(rows, size=head, replace=False).astype(np.int64)
-    order = np.argsort(places)
-    # Where each of the rows behind them lies is not said: they share what they have.
-    each = float(mass[head:].sum()) / max(rows - head, 1)
-    edges = np.unique(np.concatenate([[0, rows], places, places + 1]))
-    shares = np.diff(edges) * each
-    hot = np.searchsorted(edges, places[order])
-    shares[hot] = mass[:head][order]
-    others = np.setdiff1d(np.arange(len(shares)), hot)
-    return RowShares(edges, shares, (RowShares(tail, mass[head:]), others) if rows > head else None)
+        return RowShares(np.append(np.arange(head), tail), mass)
+    hot = np.random.default_rng(scattered).choice(rows, size=head, replace=False).astype(np.int64)
+    edges = np.unique(np.concatenate([[0, rows], hot, hot + 1]))
+    # The other rows share what they have: which of them is which is not decided.
+    shares = np.diff(edges) * (float(mass[head:].sum()) / max(rows - head, 1))
+    hot_steps = np.searchsorted(edges, hot)
+    shares[hot_steps] = mass[:head]
+    return RowShares(edges, shares, (RowShares(tail, mass[head:]), np.setdiff1d(np.arange(len(shares)), hot_steps)))
 
 
 def _area(x: NDArray[Any], exponent: float) -> NDArray[Any]:
@@ -182,9 +172,6 @@ class Observed:
     Args:
         ids: A tensor or list of them.
 
-    Raises:
-        ValueError: An id is negative.
-
     Example:
         >>> law = Observed([5, 5, 5, 2])
         >>> law.over(8).hottest(2)
@@ -192,22 +179,18 @@ class Observed:
     """
 
     def __init__(self, ids: torch.Tensor | Sequence[int] | Any) -> None:
-        flat = np.asarray(torch.as_tensor(ids).flatten().cpu(), dtype=np.int64)
-        self._rows, counts = np.unique(flat, return_counts=True)
-        if flat.size and self._rows[0] < 0:
-            raise ValueError(
-                f"Observed: id {self._rows[0]} is no row; give the ids of one feature as they are looked up"
-            )
-        self._shares = counts / max(flat.size, 1)
+        self._rows, counts = np.unique(np.asarray(torch.as_tensor(ids).cpu(), dtype=np.int64), return_counts=True)
+        self._shares = counts / max(counts.sum(), 1)
 
     def over(self, rows: int) -> RowShares:
         """A step for each row that was seen, and those between that were not.
 
         Raises:
-            ValueError: An id is no row of the table.
+            ValueError: An id is not a row of the table.
         """
-        if self._rows.size and self._rows[-1] >= rows:
-            raise ValueError(f"Observed: id {self._rows[-1]} is outside of a table of {rows} rows: 0 to {rows - 1}")
+        for row in self._rows[[0, -1]].tolist() if len(self._rows) else ():
+            if not 0 <= row < rows:
+                raise ValueError(f"Observed: id {row} is outside of a table of {rows} rows: 0 to {rows - 1}")
         edges = np.unique(np.concatenate([[0, rows], self._rows, self._rows + 1]))
         shares = np.zeros(len(edges) - 1)
         shares[np.searchsorted(edges, self._rows)] = self._shares

@@ -7,11 +7,9 @@ that four thousand ranks with batches of one size cost as much as one.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -39,108 +37,95 @@ class Load:
     pooling_factor: float | Mapping[str, float] = 1.0
     law: IdLaw | Mapping[str, IdLaw] = field(default_factory=Uniform)
 
-    def of_ranks(self, world_size: int) -> RankLoads:
+    def of_ranks(self, world_size: int) -> ExpectedLoads:
         """The load of each of W ranks.
 
         Raises:
             ValueError: There are not W batch sizes, or one is negative; a pooling factor is negative.
-            TypeError: A law is none.
         """
-        return _Expected(self, world_size)
+        return ExpectedLoads(self, world_size)
 
 
-class RankLoads(ABC):
-    """The load of each rank.
+class _Classes:
+    """The class of each rank.
 
     Args:
-        classes: ``[W]``, the class of each rank, from 0; every class has a rank.
-        variable: Whether on any rank features differ in their number of samples.
+        classes: ``[W]``, from 0; every class has a rank.
     """
 
-    def __init__(self, classes: Ints, variable: bool = False) -> None:
+    variable = False
+    """Whether on any rank features differ in their number of samples."""
+
+    def __init__(self, classes: Ints) -> None:
         self.classes = classes
-        self.variable = variable
         self.members: Ints = np.bincount(classes)
 
-    @abstractmethod
-    def samples(self, feature: str) -> Floats:
-        """B of a rank of each class, ``[C]``."""
 
-    @abstractmethod
-    def ids(self, feature: str, rows: int, starts: Ints, ends: Ints) -> Floats:
-        """Ids of a rank of each class in P ranges of a table's R rows, ``[C, P]``."""
+class ExpectedLoads(_Classes):
+    """The load of each rank, as expected numbers; ranks with batches of one size are a class.
 
-    @abstractmethod
-    def distinct(self, features: Sequence[str], rows: int, starts: Ints, ends: Ints) -> Floats:
-        """Distinct rows in each range that the ids of all ranks touch together, ``[P]``."""
+    Args:
+        load: The numbers.
+        world_size: W.
+    """
 
-    @abstractmethod
-    def hottest(self, features: Sequence[str], rows: int, count: int) -> list[tuple[int, float]]:
-        """The rows that come most often, with their ids of all ranks; nothing where that is not known."""
-
-
-class _Expected(RankLoads):
     def __init__(self, load: Load, world_size: int) -> None:
-        given: Any = load.batch_size
-        sizes = list(given) if isinstance(given, (Sequence, np.ndarray)) else [given] * world_size
-        if len(sizes) != world_size or not all(isinstance(size, Integral) and int(size) >= 0 for size in sizes):
+        sizes = np.asarray(load.batch_size, dtype=np.float64)
+        sizes = sizes if sizes.ndim else np.full(world_size, sizes)
+        if sizes.shape != (world_size,) or not (sizes >= 0).all():
             raise ValueError(
-                f"Load.batch_size={given!r} for {world_size} ranks: give one number of at least 0, or one for each rank"
+                f"Load.batch_size={load.batch_size!r} for {world_size} ranks: give one number of at least 0, or one "
+                "for each rank"
             )
-        factors = (
-            load.pooling_factor.items() if isinstance(load.pooling_factor, Mapping) else [("", load.pooling_factor)]
-        )
-        for feature, factor in factors:
-            if not (isinstance(factor, Real) and math.isfinite(factor) and factor >= 0):
+        factors = load.pooling_factor if isinstance(load.pooling_factor, Mapping) else {"": load.pooling_factor}
+        for feature, factor in factors.items():
+            if not 0 <= factor < math.inf:
                 raise ValueError(
                     f"Load.pooling_factor={factor!r} of feature {feature!r}: give the mean number of ids of a bag, at "
                     "least 0"
                 )
-        for law in load.law.values() if isinstance(load.law, Mapping) else [load.law]:
-            if isinstance(law, type) or not callable(getattr(law, "over", None)):
-                raise TypeError(f"Load.law={law!r} is no law of ids: give Uniform(), PowerLaw(1.05) or Observed(...)")
-        unique, classes = np.unique(np.array(sizes, dtype=np.int64), return_inverse=True)
-        super().__init__(classes.reshape(-1).astype(np.int64))
-        self._load, self._sizes = load, unique.astype(np.float64)
+        self._sizes, classes = np.unique(sizes, return_inverse=True)
+        super().__init__(classes.reshape(-1))
+        self._load = load
 
     def samples(self, feature: str) -> Floats:
+        """B of a rank of each class, ``[C]``."""
         return self._sizes
 
     def ids(self, feature: str, rows: int, starts: Ints, ends: Ints) -> Floats:
+        """Ids of a rank of each class in P ranges of a table's R rows, ``[C, P]``."""
         shares = self._law(feature).over(rows)
-        return self._sizes[:, None] * (self._factor(feature) * (shares.below(ends) - shares.below(starts)))[None]
+        return np.outer(self._sizes, self._factor(feature) * (shares.below(ends) - shares.below(starts)))
 
     def distinct(self, features: Sequence[str], rows: int, starts: Ints, ends: Ints) -> Floats:
+        """Distinct rows in each range that the ids of all ranks touch, ``[P]``."""
         # Features of one law are as one feature with the ids of all; of several laws, rows that two touch count twice.
         by_law: dict[IdLaw, float] = {}
         for feature in features:
             by_law[self._law(feature)] = by_law.get(self._law(feature), 0.0) + self._total(feature)
-        counts = np.zeros(len(starts))
-        for law, count in by_law.items():
-            counts += law.over(rows).distinct(count, starts, ends)
+        counts = sum(
+            (law.over(rows).distinct(count, starts, ends) for law, count in by_law.items()), np.zeros(len(starts))
+        )
         return np.minimum(counts, ends - starts)
 
     def hottest(self, features: Sequence[str], rows: int, count: int) -> list[tuple[int, float]]:
+        """The rows that come most often, with their ids of all ranks."""
         laws = [(self._law(feature).over(rows), self._total(feature)) for feature in features]
         hot = np.array(sorted({row for law, _ in laws for row, _ in law.hottest(count)}), dtype=np.int64)
-        reads = np.zeros(len(hot))
-        for law, total in laws:
-            reads += total * (law.below(hot + 1) - law.below(hot))
-        return _first(hot, reads, count)
+        reads = sum((total * (law.below(hot + 1) - law.below(hot)) for law, total in laws), np.zeros(len(hot)))
+        return _most_frequent(hot, reads, count)
 
     def _total(self, feature: str) -> float:
-        return float((self._sizes * self.members).sum()) * self._factor(feature)
+        return float(self._sizes @ self.members) * self._factor(feature)
 
     def _factor(self, feature: str) -> float:
-        factor = self._load.pooling_factor
-        return float(_of_feature(factor, feature, "pooling_factor") if isinstance(factor, Mapping) else factor)
+        return _of_feature(self._load.pooling_factor, feature, "pooling_factor")
 
     def _law(self, feature: str) -> IdLaw:
-        law = self._load.law
-        return _of_feature(law, feature, "law") if isinstance(law, Mapping) else law
+        return _of_feature(self._load.law, feature, "law")
 
 
-class MeasuredLoads(RankLoads):
+class MeasuredLoads(_Classes):
     """The load of real batches.
 
     Args:
@@ -164,11 +149,10 @@ class MeasuredLoads(RankLoads):
                 f"a simulation of {world_size} ranks got {len(batches)} batches: give one for each rank, or fewer that "
                 "come again in turn"
             )
-        super().__init__(
-            np.arange(world_size, dtype=np.int64) % len(batches), any(b.variable_stride_per_key() for b in batches)
-        )
+        super().__init__(np.arange(world_size) % len(batches))
+        self.variable = any(batch.variable_stride_per_key() for batch in batches)
         self._samples = [dict(zip(batch.keys(), batch.stride_per_key(), strict=True)) for batch in batches]
-        self._ids = [
+        self._sorted_ids = [
             {
                 key: np.sort(ids.cpu().numpy()).astype(np.int64)
                 for key, ids in zip(batch.keys(), batch.values().split(batch.length_per_key()), strict=True)
@@ -178,54 +162,52 @@ class MeasuredLoads(RankLoads):
 
     def samples(self, feature: str) -> Floats:
         """B of a rank of each class, ``[C]``."""
-        return np.array([_of_feature(of_batch, feature, "batches") for of_batch in self._samples], dtype=np.float64)
+        return np.array([_of_feature(batch, feature, "batches") for batch in self._samples], dtype=np.float64)
 
     def ids(self, feature: str, rows: int, starts: Ints, ends: Ints) -> Floats:
         """Ids of a rank of each class in P ranges, counted, ``[C, P]``.
 
         Raises:
-            ValueError: An id is no row of the table.
+            ValueError: An id is not a row of the table.
         """
-        counts = np.zeros((len(self._ids), len(starts)))
-        for index, ids in enumerate(self._of(feature)):
-            if len(ids) and (ids[0] < 0 or ids[-1] >= rows):
-                wrong = ids[0] if ids[0] < 0 else ids[-1]
+        of_batches = self._of([feature])
+        for index, ids in enumerate(of_batches):
+            for wrong in ids[(ids < 0) | (ids >= rows)][:1]:
                 raise ValueError(
                     f"batch {index}: id {wrong} of feature {feature!r} is outside of its table of {rows} rows: it "
                     f"must be 0 to {rows - 1}"
                 )
-            counts[index] = np.searchsorted(ids, ends) - np.searchsorted(ids, starts)
-        return counts
+        counts = [np.searchsorted(ids, ends) - np.searchsorted(ids, starts) for ids in of_batches]
+        return np.stack(counts).astype(np.float64)
 
     def distinct(self, features: Sequence[str], rows: int, starts: Ints, ends: Ints) -> Floats:
-        """Distinct rows in each range that the ids of all ranks touch together, counted, ``[P]``."""
-        touched = np.unique(np.concatenate([ids for feature in features for ids in self._of(feature)]))
+        """Distinct rows in each range that the ids of all ranks touch, counted, ``[P]``."""
+        touched = np.unique(np.concatenate(self._of(features)))
         return (np.searchsorted(touched, ends) - np.searchsorted(touched, starts)).astype(np.float64)
 
     def hottest(self, features: Sequence[str], rows: int, count: int) -> list[tuple[int, float]]:
         """The rows that come most often, counted."""
-        weighted = [
-            (ids, float(members))
-            for feature in features
-            for ids, members in zip(self._of(feature), self.members, strict=True)
-        ]
-        hot, place = np.unique(np.concatenate([ids for ids, _ in weighted]), return_inverse=True)
-        times = np.concatenate([np.full(len(ids), members) for ids, members in weighted])
-        return _first(hot, np.bincount(place.reshape(-1), weights=times, minlength=len(hot)).astype(np.float64), count)
+        ids = self._of(features)
+        weights = np.repeat(np.tile(self.members, len(features)), [len(each) for each in ids])
+        hot, index = np.unique(np.concatenate(ids), return_inverse=True)
+        reads = np.bincount(index.reshape(-1), weights, len(hot)).astype(np.float64)
+        return _most_frequent(hot, reads, count)
 
-    def _of(self, feature: str) -> list[Ints]:
-        return [_of_feature(of_batch, feature, "batches") for of_batch in self._ids]
+    def _of(self, features: Sequence[str]) -> list[Ints]:
+        return [_of_feature(ids, feature, "batches") for feature in features for ids in self._sorted_ids]
+
+
+RankLoads: TypeAlias = ExpectedLoads | MeasuredLoads
 
 
 def rank_loads(load: Load | RankLoads | KeyedJaggedTensor | Sequence[KeyedJaggedTensor], world_size: int) -> RankLoads:
-    """What W ranks bring, however it was said.
+    """What W ranks bring, however it was given.
 
     Args:
         load: Expected numbers, or batches.
         world_size: W.
 
     Raises:
-        TypeError: It is none of these.
         ValueError: It does not fit the number of ranks.
 
     Example:
@@ -234,29 +216,27 @@ def rank_loads(load: Load | RankLoads | KeyedJaggedTensor | Sequence[KeyedJagged
     """
     if isinstance(load, Load):
         return load.of_ranks(world_size)
-    if isinstance(load, RankLoads):
-        if len(load.classes) != world_size:
-            raise ValueError(
-                f"a simulation of {world_size} ranks got the load of {len(load.classes)}: give {world_size}"
-            )
-        return load
-    batches = [load] if isinstance(load, KeyedJaggedTensor) else load
-    if isinstance(batches, Sequence) and all(isinstance(batch, KeyedJaggedTensor) for batch in batches):
-        return MeasuredLoads(batches, world_size)
-    raise TypeError(
-        f"a simulation needs a Load or KeyedJaggedTensors, got {type(load).__name__}: "
-        "Load(batch_size=1024, pooling_factor=10)"
-    )
+    if not isinstance(load, _Classes):
+        return MeasuredLoads([load] if isinstance(load, KeyedJaggedTensor) else load, world_size)
+    if len(load.classes) != world_size:
+        raise ValueError(f"a simulation of {world_size} ranks got the load of {len(load.classes)}: give {world_size}")
+    return load
 
 
-def _of_feature(of_features: Mapping[str, _V], feature: str, what: str) -> _V:
-    if feature not in of_features:
-        raise ValueError(f"{what} says nothing about feature {feature!r}; give it beside {sorted(of_features)}")
-    return of_features[feature]
+def most_samples(loads: RankLoads, features: Sequence[str]) -> Floats:
+    """B of a rank of each class, the most of several features, ``[C]``."""
+    return np.max([np.zeros(len(loads.members)), *map(loads.samples, features)], axis=0)
 
 
-def _first(rows: Ints, reads: Floats, count: int) -> list[tuple[int, float]]:
+def _of_feature(values: _V | Mapping[str, _V], feature: str, what: str) -> _V:
+    """The value of a feature: its own, or that of all."""
+    if not isinstance(values, Mapping):
+        return values
+    if feature not in values:
+        raise ValueError(f"{what} says nothing about feature {feature!r}; give it beside {sorted(values)}")
+    return values[feature]
+
+
+def _most_frequent(rows: Ints, reads: Floats, count: int) -> list[tuple[int, float]]:
     order = np.argsort(-reads, kind="stable")[:count]
-    return [
-        (row, float(many)) for row, many in zip(rows[order].tolist(), reads[order].tolist(), strict=True) if many > 0
-    ]
+    return [(int(rows[index]), float(reads[index])) for index in order if reads[index] > 0]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
-from tutorec._text import ranks_text
 from tutorec.distributed.fused_params import optimizer_spec_of_parameter
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
@@ -35,11 +33,10 @@ def placed_tables(
         plan: Of a model, or of one collection.
         tables: The model, the tables of its only collection, or path -> tables of each.
         topology: The ranks, their hosts and speeds.
-        weighted: Whether ids come with weights, where ``tables`` is no model that says so itself.
+        weighted: Whether ids come with weights, where ``tables`` is not a model.
 
     Raises:
-        TypeError: ``tables`` are none of these.
-        ValueError: The plan and the tables or ranks do not belong together.
+        ValueError: The plan and the tables or ranks do not fit each other.
         PlannerError: Nothing is known of a compute kernel.
 
     Example:
@@ -51,14 +48,27 @@ def placed_tables(
         [[1, 0, 8, 4]]
     """
     by_path = plan.plan if isinstance(plan, ShardingPlan) else {"": plan}
+    if len(by_path) > 1 and not isinstance(tables, nn.Module | Mapping):
+        raise ValueError(f"the plan is for modules {list(by_path)}: give path -> tables, or the model")
     placed = []
     for path, module_plan in by_path.items():
-        configs, is_weighted = _tables_of(path, tables, list(by_path), weighted)
+        optimizers: dict[str, OptimizerSpec | None] = {}
+        is_weighted = weighted
+        if isinstance(tables, nn.Module):
+            module: Any = tables.get_submodule(path)
+            bags = hasattr(module, "embedding_bag_configs")
+            configs = module.embedding_bag_configs() if bags else module.embedding_configs()
+            is_weighted = module.is_weighted() if bags else weighted
+            for name, weight in module.named_parameters():
+                table = name.split(".")[-2]
+                optimizers[table] = optimizer_spec_of_parameter(table, weight)
+        else:
+            configs = tables[path] if isinstance(tables, Mapping) else tables
         check_plan_covers([config.name for config in configs], module_plan)
-        optimizers = _optimizers(path, tables)
-        for config in configs:
-            table = _placed(path, config, module_plan[config.name], topology, is_weighted)
-            placed.append(table if table.leaves_gradient else replace(table, optimizer=optimizers.get(config.name)))
+        placed += [
+            _placed(path, config, module_plan[config.name], topology, is_weighted, optimizers.get(config.name))
+            for config in configs
+        ]
     return placed
 
 
@@ -70,11 +80,16 @@ def ranks_per_host(topology: Any) -> int:
         >>> ranks_per_host(Topology.hosts(2, 4))
         4
     """
-    return min(getattr(topology, "intra_group_size", None) or topology.local_world_size, topology.world_size)
+    return min(topology.intra_group_size, topology.world_size)
 
 
 def _placed(
-    path: str, config: BaseEmbeddingConfig, sharding: ParameterSharding, topology: Any, weighted: bool
+    path: str,
+    config: BaseEmbeddingConfig,
+    sharding: ParameterSharding,
+    topology: Any,
+    weighted: bool,
+    optimizer: OptimizerSpec | None,
 ) -> SimulatedTable:
     kernel = kernel_model(sharding.compute_kernel)
     if sharding.compute_kernel in ("fused_uvm", "fused_uvm_caching"):
@@ -83,28 +98,12 @@ def _placed(
             "give it 'fused'",
             PlannerErrorType.INVALID_COMPUTE_KERNEL,
         )
-    try:
-        kind = ShardingType(sharding.sharding_type)
-    except ValueError:
-        names = ", ".join(each.value for each in ShardingType)
-        raise ValueError(
-            f"the plan gives table {config.name!r} the sharding type {sharding.sharding_type!r}; use one of {names}"
-        ) from None
+    kind = ShardingType(sharding.sharding_type)
     shape = (config.num_embeddings, config.embedding_dim)
-    if sharding.shape is not None and sharding.shape != shape:
-        raise ValueError(
-            f"the plan was made for a table {config.name!r} of {sharding.shape[0]} x {sharding.shape[1]} rows and "
-            f"columns, and this one is {shape[0]} x {shape[1]}; make the plan from these tables"
-        )
-    pieces = ()
-    everywhere = range(topology.world_size)
-    if kind is ShardingType.DATA_PARALLEL and sharding.ranks is not None and set(sharding.ranks) != set(everywhere):
-        raise ValueError(
-            f"the plan replicates table {config.name!r} on ranks {ranks_text(sharding.ranks)}, and the topology has "
-            f"world_size={topology.world_size}; simulate it on the machines that it was made for"
-        )
-    if kind is not ShardingType.DATA_PARALLEL:
-        pieces = placed_pieces(config.name, shape, sharding, topology.world_size, ranks_per_host(topology))
+    pieces = placed_pieces(config.name, shape, sharding, topology.world_size, ranks_per_host(topology))
+    update_factor = topology.bwd_compute_multiplier
+    if weighted:
+        update_factor *= topology.weighted_feature_bwd_compute_multiplier
     return SimulatedTable(
         path=path,
         name=config.name,
@@ -115,53 +114,11 @@ def _placed(
         weighted=weighted,
         sharding_type=kind,
         pieces=np.array(
-            [[piece.rank, piece.row_offset, piece.row_offset + piece.rows, piece.columns] for piece in pieces],
-            dtype=np.int64,
-        ).reshape(-1, 4),
+            [[piece.rank, piece.row_offset, piece.row_offset + piece.rows, piece.columns] for piece in pieces]
+        ),
         read_speed=kernel.row_bandwidth(topology),
-        update_factor=topology.bwd_compute_multiplier
-        * (getattr(topology, "weighted_feature_bwd_compute_multiplier", 1.0) if weighted else 1.0),
-        id_ms=getattr(topology, "id_ms", 0.0),
+        update_factor=update_factor,
+        id_ms=topology.id_ms,
         leaves_gradient=not kernel.updates,
+        optimizer=optimizer if kernel.updates else None,
     )
-
-
-def _optimizers(path: str, tables: Any) -> dict[str, OptimizerSpec | None]:
-    """Table -> the optimizer that its weights bring along, which updates them in backward."""
-    if not isinstance(tables, nn.Module):
-        return {}
-    named = [(name.split(".")[-2], weight) for name, weight in tables.get_submodule(path).named_parameters()]
-    return {table: optimizer_spec_of_parameter(table, weight) for table, weight in named}
-
-
-def _tables_of(path: str, tables: Any, paths: Sequence[str], weighted: bool) -> tuple[Configs, bool]:
-    """The tables of a collection, and whether its ids come with weights."""
-    if isinstance(tables, nn.Module):
-        try:
-            module: Any = tables.get_submodule(path)
-        except AttributeError:
-            raise ValueError(
-                f"the plan is for a module {path!r}, which the model does not have; give its own"
-            ) from None
-        for name in ("embedding_bag_configs", "embedding_configs"):
-            configs = getattr(module, name, None)
-            if callable(configs):
-                listed: Any = configs()
-                says = getattr(module, "is_weighted", None)
-                return list(listed), bool(says()) if callable(says) else weighted
-        raise TypeError(
-            f"module {path!r} is a {type(module).__name__}: give an EmbeddingBagCollection or EmbeddingCollection"
-        )
-    if isinstance(tables, Mapping):
-        if path not in tables:
-            raise ValueError(
-                f"the plan is for module {path!r}, and tables are given for {list(tables)}; give its tables"
-            )
-        return list(tables[path]), weighted
-    if not isinstance(tables, Sequence) or not all(isinstance(config, BaseEmbeddingConfig) for config in tables):
-        raise TypeError(
-            f"tables are a model, configs, or path -> configs, got {type(tables).__name__}: give one of these"
-        )
-    if len(paths) > 1:
-        raise ValueError(f"the plan is for modules {list(paths)}: give path -> tables, or the model")
-    return list(tables), weighted

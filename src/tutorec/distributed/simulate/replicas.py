@@ -15,8 +15,9 @@ from torch import nn
 
 from tutorec.distributed.env import sharding_groups
 from tutorec.distributed.fused_params import optimizer_spec
-from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
+from tutorec.distributed.plan import ParameterSharding, ShardingPlan
 from tutorec.distributed.replicas import REPLICA_STATES, REPLICA_WEIGHTS, sync_blocks, sync_parts
+from tutorec.distributed.simulate.exchanges import of_links
 from tutorec.distributed.simulate.ids import Floats
 from tutorec.distributed.simulate.placed import Configs, placed_tables
 from tutorec.distributed.simulate.work import SimulatedTable
@@ -37,9 +38,9 @@ class SyncSimulation:
     ms: float
 
     def sent(self, stage: str | None = None, *, crossing: bool | None = None) -> Floats:
-        """Bytes that each rank sends ``[W]``; the words are those of `traffic.Traffic`."""
-        chosen = sum(sent for name, sent in self.by_stage.items() if stage in (None, name))
-        return np.asarray(chosen).sum(axis=0) if crossing is None else np.asarray(chosen)[int(crossing)]
+        """Bytes that each rank sends ``[W]``; the arguments are those of `traffic.Traffic`."""
+        chosen = [sent for name, sent in self.by_stage.items() if stage in (None, name)]
+        return of_links(np.sum(chosen, axis=0), crossing)
 
     def total(self, stage: str | None = None, *, crossing: bool | None = None) -> float:
         """Bytes that all ranks send; arguments as in `sent`."""
@@ -103,13 +104,12 @@ def simulate_sync(
 
 def _pieces(tables: list[SimulatedTable], number: int) -> list[tuple[int, ...]]:
     """Rows and columns of each piece of a rank of a group."""
-    shapes: list[tuple[int, ...]] = []
-    for table in tables:
-        if table.sharding_type is ShardingType.DATA_PARALLEL:
-            shapes.append((table.rows, table.columns))
-        shards = table.pieces[table.pieces[:, 0] == number]
-        shapes += [(int(end - first), int(columns)) for _, first, end, columns in shards]
-    return shapes
+    return [
+        (int(end - first), int(columns))
+        for table in tables
+        for rank, first, end, columns in table.pieces
+        if rank == number
+    ]
 
 
 def _sent(parts: list[int], hosts: Floats) -> Floats:
@@ -118,6 +118,3 @@ def _sent(parts: list[int], hosts: Floats) -> Floats:
     np.fill_diagonal(each, 0.0)
     same = hosts[:, None] == hosts
     return np.stack([(each * same).sum(axis=1), (each * ~same).sum(axis=1)])
-
-
-__all__ = ["SyncSimulation", "simulate_sync"]

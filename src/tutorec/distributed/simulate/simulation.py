@@ -31,7 +31,7 @@ from tutorec.distributed.collectives.rows import ROWS_STAGE
 from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
 from tutorec.distributed.simulate.exchanges import Exchange
 from tutorec.distributed.simulate.ids import Floats
-from tutorec.distributed.simulate.loads import Load, RankLoads, rank_loads
+from tutorec.distributed.simulate.loads import Load, RankLoads, most_samples, rank_loads
 from tutorec.distributed.simulate.placed import Configs, placed_tables, ranks_per_host
 from tutorec.distributed.simulate.step import PARTS, PHASES, HotRow, Simulation
 from tutorec.distributed.simulate.work import RankWork, SimulatedTable, step_work
@@ -68,24 +68,30 @@ def simulate(
         slow: Rank -> by what factor its memory is slower than the others'.
 
     Raises:
-        TypeError: An argument of another kind.
-        ValueError: Plan, tables, load and topology do not belong together; a slow rank does not exist.
-        PlannerError: Nothing is known of a compute kernel, or the topology is none.
+        ValueError: Plan, tables, load and topology do not fit each other; a slow rank does not exist.
+        PlannerError: Nothing is known of a compute kernel.
     """
     world_size, local_size = topology.world_size, ranks_per_host(topology)
+    slowness = np.ones(world_size)
+    for rank, factor in (slow or {}).items():
+        if not 0 <= rank < world_size or not factor > 0:
+            raise ValueError(
+                f"slow={{{rank}: {factor}}} for {world_size} ranks: give a rank from 0 to {world_size - 1}, and "
+                "a factor above 0"
+            )
+        slowness[rank] = factor
     placed = placed_tables(plan, tables, topology, weighted)
     loads = rank_loads(load, world_size)
     work, exchanges = step_work(placed, loads, local_size, {"rows": row_bytes, "gradients": gradient_bytes})
-    features = {feature for table in placed for feature in table.features}
-    samples = np.max([np.zeros(len(loads.members)), *map(loads.samples, sorted(features))], axis=0)[loads.classes]
+    features = [feature for table in placed for feature in table.features]
     return Simulation(
         world_size=world_size,
         local_size=local_size,
         tables=placed,
-        samples=samples,
+        samples=most_samples(loads, features)[loads.classes],
         work=work,
         exchanges=exchanges,
-        parts=_parts(work, exchanges, topology, _slowness(slow, world_size)),
+        parts=_parts(work, exchanges, topology, slowness),
         hot_rows=_hot_rows(placed, loads, work),
     )
 
@@ -109,18 +115,6 @@ def _parts(
     return times
 
 
-def _slowness(slow: Mapping[int, float] | None, world_size: int) -> Floats:
-    factors = np.ones(world_size)
-    for rank, factor in (slow or {}).items():
-        if not 0 <= rank < world_size or not factor > 0:
-            raise ValueError(
-                f"slow={{{rank}: {factor}}} for {world_size} ranks: give a rank from 0 to {world_size - 1}, and "
-                "a factor above 0"
-            )
-        factors[rank] = factor
-    return factors
-
-
 def _hot_rows(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork, most: int = 10) -> list[HotRow]:
     """Rows that come most often, of all tables."""
     hot_rows = []
@@ -128,11 +122,11 @@ def _hot_rows(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork
         whole = np.array([0]), np.array([table.rows])
         ids = sum(float(loads.members @ loads.ids(f, table.rows, *whole)[:, 0]) for f in table.features)
         for row, reads in loads.hottest(table.features, table.rows, most):
-            copied = table.sharding_type is ShardingType.DATA_PARALLEL
             holds = (table.pieces[:, 1] <= row) & (row < table.pieces[:, 2])
-            ranks = range(len(loads.classes)) if copied else np.unique(table.pieces[holds, 0]).tolist()
-            # A rank may hold several slices of the columns of a row, and looks each of them up.
-            slices = 1 if copied else int((holds & (table.pieces[:, 0] == ranks[0])).sum())
-            lookups = work.lookups.sum() if copied else work.lookups[ranks[0]]
-            hot_rows.append(HotRow(table.name, row, reads, reads / ids, tuple(ranks), float(reads * slices / lookups)))
+            ranks = np.unique(table.pieces[holds, 0])
+            if table.sharding_type is ShardingType.DATA_PARALLEL:
+                part = reads / work.lookups.sum()
+            else:  # A rank may hold several slices of the columns of a row, and looks each of them up.
+                part = reads * (table.pieces[holds, 0] == ranks[0]).sum() / work.lookups[ranks[0]]
+            hot_rows.append(HotRow(table.name, row, reads, reads / ids, tuple(ranks.tolist()), float(part)))
     return sorted(hot_rows, key=lambda hot: -hot.reads)[:most]

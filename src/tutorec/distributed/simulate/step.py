@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +13,7 @@ import numpy as np
 
 from tutorec._style import ACCENT, RANK_COLORS, STYLE
 from tutorec._text import TextTable, byte_unit, bytes_text, ms_text, ranks_text, several
-from tutorec.distributed.simulate.exchanges import Exchange
+from tutorec.distributed.simulate.exchanges import Exchange, of_links
 from tutorec.distributed.simulate.ids import Floats
 from tutorec.distributed.simulate.work import RankWork, SimulatedTable
 
@@ -131,12 +132,8 @@ class Simulation:
         ``memory`` (lookups and updates), ``inside hosts`` and ``across hosts`` (exchanges, of which the slower link
         counts), ``latency``.
         """
-        ms: dict[str, float] = {**dict.fromkeys(PARTS, 0.0)}
-        for phase, parts in self.parts.items():
-            slowest = int(self.phases[phase].argmax())
-            for part, times in parts.items():
-                ms[part] += float(times[slowest])
-        return ms
+        slowest = {phase: int(times.argmax()) for phase, times in self.phases.items()}
+        return {part: sum(float(self.parts[phase][part][rank]) for phase, rank in slowest.items()) for part in PARTS}
 
     @property
     def busiest_ms(self) -> float:
@@ -155,12 +152,8 @@ class Simulation:
         if behind < 0:
             raise ValueError(f"stragglers(behind={behind}): give a part of the mean from 0, e.g. 0.1")
         mean = float(self.rank_ms.mean())
-        slow = [
-            rank
-            for rank in np.argsort(-self.rank_ms, kind="stable").tolist()
-            if self.rank_ms[rank] > mean * (1 + behind)
-        ]
-        return [self._straggler(rank, mean) for rank in slow]
+        slowest = np.argsort(-self.rank_ms, kind="stable").tolist()
+        return [self._straggler(rank, mean) for rank in slowest if self.rank_ms[rank] > mean * (1 + behind)]
 
     def _straggler(self, rank: int, mean: float) -> Straggler:
         loses = {phase: float(times[rank] - times.mean()) for phase, times in self.phases.items()}
@@ -169,29 +162,28 @@ class Simulation:
         reason = f"{loses[phase]:.3g} ms more than the mean for {phase}"
         if lookups[rank] > lookups.mean():
             reason += f"; {lookups[rank] / lookups.mean():.2f} times the mean of rows looked up"
-        hot = [
-            each
-            for each in self.hot_rows
-            if rank in each.ranks and each.of_rank > 0.1 and len(each.ranks) < self.world_size
-        ]
-        if hot:
-            reason += f", {hot[0].of_rank:.0%} of them row {hot[0].row} of table {hot[0].table!r}"
-        return Straggler(rank, float(self.rank_ms[rank]), float(self.rank_ms[rank]) / mean - 1, phase, reason)
+        for hot in self.hot_rows:
+            if rank in hot.ranks and hot.of_rank > 0.1 and len(hot.ranks) < self.world_size:
+                reason += f", {hot.of_rank:.0%} of them row {hot.row} of table {hot.table!r}"
+                break
+        ms = float(self.rank_ms[rank])
+        return Straggler(rank, ms, ms / mean - 1, phase, reason)
 
     # --- as text, as HTML, as a figure
 
     def __str__(self) -> str:
-        return _text(self)
+        return "\n\n".join([_headline(self), *map(str, _tables(self).values()), _waiting(self)])
 
     def _repr_html_(self) -> str:
         """As the text, with tables as tables."""
-        return _html(self)
+        tables = "".join(table.html(caption) for caption, table in _tables(self).items())
+        return f"<p>{_headline(self)}</p>{tables}<p>{_waiting(self)}</p>"
 
     def plot(self) -> Figure:
         """Milliseconds of each rank by phase, and the bytes on its two links; a matplotlib figure."""
         return _figure(self)
 
-    # --- bytes; the words are those of `traffic.Traffic`
+    # --- bytes; the arguments are those of `traffic.Traffic`
 
     def sent(self, stage: str | None = None, *, crossing: bool | None = None) -> Floats:
         """Bytes that each rank sends.
@@ -200,11 +192,11 @@ class Simulation:
             stage: Those of one stage; None: of all.
             crossing: True: those that leave their host; False: those that stay on it; None: both.
         """
-        return self._by_rank([exchange.sent for exchange in self._of(stage)], crossing)
+        return self._by_rank("sent", stage, crossing)
 
     def received(self, stage: str | None = None, *, crossing: bool | None = None) -> Floats:
         """Bytes that each rank gets; arguments as in `sent`."""
-        return self._by_rank([exchange.received for exchange in self._of(stage)], crossing)
+        return self._by_rank("received", stage, crossing)
 
     def host_sent(self, stage: str | None = None) -> Floats:
         """Bytes that leave each host, one number per host."""
@@ -224,10 +216,7 @@ class Simulation:
 
     def issues(self) -> dict[str, int]:
         """How many exchanges each stage has."""
-        counts: dict[str, int] = {}
-        for exchange in self.exchanges:
-            counts[exchange.stage] = counts.get(exchange.stage, 0) + 1
-        return counts
+        return dict(Counter(exchange.stage for exchange in self.exchanges))
 
     def matrix(self, stage: str | None = None) -> Floats:
         """Bytes from each rank to each, ``[W, W]``.
@@ -240,9 +229,9 @@ class Simulation:
     def _of(self, stage: str | None) -> list[Exchange]:
         return [exchange for exchange in self.exchanges if stage in (None, exchange.stage)]
 
-    def _by_rank(self, parts: Sequence[Floats], crossing: bool | None) -> Floats:
-        both = sum(parts, np.zeros((2, self.world_size)))
-        return both.sum(axis=0) if crossing is None else both[int(crossing)]
+    def _by_rank(self, side: str, stage: str | None, crossing: bool | None) -> Floats:
+        both = sum((getattr(exchange, side) for exchange in self._of(stage)), np.zeros((2, self.world_size)))
+        return of_links(both, crossing)
 
 
 def _headline(step: Simulation) -> str:
@@ -257,19 +246,10 @@ def _headline(step: Simulation) -> str:
     return text
 
 
-def _text(step: Simulation) -> str:
-    """The step as tables: of each rank, of each exchange, the hot rows."""
-    parts = [_headline(step), str(_by_rank(step)), str(_by_stage(step))]
-    if step.hot_rows:
-        parts.append(str(_hot(step)))
-    return "\n\n".join([*parts, _waiting(step)])
-
-
-def _html(step: Simulation) -> str:
-    """As the text, with tables as tables."""
-    tables = [_by_rank(step).html("of each rank"), _by_stage(step).html("exchanges, all ranks together")]
-    tables += [_hot(step).html("rows that come most often")] if step.hot_rows else []
-    return f"<p>{_headline(step)}</p>{''.join(tables)}<p>{_waiting(step)}</p>"
+def _tables(step: Simulation) -> dict[str, TextTable]:
+    """Caption -> table: of each rank, of each exchange, the hot rows."""
+    tables = {"of each rank": _by_rank(step), "exchanges, all ranks together": _by_stage(step)}
+    return tables | ({"rows that come most often": _hot(step)} if step.hot_rows else {})
 
 
 def _by_rank(step: Simulation) -> TextTable:
@@ -300,23 +280,11 @@ def _by_rank(step: Simulation) -> TextTable:
 
 
 def _by_stage(step: Simulation) -> TextTable:
+    stages = [(stage, stage, issued) for stage, issued in step.issues().items()]
     rows = [
-        [
-            stage,
-            str(issued),
-            bytes_text(step.total(stage, crossing=False)),
-            bytes_text(step.total(stage, crossing=True)),
-        ]
-        for stage, issued in step.issues().items()
+        [title, str(issued), *(bytes_text(step.total(stage, crossing=crossing)) for crossing in (False, True))]
+        for title, stage, issued in [*stages, ("all", None, len(step.exchanges))]
     ]
-    rows.append(
-        [
-            "all",
-            str(len(step.exchanges)),
-            bytes_text(step.total(crossing=False)),
-            bytes_text(step.total(crossing=True)),
-        ]
-    )
     return TextTable(["exchange", "issued", "inside hosts", "across"], rows, right=[1, 2, 3])
 
 

@@ -19,17 +19,18 @@ from tutorec.distributed.collectives.kjt import IDS_STAGE, SIZES_STAGE, STRIDES_
 from tutorec.distributed.collectives.rows import GRADIENTS_STAGE, ROWS_STAGE
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.constants import DENSE_GRADIENT_PASSES, ROW_READ_BYTES
+from tutorec.distributed.replicas import even_counts
 from tutorec.distributed.simulate.exchanges import Exchange, Reach
 from tutorec.distributed.simulate.ids import Floats, Ints
-from tutorec.distributed.simulate.loads import RankLoads
+from tutorec.distributed.simulate.loads import RankLoads, most_samples
 
 _ID = 8  # bytes of an id that is read
-_BY_WAY_OF_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
+_WITHIN_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedTable:
-    """A table as a plan places it; P pieces.
+    """A table as a plan places it, in P shards.
 
     Args:
         path: Of its collection in the model.
@@ -40,7 +41,7 @@ class SimulatedTable:
         pooled: Whether the rows of a bag become one.
         weighted: Whether each id comes with a weight.
         sharding_type: How it is divided.
-        pieces: ``[P, 4]``: rank, first row, end row, columns; of a replicated table none.
+        pieces: ``[P, 4]``: rank, first row, end row, columns; of a replicated table the whole on every rank.
         read_speed: Bytes per ms that its kernel moves.
         update_factor: Time of an update for the time of a lookup.
         id_ms: Milliseconds of each id of an update, beyond the bytes that are moved.
@@ -88,7 +89,7 @@ class RankWork:
         read_bytes: Of the rows that are looked up.
         lookup_ms: Milliseconds of lookups.
         update_ms: Milliseconds of updates. Of replicated tables every rank applies the gradients of all ranks, or,
-            where whole tables were added up, those of a table.
+            where whole tables are summed, that of a table.
     """
 
     lookups: Floats
@@ -97,10 +98,10 @@ class RankWork:
     lookup_ms: Floats
     update_ms: Floats
 
-    @classmethod
-    def none(cls, world_size: int) -> RankWork:
-        """No work yet."""
-        return cls(*(np.zeros(world_size) for _ in range(5)))
+    def add(self, ranks: Ints, **amounts: Floats) -> None:
+        """Add amounts ``[P]`` of the named fields to the work of P ranks, which may repeat."""
+        for name, amount in amounts.items():
+            np.add.at(getattr(self, name), ranks, amount)
 
 
 def step_work(
@@ -112,10 +113,9 @@ def step_work(
         tables: As the plan places them.
         loads: What each rank brings.
         local_size: L, ranks per host.
-        wire: ``"rows"`` and ``"gradients"`` -> bytes of a number on its way.
+        wire: ``"rows"`` and ``"gradients"`` -> bytes of a number on the wire.
     """
-    world_size = len(loads.classes)
-    work, exchanges = RankWork.none(world_size), []
+    work, exchanges = RankWork(*np.zeros((5, len(loads.classes)))), list[Exchange]()
     groups: dict[tuple[str, ShardingType], list[SimulatedTable]] = {}
     for table in tables:
         groups.setdefault((table.path, table.sharding_type), []).append(table)
@@ -127,131 +127,108 @@ def step_work(
     return work, [exchange for exchange in exchanges if exchange.connects]
 
 
-@dataclass(eq=False)
-class _Slots:
-    """What one rank of each class sends to, and gets from, each holder of pieces of one sharding type."""
-
-    ids: Floats  # [C, W]
-    lists: Floats  # [C, W]
-    numbers: Floats  # [C, W]: of rows that come home
-    count: Floats  # [W]: slots
-
-
 def _sharded(
     tables: Sequence[SimulatedTable], loads: RankLoads, local_size: int, wire: Mapping[str, int], work: RankWork
 ) -> list[Exchange]:
-    slots = _slots(tables, loads, work)
-    world_size, kind, path = len(loads.classes), tables[0].sharding_type, tables[0].path
-    of_class = np.zeros((world_size, len(loads.members)))
-    of_class[np.arange(world_size), loads.classes] = 1.0
-    one = np.ones((world_size, 1))
-    id_bytes = _id_bytes(tables)
-
-    def exchange(stage: str, left: Floats, right: Floats, reach: Reach = Reach.ALL) -> Exchange:
-        return Exchange(stage, path, left, right, local_size, reach)
-
-    exchanges = [
-        exchange(SIZES_STAGE, 24 * one, one.T),
-        exchange(IDS_STAGE, of_class, id_bytes * (slots.lists + slots.ids)),
-    ]
-    if loads.variable:
-        exchanges.append(exchange(STRIDES_STAGE, one, 8 * slots.count[None]))
-    if tables[0].weighted:
-        exchanges.append(exchange(WEIGHTS_STAGE, of_class, 4 * slots.ids))
-    rows, gradients = wire["rows"] * slots.numbers, wire["gradients"] * slots.numbers
-    if kind in _BY_WAY_OF_HOSTS and tables[0].pooled:
-        # Of each class, how many ranks have my local number: their samples are added up, or handed out, by me.
-        numbers = np.arange(world_size) % local_size
-        alike = np.zeros((local_size, len(loads.members)))
-        np.add.at(alike, (numbers, loads.classes), 1.0)
-        return [
-            *exchanges,
-            exchange(ROWS_STAGE, rows.T, alike[numbers].T, Reach.HOST),
-            exchange(ROWS_STAGE, rows.T, of_class.T, Reach.PEERS),
-            exchange(GRADIENTS_STAGE, of_class, gradients, Reach.PEERS),
-            exchange(GRADIENTS_STAGE, alike[numbers], gradients, Reach.HOST),
-        ]
-    return [*exchanges, exchange(ROWS_STAGE, rows.T, of_class.T), exchange(GRADIENTS_STAGE, of_class, gradients)]
-
-
-def _slots(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork) -> _Slots:
-    """The slots of one sharding type; what they make their ranks do is added to ``work``."""
+    """The exchanges of the tables of one sharding type; their work is added to ``work``."""
     world_size, classes = len(loads.classes), len(loads.members)
-    shape = (classes, world_size)
-    slots = _Slots(np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(world_size))
+    # What one rank of each class sends to each holder: ids, bags (or lists of ids), numbers of rows that come back.
+    sent = np.zeros((world_size, classes, 3))
+    slots = np.zeros(world_size)
     for table in tables:
         ranks, starts, ends, columns = table.pieces.T
         for feature in table.features:
             ids = loads.ids(feature, table.rows, starts, ends)
-            samples = loads.samples(feature)
-            lists = np.repeat(samples[:, None], len(ranks), axis=1)
-            numbers = (lists if table.pooled else ids) * columns
-            for total, part in ((slots.ids, ids), (slots.lists, lists), (slots.numbers, numbers)):
-                np.add.at(total.T, ranks, part.T)
-            np.add.at(slots.count, ranks, 1.0)
-            of_all = loads.members @ ids
-            given = loads.members @ numbers
-            np.add.at(work.lookups, ranks, of_all)
-            np.add.at(work.read_bytes, ranks, 4.0 * of_all * columns)
-            np.add.at(work.lookup_ms, ranks, table.lookup_ms(of_all, columns, given))
-            np.add.at(work.update_ms, ranks, table.update_ms(of_all, columns, given))
+            bags = np.repeat(loads.samples(feature)[:, None], len(ranks), axis=1)
+            numbers = (bags if table.pooled else ids) * columns
+            np.add.at(sent, ranks, np.stack([ids, bags, numbers]).T)
+            np.add.at(slots, ranks, 1.0)
+            lookups, pooled = loads.members @ ids, loads.members @ numbers
+            work.add(
+                ranks,
+                lookups=lookups,
+                read_bytes=4.0 * lookups * columns,
+                lookup_ms=table.lookup_ms(lookups, columns, pooled),
+                update_ms=table.update_ms(lookups, columns, pooled),
+            )
         if table.leaves_gradient:
-            np.add.at(work.update_ms, ranks, table.whole_ms((ends - starts) * columns))
-        np.add.at(work.distinct, ranks, loads.distinct(table.features, table.rows, starts, ends))
-    return slots
+            work.add(ranks, update_ms=table.whole_ms((ends - starts) * columns))
+        work.add(ranks, distinct=loads.distinct(table.features, table.rows, starts, ends))
+
+    def exchange(stage: str, left: Floats, right: Floats, reach: Reach = Reach.ALL) -> Exchange:
+        return Exchange(stage, tables[0].path, left, right, local_size, reach)
+
+    ids, bags, numbers = sent.T
+    of_class = np.eye(classes)[loads.classes]
+    one = np.ones((world_size, 1))
+    exchanges = [
+        exchange(SIZES_STAGE, 24 * one, one.T),
+        exchange(IDS_STAGE, of_class, _id_bytes(tables) * (bags + ids)),
+    ]
+    if loads.variable:
+        exchanges.append(exchange(STRIDES_STAGE, one, 8 * slots[None]))
+    if tables[0].weighted:
+        exchanges.append(exchange(WEIGHTS_STAGE, of_class, 4 * ids))
+    rows, gradients = wire["rows"] * numbers, wire["gradients"] * numbers
+    if tables[0].sharding_type in _WITHIN_HOSTS and tables[0].pooled:
+        # Of each class, how many ranks have my local number: their samples are added up, or handed out, by me.
+        alike = of_class.reshape(-1, local_size, classes).sum(axis=0)
+        alike = np.tile(alike, (world_size // local_size, 1))
+        return [
+            *exchanges,
+            exchange(ROWS_STAGE, rows.T, alike.T, Reach.HOST),
+            exchange(ROWS_STAGE, rows.T, of_class.T, Reach.PEERS),
+            exchange(GRADIENTS_STAGE, of_class, gradients, Reach.PEERS),
+            exchange(GRADIENTS_STAGE, alike, gradients, Reach.HOST),
+        ]
+    return [*exchanges, exchange(ROWS_STAGE, rows.T, of_class.T), exchange(GRADIENTS_STAGE, of_class, gradients)]
 
 
 def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: int, work: RankWork) -> list[Exchange]:
     """Replicated tables: gradients to every rank, as what was looked up or as whole tables."""
-    world_size, path = len(loads.classes), tables[0].path
-    pooled, weighted = tables[0].pooled, tables[0].weighted
-    id_bytes, weight_bytes = _id_bytes(tables), 4 if weighted else 0
+    world_size, path, pooled = len(loads.classes), tables[0].path, tables[0].pooled
+    id_bytes, weight_bytes = _id_bytes(tables), 4 * tables[0].weighted
     features = [feature for table in tables for feature in table.features]
-    # Bags are padded to the most samples of a feature.
-    samples = np.max([np.zeros(len(loads.members)), *(loads.samples(feature) for feature in features)], axis=0)
-    bag_stages = sparse_gradients.IDS_STAGE, sparse_gradients.WEIGHTS_STAGE, sparse_gradients.ROWS_STAGE
-    as_bags = {stage: np.zeros(len(samples)) for stage in bag_stages}
-    chosen = 0
-    elements, first = 0, np.array([0])
+    samples = most_samples(loads, features)  # bags are padded to the most samples of a feature
+    # Of tables whose gradients travel as bags: bytes of a rank of each class, ids and lengths, weights, rows.
+    as_bags: list[Floats] = []
+    summed, first = 0, np.array([0])
     for table in tables:
-        end, size = np.array([table.rows]), np.array([table.rows * table.columns])
+        end, size = np.array([table.rows]), table.rows * table.columns
         ids = sum((loads.ids(f, table.rows, first, end)[:, 0] for f in table.features), np.zeros(len(samples)))
-        lists = len(table.features) * samples if pooled else np.zeros_like(samples)
-        numbers = (lists if pooled else ids) * table.columns
+        bags = len(table.features) * samples * pooled
+        numbers = (bags if pooled else ids) * table.columns
         update_ms = table.update_ms(ids, table.columns, numbers)
+        whole_ms = table.whole_ms(np.array(size))
         work.lookups += ids[loads.classes]
         work.read_bytes += 4.0 * table.columns * ids[loads.classes]
         work.lookup_ms += table.lookup_ms(ids, table.columns, numbers)[loads.classes]
         work.distinct += loads.distinct(table.features, table.rows, first, end)
         if table.leaves_gradient:
-            work.update_ms += table.whole_ms(size)
-        looked_up = loads.members @ (ids * (id_bytes + weight_bytes) + lists * 4 + numbers * 4)
+            work.update_ms += whole_ms
+        looked_up = loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers))
         rule = table.optimizer
-        summable = rule is None or rule.max_gradient is None
-        if looked_up > 8 * table.rows * table.columns and world_size > 1 and summable:
-            elements += table.rows * (table.columns + (rule is not None and rule.moves_without_gradient))
-            work.update_ms += update_ms[loads.classes] + table.whole_ms(size)
-            continue
-        work.update_ms += loads.members @ update_ms
-        chosen += 1
-        as_bags[sparse_gradients.IDS_STAGE] += id_bytes * (lists + ids)
-        as_bags[sparse_gradients.WEIGHTS_STAGE] += weight_bytes * ids
-        as_bags[sparse_gradients.ROWS_STAGE] += 4 * numbers
-    one = np.ones((world_size, 1))
+        if looked_up > 8 * size and world_size > 1 and (rule is None or rule.max_gradient is None):
+            summed += size + table.rows * (rule is not None and rule.moves_without_gradient)
+            work.update_ms += update_ms[loads.classes] + whole_ms
+        else:
+            work.update_ms += loads.members @ update_ms
+            as_bags.append(np.stack([id_bytes * (bags + ids), weight_bytes * ids, 4.0 * numbers]))
 
-    def to_all(stage: str, of_source: Floats, of_destination: Floats = one) -> Exchange:
-        return Exchange(stage, path, of_source.reshape(-1, 1), of_destination.reshape(1, -1), local_size)
+    def to_all(stage: str, of_source: Floats | float = 1.0, of_destination: Floats | float = 1.0) -> Exchange:
+        left, right = (np.broadcast_to(each, world_size) for each in (of_source, of_destination))
+        return Exchange(stage, path, left[:, None], right[None], local_size)
 
-    exchanges = [to_all(sparse_gradients.SIZES_STAGE, 8.0 * (len(features) + pooled) * one)]
-    if chosen:
-        without = () if weighted else (sparse_gradients.WEIGHTS_STAGE,)
-        exchanges += [to_all(stage, count[loads.classes]) for stage, count in as_bags.items() if stage not in without]
-    if elements:
-        whole, rest = divmod(elements, world_size)
-        summed: Floats = np.full(world_size, 4.0 * whole)
-        summed[:rest] += 4.0
-        # Every rank adds up a part, and then tells the others.
-        exchanges += [to_all(sparse_gradients.SUMS_STAGE, one, summed), to_all(sparse_gradients.SUMS_STAGE, summed)]
+    exchanges = [to_all(sparse_gradients.SIZES_STAGE, 8.0 * (len(features) + pooled))]
+    if as_bags:
+        stages = (sparse_gradients.IDS_STAGE, sparse_gradients.WEIGHTS_STAGE, sparse_gradients.ROWS_STAGE)
+        for stage, count in zip(stages, np.sum(as_bags, axis=0), strict=True):
+            if weight_bytes or stage != sparse_gradients.WEIGHTS_STAGE:
+                exchanges.append(to_all(stage, count[loads.classes]))
+    if summed:
+        sums = 4.0 * np.array(even_counts(summed, world_size))
+        # Every rank adds up a part, and then sends it to the others.
+        exchanges += [to_all(sparse_gradients.SUMS_STAGE, 1.0, sums), to_all(sparse_gradients.SUMS_STAGE, sums)]
     return exchanges
 
 
