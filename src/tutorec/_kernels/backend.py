@@ -174,7 +174,7 @@ def backend() -> BackendChoice:
 
 @contextmanager
 def use_backend(name: str) -> Iterator[BackendChoice]:
-    """Use one backend inside a ``with`` block; for tests and comparisons. Operators built before keep their own.
+    """Use one backend inside a ``with`` block, for tests; operators built before keep their own.
 
     Args:
         name: ``"fbgemm"``, ``"torch"`` or ``"auto"``.
@@ -198,7 +198,7 @@ def use_backend(name: str) -> Iterator[BackendChoice]:
 
 @contextmanager
 def without_fbgemm_warnings() -> Iterator[None]:
-    """Silence what fbgemm warns of: kernels that its wheel lacks, at import, and its plain Adam, at each call."""
+    """Silence fbgemm's warnings of kernels that its wheel lacks and of its Adam at each call."""
     messages = r"[^F]*(Failed to import: fbgemm_gpu|\[FBGEMM_GPU\] NOTE: The training optimizer)"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=messages)
@@ -206,7 +206,7 @@ def without_fbgemm_warnings() -> Iterator[None]:
 
 
 def fbgemm_module(name: str) -> Any:
-    """A module of fbgemm's Python package, which loads all of its operators; half a second the first time.
+    """Import a module of fbgemm, which loads all its operators (0.5 s the first time).
 
     Args:
         name: With the package's.
@@ -220,7 +220,7 @@ def fbgemm_module(name: str) -> Any:
 
 
 def operator_libraries() -> list[str]:
-    """Paths of the operator libraries that this process loaded, in loading order; none with the torch backend.
+    """Paths of the operator libraries that this process loaded, in order; none with torch.
 
     Another program that is to run a saved model loads them first.
 
@@ -247,7 +247,7 @@ _state = _State()
 
 
 def _judge(versions: Mapping[str, str | None], torch_cuda: str | None, has_gpu: bool) -> BackendChoice:
-    """Judge the installed wheels: fbgemm where they fit, else torch with the reason and the remedy."""
+    """Choose fbgemm where the installed wheels fit, else torch with the reason and the remedy."""
     torch_version, cpu, cuda = (versions.get(name) for name in ("torch", _CPU_WHEEL, _CUDA_WHEEL))
 
     def refuse(pair: str, reason: str, remedy: str | None, broken: bool) -> BackendChoice:
@@ -286,7 +286,7 @@ def _judge(versions: Mapping[str, str | None], torch_cuda: str | None, has_gpu: 
 
 
 def _release(version: str | None) -> tuple[int, int] | None:
-    """(major, minor) of a released version; None for none, and for development versions, which have no pair rule."""
+    """(major, minor) of a released version; None for none and for development versions."""
     match = re.match(r"(\d+)\.(\d+)", version or "")
     if match is None or re.search(r"dev|\d(a|b)\d|\+git", version or ""):
         return None
@@ -307,7 +307,7 @@ def _torch_of(minor: int) -> str:
 
 
 def _install_line(wheel: str, torch_version: str | None, options: str = "") -> str | None:
-    """The pip line for the wheel of this torch, for the newest pair where it has none; None where no rule holds."""
+    """The pip line for this torch's wheel, or for the newest pair; None without a rule."""
     fitting = _fitting_minor(torch_version)
     if fitting is None or fitting in _SERVED_MINORS:
         return None if fitting is None else f'pip install {options}"{wheel}==1.{fitting}.*"'
@@ -321,7 +321,7 @@ def _cuda_major(minor: int) -> int:
 
 
 def _wheel_for(torch_version: str | None, torch_cuda: str | None) -> str:
-    """The wheel that a remedy names: the CUDA wheel where it is published for torch's CUDA, else the CPU wheel."""
+    """The wheel for a remedy: the CUDA one where published for torch's CUDA, else the CPU one."""
     fitting = _fitting_minor(torch_version)
     if torch_cuda is None or fitting is None or (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return _CPU_WHEEL
@@ -330,7 +330,7 @@ def _wheel_for(torch_version: str | None, torch_cuda: str | None) -> str:
 
 
 def _cuda_trouble(version: str, minors: tuple[int, int], torch_cuda: str | None) -> str | None:
-    """Why a CUDA wheel of the right minor cannot load beside this torch; None when nothing speaks against it."""
+    """Why a CUDA wheel of the right minor version cannot load beside this torch, or None."""
     if torch_cuda is None:
         return f"{_CUDA_WHEEL} {version} needs a CUDA build of torch, and this torch is a CPU build"
     tag = re.search(r"\+cu(\d{2})", version)

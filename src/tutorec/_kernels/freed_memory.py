@@ -9,7 +9,7 @@ __all__ = ["return_freed_memory"]
 
 
 def return_freed_memory() -> None:
-    """Give memory that this process has freed back to the system, where the C library can be asked to (glibc).
+    """Return freed memory of this process to the system, where the C library can (glibc).
 
     A large block that lay among others is kept for the next one of its kind, which may never be wanted. Takes about a
     millisecond.

@@ -26,7 +26,7 @@ _DENSE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torc
 
 
 def lengths_to_offsets(lengths: Tensor) -> Tensor:
-    """Where each bag begins, and where the last one ends: [L] -> [L+1], of the lengths' dtype; of a matrix row by row.
+    """Offsets of bags from lengths: [L] -> [L+1], of the same dtype; of a matrix row by row.
 
     Example:
         >>> import torch
@@ -45,7 +45,7 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
 
 
 def _running_sum(choice: BackendChoice) -> Callable[[Tensor], Tensor]:
-    """What finds offsets on the CPU: fbgemm's operator, without the two layers of Python that stand in front of it.
+    """The CPU operator for offsets: fbgemm's, without the two Python layers in front of it.
 
     They cost a third of a small call; so would asking every time what the backend is called.
     """
@@ -58,7 +58,7 @@ def _running_sum(choice: BackendChoice) -> Callable[[Tensor], Tensor]:
 
 
 def jagged_to_padded_dense(values: Tensor, offsets: Tensor, max_length: int, padding: float = 0.0) -> Tensor:
-    """Rows of different length as a rectangle: [N] or [N, D] -> [B, max_length] or [B, max_length, D].
+    """Rows of different length, padded: [N] or [N, D] -> [B, max_length] or [B, max_length, D].
 
     Rows longer than ``max_length`` are cut, shorter ones are filled with ``padding``.
 
@@ -75,7 +75,7 @@ def jagged_to_padded_dense(values: Tensor, offsets: Tensor, max_length: int, pad
 
 @dataclass(frozen=True)
 class Bucketized:
-    """Ids in buckets, one for each row range: all bags of bucket 0, feature after feature, then all bags of bucket 1.
+    """Ids bucketized by row range: all bags of bucket 0 by feature, then all of bucket 1.
 
     Args:
         lengths: Ids of each bag in each bucket, ``[buckets * S]``.
@@ -156,7 +156,7 @@ def bucketize(
 
 @lru_cache(maxsize=64)
 def _row_ranges(bounds: tuple[tuple[int, ...], ...]) -> tuple[Tensor, list[Tensor] | None]:
-    """Rows of a range of each feature [F] where all its ranges but the last are equal; else ones, and the bounds."""
+    """Block sizes [F] of features with equal ranges, else ones, with the bounds of the ranges."""
     table = torch.tensor(bounds)
     rows, block = table[:, -1:], table[:, 1:2]
     equal = torch.minimum(torch.arange(table.shape[1]) * block, rows)

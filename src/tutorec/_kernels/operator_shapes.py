@@ -1,4 +1,4 @@
-"""Shapes of fbgemm's results, for ``torch.export`` and other tracers that run on tensors without memory.
+"""Shapes of fbgemm's results, for ``torch.export`` and other tracers on meta tensors.
 
 fbgemm writes them down in its Python package, which is not imported here. A rule is registered only where there is
 none, and fbgemm's package, imported later, leaves a rule alone that is there.

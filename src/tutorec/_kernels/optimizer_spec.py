@@ -31,7 +31,7 @@ _ADAMS: tuple[OptimizerKind, ...] = ("adam", "partial_rowwise_adam")
 
 
 class StateSpec(NamedTuple):
-    """A number that an optimizer keeps: its name, and whether it is one for each row [R] or for each element [R, D]."""
+    """A state of an optimizer: its name, and whether it has a number for each row or element."""
 
     name: str
     rowwise: bool
@@ -112,7 +112,7 @@ class OptimizerSpec:
 
     @property
     def averages_squares(self) -> bool:
-        """Whether a step needs the mean of a row's squared gradients, for which columns of padding would count."""
+        """Whether a step needs the mean of a row's squared gradients; padding would change it."""
         return any(state.rowwise for state in self.states)
 
     @property
@@ -121,7 +121,7 @@ class OptimizerSpec:
         return self.kind in _ADAMS
 
     def limited(self, grad: Tensor) -> Tensor:
-        """The gradient of pooled rows, of any shape, with its numbers cut to within plus and minus max_gradient."""
+        """The gradient of pooled rows, with its elements clamped to plus and minus max_gradient."""
         return grad if self.max_gradient is None else grad.clamp(-self.max_gradient, self.max_gradient)
 
 

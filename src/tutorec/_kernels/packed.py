@@ -78,7 +78,7 @@ class PackedTable:
 
 
 class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
-    """The lookup of a group of quantized tables; named after the fbgemm class whose operator it calls.
+    """The lookup of a group of quantized tables, named after the fbgemm class of its operator.
 
     Args:
         tables: The tables, of any number formats.
@@ -206,7 +206,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         return pooled if not self._slices else pick_columns(pooled, tuple(self._slices))
 
     def _in_graph(self, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        """The same, preceded by a check of the ids, in calls that can be traced, scripted and exported."""
+        """The same after a check of the ids, in calls that can be traced, scripted and exported."""
         indices, offsets = indices.contiguous(), offsets.type_as(indices).contiguous()
         if self._pooling == "sqrtn":
             weights = sqrtn_weights(indices, offsets, weights)
@@ -384,6 +384,6 @@ def _is_on_cuda(rows: Tensor) -> bool:
 
 @cache
 def _operator() -> Any:
-    """The lookup of fbgemm without the layers of Python in front of it, which cost a third of a small call."""
+    """The lookup of fbgemm without its Python layers, which take a third of a small call."""
     operator: Any = torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function.default
     return getattr(operator, "_op", operator)

@@ -150,7 +150,7 @@ def row_alignment(columns: int, data_type: DataType, wanted: RowAlignment, devic
 
 
 def lines_of_row(row: RowLayout, number: int) -> tuple[set[int], set[int]]:
-    """The cache lines that a row of a table lies in, and the lines that fbgemm's CPU kernel prefetches for it.
+    """The cache lines of a row of a table, and those that fbgemm's CPU kernel prefetches.
 
     Args:
         row: Layout of all rows of the table.

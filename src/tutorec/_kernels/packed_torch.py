@@ -42,7 +42,7 @@ def numbers_of_rows(packed: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def _first_bytes(packed: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """The first bytes of each row as numbers; TorchScript has no view as another dtype, so it is a copy.
+    """The first bytes of each row as numbers; a copy, as TorchScript cannot view another dtype.
 
     ``contiguous()`` in place of ``clone`` would fix in an exported graph whether there is one row or many.
     """
@@ -152,7 +152,7 @@ def check_rows(rows: list[int], names: list[str], indices: Tensor, offsets: Tens
 
 
 def assert_rows(last_rows: Tensor, indices: Tensor, offsets: Tensor) -> None:
-    """The same check without a look at the numbers, for exported graphs: the assertion stays in the graph.
+    """The same check for exported graphs, in which the assertion stays; no number is read.
 
     Args:
         last_rows: R - 1 of each feature's table [F].

@@ -1,4 +1,4 @@
-"""Poolings that are a weighted sum: what each id's row is multiplied by, so that a sum of the bag is the pooling.
+"""Poolings as weighted sums: the factor of each id's row that makes a bag's sum its pooling.
 
 Kernels sum and average. ``sqrtn`` divides a bag's sum by the root of its number of ids, which keeps the variance of
 the result independent of that number; it and the weighted mean reach the kernels as weights of a sum.

@@ -1,4 +1,4 @@
-"""Every kernel in the fewest lines of torch: what the book derives, what tests hold the others against.
+"""Every kernel in few lines of torch, for the book, and for tests of the other kernels.
 
 The jagged functions run wherever fbgemm is missing; the lookups and updates are oracles, written to be read. They take
 one table and its ids, make whatever they need in full, and leave speed to ``tbe_torch`` and fbgemm.
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def lengths_to_offsets(lengths: Tensor) -> Tensor:
-    """Where each bag begins, and where the last one ends: [L] -> [L+1], or row by row [F, L] -> [F, L+1].
+    """Offsets of bags from lengths: [L] -> [L+1], or row by row [F, L] -> [F, L+1].
 
     Example:
         >>> import torch
@@ -42,7 +42,7 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
 
 
 def jagged_to_padded_dense(values: Tensor, offsets: Tensor, max_length: int, padding: float = 0.0) -> Tensor:
-    """Rows of different length as a rectangle: [N] or [N, D] -> [B, max_length] or [B, max_length, D].
+    """Rows of different length, padded: [N] or [N, D] -> [B, max_length] or [B, max_length, D].
 
     Rows longer than ``max_length`` are cut, shorter ones are filled with ``padding``.
 
@@ -69,7 +69,7 @@ def bucketize(
     bounds: Sequence[Sequence[int]],
     keep_places: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Deal ids out by row range: lengths [S], values [N] -> lengths [buckets * S], and values, weights, places [N].
+    """Bucketize ids by row range: lengths [S], values [N] -> [buckets * S], and three [N].
 
     See ``jagged.bucketize`` for the arguments.
 
@@ -98,7 +98,7 @@ def bucketize(
 def embedding_bag_forward(
     weight: Tensor, ids: Tensor, offsets: Tensor, pooling: str = "sum", weights: Tensor | None = None
 ) -> Tensor:
-    """Pool the rows of each bag: weight [R, D], ids [N], offsets [B+1], weights [N] or None -> [B, D].
+    """Pool the rows of each bag: weight [R, D], ids [N], offsets [B+1], weights [N] -> [B, D].
 
     The mean divides by the number of ids, weighted or not; ``"sqrtn"`` by the root of the sum of squared weights, which
     is the root of that number where there are none; an empty bag is 0. ``"none"`` returns the rows [N, D].
@@ -128,7 +128,7 @@ def embedding_bag_forward(
 
 
 def embedding_bag_gradient(weight: Tensor, ids: Tensor, row_grads: Tensor) -> Tensor:
-    """Dense gradient [R, D] of a table: the gradients [N, D] of the looked-up rows, repeated ids summed.
+    """Dense gradient [R, D] of a table: gradients [N, D] of rows, summed over repeated ids.
 
     Example:
         >>> import torch
@@ -140,7 +140,7 @@ def embedding_bag_gradient(weight: Tensor, ids: Tensor, row_grads: Tensor) -> Te
 
 
 def sgd_update(weight: Tensor, ids: Tensor, row_grads: Tensor, learning_rate: float) -> Tensor:
-    r"""New weights after one step of SGD, :math:`w_r \leftarrow w_r - \eta\, g_r`; repeated ids summed.
+    r"""New weights after one step of SGD, :math:`w_r \leftarrow w_r - \eta\, g_r`, by row.
 
     Args:
         weight: The table [R, D]; not changed.

@@ -50,7 +50,7 @@ class CacheCounts:
 
     @property
     def hit_rate(self) -> float:
-        """The part of the ids for which no row was read: the row had a slot, or the batch had read it already."""
+        """Hit rate: the share of ids whose row had a slot or was already read by the batch."""
         return 1 - self.read / self.lookups if self.lookups else 0.0
 
 
@@ -114,7 +114,7 @@ class RowCache:
         return self._place_of.index_select(0, rows).long()
 
     def place(self, rows: Tensor) -> tuple[Tensor, list[Move], int]:
-        """Places of the rows of a batch ``[N]``, what must be copied first, and how many of the rows have no slot.
+        """Slots of a batch's rows ``[N]``, copies to make first, and the number of rows without.
 
         Args:
             rows: Of all tables, in any order, repeated as they come.
@@ -142,7 +142,7 @@ class RowCache:
         return (self.find(rows) if moves else places), moves, read - sum(move.read.rows.numel() for move in moves)
 
     def hold(self) -> Held:
-        """Keep the rows of this batch in their places until ``release()``, or until the result is garbage."""
+        """Pin the rows of this batch until ``release()``, or until the result is garbage."""
         return Held(self._held, self._batches)
 
     def change(self, in_file: int) -> None:
@@ -151,7 +151,7 @@ class RowCache:
         self.counts.written += in_file
 
     def take_changed(self) -> Iterator[tuple[int, Rows]]:
-        """What must be written back for the file to be up to date, of one table after another; it counts as written."""
+        """The rows to write back to bring the file up to date, table by table; marks them clean."""
         for table, copied in enumerate(self._copied):
             changed = self._changed(table).nonzero().view(-1) + self._first_slots[table]
             # What is held may be updated yet.
@@ -171,7 +171,7 @@ class RowCache:
             yield from self._parts(table, taken.nonzero().view(-1) + first)
 
     def _changed(self, table: int) -> Tensor:
-        """Of each slot of a table whether its row was used since it was copied, and may have been updated."""
+        """For each slot of a table, whether its row was used since it was copied."""
         copied = self._copied[table]
         used = self._last_use[self._first_slots[table] : self.bases[table + 1]]
         return (used > copied) & (copied < self._last_change)

@@ -80,7 +80,7 @@ def zeros_in_file(elements: int, folder: str | None = None, what: str = "tables"
 
 
 def keep_in_memory(part: Tensor) -> bool:
-    """Put memory in place of the file behind a part of such a tensor: the whole pages in it, which become zeros.
+    """Replace the file's whole pages behind part of a tensor by zeroed memory.
 
     What is behind them in the file stays unused. Where the system is not Linux, nothing happens: the system keeps pages
     in memory that are used often.
@@ -124,7 +124,7 @@ def ask_for_pages(part: Tensor, rows: Tensor) -> None:
 
 
 def _advise_all(ranges: Tensor) -> bool:
-    """Ask for many ranges ``[N, 2]`` (address, bytes) in one call of Linux 5.10, without Python's lock; else False."""
+    """Request ranges ``[N, 2]`` (address, bytes) in one call, or False (Linux 5.10; no GIL)."""
     if sys.platform != "linux":
         return False
     try:

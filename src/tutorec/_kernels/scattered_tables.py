@@ -64,7 +64,7 @@ class _Geometry:
 
 @dataclass(frozen=True)
 class ScatteredTables:
-    """Tables [R, D] in separate memory, and the table of each feature; ``address_tables`` makes it, for one call.
+    """Tables [R, D] in separate memory, and each feature's table, for one ``address_tables`` call.
 
     Attributes:
         first: The table of the first feature.

@@ -1,4 +1,4 @@
-"""The update of a fused lookup without the lookup: tables, a batch, the gradient of its pooled rows."""
+"""The update of a fused lookup alone, from tables, a batch and the gradient of its pooled rows."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def step_tables(
     grad: Tensor,
     steps: Sequence[UpdateStep],
 ) -> None:
-    """Move every row of a batch once, by the sum of its gradients, as the backward of a fused lookup does.
+    """Update every row of a batch once with the sum of its gradients, as a fused backward does.
 
     Args:
         tables: [R, D] in float32, changed in place.

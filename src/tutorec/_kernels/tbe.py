@@ -143,7 +143,7 @@ class GroupSpec:
 
 
 class TableBatch(nn.Module, ABC):
-    """A table-batched embedding operator: every table of a group in one flat buffer, looked up in one call.
+    """A table-batched embedding operator: a group's tables in one buffer, looked up in one call.
 
     Subclasses say how the buffer is laid out (``_place``) and how it is read (``_lookup``). The fused ones hold the
     buffer as a plain tensor, neither parameter nor buffer of the module: nothing may average it, broadcast it or give
@@ -188,7 +188,7 @@ class TableBatch(nn.Module, ABC):
     def _allocate(
         self, elements: int, rows: int, device: torch.device, zeros: Callable[[int], Tensor] | None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Zeros for all tables and for each state: so many elements, or rows where a state has one number a row."""
+        """Zeros for all tables and each state, one number for each element or for each row."""
         states = () if self.optimizer is None else self.optimizer.states
         zeros = zeros or partial(torch.zeros, dtype=torch.float32, device=device)
         kept = [zeros(rows if state.rowwise else elements) for state in states]
@@ -209,7 +209,7 @@ class TableBatch(nn.Module, ABC):
     # --- what a caller uses
 
     def forward(self, values: Tensor, offsets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Ids [N], offsets [F*B+1] (feature-major), weights [N] or None -> [B, sum of D], or [N, D] without pooling."""
+        """Ids [N], offsets [F*B+1], weights [N] or None -> [B, sum of D]; unpooled -> [N, D]."""
         if (offsets.numel() - 1) % len(self.spec.feature_tables) or values.is_floating_point():
             raise ValueError(_describe_bad_input(self.spec, values, offsets))
         if (weights is not None) != self.spec.weighted:
@@ -226,7 +226,7 @@ class TableBatch(nn.Module, ABC):
         return cast(Tensor, _WeightsGradient.apply(pooled, weights, self, values, offsets))
 
     def _reported(self, result: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-        """The result; while there is a ``gradient_listener``, with a node behind it that reports to it in backward."""
+        """The result, with a node that reports to the ``gradient_listener`` in backward, if any."""
         if self.gradient_listener is None or not torch.is_grad_enabled():
             return result
         batch = PooledBatch(values, offsets, weights, self._pooling == "mean", self.spec.feature_tables)
@@ -236,10 +236,10 @@ class TableBatch(nn.Module, ABC):
         """Write rows that are held elsewhere into the tables; here every row is in its table already."""
 
     def prefetch(self, values: Tensor, offsets: Tensor) -> Future[None] | None:
-        """Bring rows of a coming batch, ids and offsets of its forward, into memory; here every row is there."""
+        """Bring a coming batch's rows into memory, given its ids and offsets; a no-op here."""
 
     def table_weights(self) -> list[Tensor]:
-        """Live weights of each table, [R, D] each, in the order of ``spec.tables``; Parameters of a dense op."""
+        """Live weights of each table, [R, D], in the order of ``spec.tables``."""
         return list(self._tables)
 
     @torch.no_grad()
@@ -252,7 +252,7 @@ class TableBatch(nn.Module, ABC):
             own.copy_(new)
 
     def optimizer_state(self) -> list[dict[str, Tensor]]:
-        """Live state of each table, named as ``OptimizerSpec.states``; and ``step``, a scalar, where steps count."""
+        """Live state of each table by the names of ``OptimizerSpec.states``, and ``step``."""
         names = [] if self.optimizer is None else [state.name for state in self.optimizer.states]
         found = [dict(zip(names, states, strict=True)) for states in self._states]
         for state, count in zip(found, self._counts, strict=False):
@@ -268,12 +268,12 @@ class TableBatch(nn.Module, ABC):
         return self._tables[table].index_select(0, ids)
 
     def table_states(self) -> list[tuple[Tensor, ...]]:
-        """The same without names and ``step``: of each table [R] or [R, D] tensors, as ``OptimizerSpec.states``."""
+        """The states of each table, [R] or [R, D], ordered as ``OptimizerSpec.states``."""
         return list(self._states)
 
     @torch.no_grad()
     def next_steps(self) -> list[UpdateStep]:
-        """What the update of a batch that is looked up now is to be, for each table; the batch is counted."""
+        """The update settings of each table for a batch looked up now; counts the batch."""
         rule, rate = self.optimizer, self._learning_rate
         if rule is None:
             return []
@@ -286,7 +286,7 @@ class TableBatch(nn.Module, ABC):
 
     @torch.no_grad()
     def load_optimizer_state(self, states: Sequence[dict[str, Tensor]]) -> None:
-        """Copy optimizer state into every table; names and shapes must be those of ``optimizer_state()``."""
+        """Copy optimizer state into every table, with the names of ``optimizer_state()``."""
         self.spec.check_count(states, "optimizer states")
         for table, own, new in zip(self.spec.tables, self.optimizer_state(), states, strict=True):
             if own.keys() != new.keys():

@@ -79,7 +79,7 @@ def build_table_batch(
 
 
 def runs_in_fbgemm(optimizer: OptimizerSpec | None, columns: Iterable[int], device_type: str) -> bool:
-    """Whether fbgemm's operators stand behind a group of tables, which store widths as multiples of 4.
+    """Whether fbgemm runs a group of tables, which stores widths as multiples of 4.
 
     Args:
         optimizer: Applied in the backward; None for dense gradients.
@@ -132,7 +132,7 @@ def _in_slower_memory(
 
 
 def _implementation(spec: GroupSpec, optimizer: OptimizerSpec | None, device: torch.device) -> type[TableBatch]:
-    """The class that runs a group: fbgemm's where fbgemm was chosen and has the kernel, else torch's."""
+    """The class that runs a group: fbgemm's if chosen and it has the kernel, else torch's."""
     # Imported here: all three modules subclass TableBatch, and a process needs one or two of them.
     if not runs_in_fbgemm(optimizer, [table.columns for table in spec.tables], device.type):
         from tutorec._kernels import tbe_torch

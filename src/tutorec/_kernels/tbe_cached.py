@@ -1,4 +1,4 @@
-"""Table-batched lookups in tables that are stored in a file, by way of the rows that have a slot in memory.
+"""Table-batched lookups in tables that are stored in a file, through a cache in memory.
 
     ids [N]  --places-->  ids of places [N]  --an ordinary operator on rows and slots-->  pooled [B, D]
                  |
@@ -39,7 +39,7 @@ _INT32_ROWS = 2**31  # rows and slots of a group that int32 ids cannot number
 
 
 class CachedTableBatch(TableBatch):
-    """Fused tables in a file, whose rows in slots are updated there and written back when they make room.
+    """Fused tables in a file: cached rows are updated in memory, and written back on eviction.
 
     ``table_weights()``, ``table_states()`` and ``optimizer_state()`` are the tables in the file. Asking for them writes
     changed rows back, as :meth:`flush` does, so that they are up to date until the next backward. What torch writes
@@ -144,7 +144,7 @@ class CachedTableBatch(TableBatch):
             return self._operators[0].rows_at(table, self._cache.find(ids + base) - base)
 
     def prefetch(self, values: Tensor, offsets: Tensor) -> Future[None]:
-        """Read what a coming batch needs from the disk, on the cache's own thread; the result says when it is done.
+        """Read a coming batch's rows from disk on the cache's thread; the result can be awaited.
 
         Nothing else changes: no bit, no place, no count. Ids ``[N]`` and offsets ``[F*B+1]`` are those of the forward,
         which waits for the thread where it has not read all of them yet.
@@ -184,7 +184,7 @@ class CachedTableBatch(TableBatch):
         return found
 
     def _rows_of(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor | int]:
-        """Of feature-major ids ``[N]`` their rows, numbered as in ``RowCache``, and the first of their tables."""
+        """Rows of ids ``[N]``, numbered as in ``RowCache``, and their tables' first rows."""
         batch = (offsets.numel() - 1) // len(self.spec.feature_tables)
         if not batch or len(self.spec.tables) == 1:
             return values.long(), 0
@@ -192,7 +192,7 @@ class CachedTableBatch(TableBatch):
         return values + bases, bases
 
     def _wait_until_read(self, values: Tensor) -> bool:
-        """Wait for the thread that reads the rows of these ids, if one does: two would ask for the same rows twice."""
+        """Wait for the thread that already reads rows of these ids, so that none is read twice."""
         for reading, ids in [*self._readings.items()]:  # a copy: another thread may prefetch meanwhile
             if ids is values or ids.equal(values):
                 self._readings.pop(reading, None)
@@ -256,7 +256,7 @@ class CachedTableBatch(TableBatch):
 
 
 class _Pending:
-    """A lookup whose rows stay in their places until its backward, or until its result is garbage."""
+    """A lookup whose rows are not evicted until its backward, or until its result is garbage."""
 
     def __init__(self, tables: CachedTableBatch, in_file: int) -> None:
         self._tables, self._in_file = tables, in_file

@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
-    """Fused: the backward sums the gradients of equal ids and updates their rows; weights have no gradient.
+    """Fused: backward sums the gradients of equal ids and updates their rows; no weight gradient.
 
     Named after the fbgemm class that it calls. fbgemm's counts one number of steps for all tables; where those of ours
     differ, each number has a call of its own. A copy, and a move to another GPU, holds the tables twice for a moment.
@@ -106,7 +106,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(tbe_fbgemm.FbgemmTableBatch):
         return {}
 
     def _shapes(self) -> tuple[list[tuple[int, int]], list[int]]:
-        """Rows and columns of fbgemm's tables in the order in which they lie, and the table of each feature."""
+        """Rows and columns of fbgemm's tables in storage order, and the table of each feature."""
         if self.spec.pooling == "none":
             return [(self._rows, self._table_places[0][2])], [0]
         read = sorted(set(self.spec.feature_tables), key=lambda table: self._table_places[table])

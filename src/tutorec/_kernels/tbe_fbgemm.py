@@ -33,7 +33,7 @@ def _stride(columns: int) -> int:
 
 
 def _feature_order(spec: GroupSpec) -> list[int]:
-    """Features grouped by table, in order of each table's first use: the backward needs a table's features together."""
+    """Features grouped by table in order of first use: the backward needs them side by side."""
     first = {table: index for index, table in reversed(list(enumerate(spec.feature_tables)))}
     return sorted(range(len(spec.feature_tables)), key=lambda feature: first[spec.feature_tables[feature]])
 
@@ -86,7 +86,7 @@ class FbgemmTableBatch(TableBatch):
     def _arranged(
         self, values: Tensor, offsets: Tensor, weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The batch as ``_call`` wants it: features in the buffer's order, or every id a bag of a table of all rows."""
+        """The batch for ``_call``: features in the buffer's order, or each id as its own bag."""
         if self.spec.pooling != "none":
             if weights is not None and weights.dtype != torch.float32:
                 weights = weights.float()
@@ -140,7 +140,7 @@ class _RawOperators(FbgemmTableBatch):
 
 
 class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
-    """Fused: the backward sums the gradients of equal ids and updates their rows; weights have no gradient.
+    """Fused: backward sums the gradients of equal ids and updates their rows; no weight gradient.
 
     Named after the fbgemm class whose operators it calls, so that printed modules read the same.
     """

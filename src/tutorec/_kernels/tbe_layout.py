@@ -1,4 +1,4 @@
-"""Feature-major batches, and pure functions that cut them and column blocks for the table-batched operators."""
+"""Feature-major batches, and functions that cut them and column blocks for the operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables in the memory of the host that a GPU looks up, and the rows of them that its own memory caches.
+"""Tables in host memory that a GPU looks up, and the cache of their rows on the GPU.
 
 It is fbgemm's module with other places for the rows. ``MANAGED``: the GPU reads and updates rows in the memory of the
 host. ``MANAGED_CACHING``: rows of a batch are copied into a cache in the memory of the GPU, updated there, and written
@@ -123,7 +123,7 @@ class ManagedCachingTableBatch(ManagedTableBatch):
         return super().rows_at(table, ids)
 
     def prefetch(self, values: Tensor, offsets: Tensor) -> None:
-        """Copy rows of a coming batch into the cache, where ``prefetch_pipeline`` was asked for; lookups in order."""
+        """Prefetch a coming batch's rows into the cache, in order, if ``prefetch_pipeline``."""
         if not self._cache.prefetch_pipeline:
             return
         self._take_what_others_wrote()
@@ -155,7 +155,7 @@ class ManagedCachingTableBatch(ManagedTableBatch):
             self._fbgemm._update_cache_counter_and_locations(self._fbgemm, ())
 
     def _check_counts(self) -> None:
-        """Refuse tables that made different numbers of steps: each number has a call, which would move rows."""
+        """Refuse tables at different steps: each step needs its own call, which would move rows."""
         if len(set(self._counts.tolist())) > 1:
             raise ValueError(
                 f"tables {self.spec.names} have made {self._counts.tolist()} steps, and those of one cache on the GPU "
@@ -163,7 +163,7 @@ class ManagedCachingTableBatch(ManagedTableBatch):
             )
 
     def _take_what_others_wrote(self) -> None:
-        """Forget the rows in the cache if others wrote to the tables, ``load_state_dict`` for example."""
+        """Drop cached rows if others, such as ``load_state_dict``, wrote to the tables."""
         if self._flat._version == self._seen:
             return
         if self._is_ahead:
@@ -177,7 +177,7 @@ class ManagedCachingTableBatch(ManagedTableBatch):
         self._seen = self._flat._version
 
     def _forget_prefetched(self) -> None:
-        """Let the next lookup find its rows itself; rows that were held in place for prefetched batches are let go."""
+        """Let the next lookup fetch its own rows; unpins rows of prefetched batches."""
         module = self._fbgemm
         self._prefetched.clear()
         module.timesteps_prefetched.clear()
@@ -214,5 +214,5 @@ class _InOrder(torch.autograd.Function):
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same numbers in memory; equal numbers elsewhere are not compared."""
+    """Whether two tensors share memory, whatever their numbers."""
     return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.dtype == other.dtype

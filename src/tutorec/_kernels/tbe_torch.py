@@ -133,7 +133,7 @@ class TorchTableBatchedEmbeddingBags(TableBatch):
 
 @dataclass(frozen=True)
 class _BlockUpdate:
-    """What the backward of one forward needs: the rows, and for each table what was in force at the forward."""
+    """What the backward of a forward needs: its rows, and each table's settings at that time."""
 
     block: WidthBlock
     steps: Sequence[UpdateStep]
@@ -153,7 +153,7 @@ class _BlockUpdate:
             apply_update(block.matrix, block.states, grad.contiguous(), of_tables, step)
 
     def _parts(self, groups: RowGroups) -> Iterator[tuple[RowGroups, UpdateStep]]:
-        """The rows whose tables make the same step: all of them, unless some were loaded with another count."""
+        """The rows of tables at the same step: all, unless some tables were loaded at another."""
         first = self.steps[0]
         if all(step == first for step in self.steps):
             yield groups, first

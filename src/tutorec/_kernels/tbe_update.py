@@ -1,4 +1,4 @@
-"""The update of a fused lookup in plain torch: sort the rows, sum their gradients, move each row once.
+"""The update of a fused lookup in torch: sort rows, sum gradients, update each row once.
 
 No gradient of the size of the table is made, and none of the size [N, D] either: ``embedding_bag`` sums the bags'
 gradients of each row directly, a slice of the rows at a time so that the sums stay in the processor's cache.
@@ -143,7 +143,7 @@ def pick_rows(groups: RowGroups, which: Tensor) -> RowGroups:
 
 
 def _slices(groups: RowGroups, grad: Tensor) -> Iterator[RowGroups]:
-    """The rows in pieces whose summed gradients stay in the processor's cache; all at once on a device."""
+    """The rows in chunks whose summed gradients fit in cache; on a device all rows at once."""
     step = max(_SLICE_BYTES // (4 * grad.shape[1]), 1) if grad.is_cpu else max(groups.rows.numel(), 1)
     bounds = groups.starts[::step].tolist() if grad.is_cpu else [0, groups.bags.numel()]
     if grad.is_cpu and (groups.starts.numel() - 1) % step:

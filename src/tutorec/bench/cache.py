@@ -225,7 +225,7 @@ def _most_used_pages(rows: int) -> Tensor:
 
 
 def drop_pages(folder: str) -> None:
-    """Write the files that this process has open in a folder to the disk, and forget their pages in memory.
+    """Write the open files of a folder to disk, and drop their pages from memory.
 
     The next access reads from the disk. On Linux only; where the folder itself is in memory, nothing is forgotten.
 
@@ -242,7 +242,7 @@ def drop_pages(folder: str) -> None:
 
 
 def _mapped(folder: str) -> Iterator[tuple[int, int]]:
-    """First address and bytes of what is mapped from files of a folder; memory over parts of it is left out."""
+    """Start and size of each mapping of a folder's files, without memory over parts of it."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith(folder):

@@ -1,4 +1,4 @@
-"""An unsharded EmbeddingBagCollection: forward, training step, memory of a step; with --vs beside the peer's."""
+"""An unsharded EmbeddingBagCollection: forward, training step, memory; --vs adds a peer."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def _run_memory(report: Report, sides: list[Library]) -> None:
 
 
 def step_memory(root: str, fused: bool, rows: int) -> int:
-    """Bytes at the highest point of three row-wise Adagrad steps, above this process after import and warm-up.
+    """Peak bytes of three row-wise Adagrad steps, above this process after import and warm-up.
 
     Args:
         root: the library.

@@ -1,4 +1,4 @@
-"""The planner's estimates beside measured steps, over drawn plans, with the speeds of this machine measured first.
+"""The planner's estimates beside measured steps, with this machine's speeds measured first.
 
 Tables and 30 plans for them are drawn, every table cut in a drawn way and put on drawn ranks, so that some plans are
 good and most are not. Two processes of one thread each train each plan in turn; a measurement is that of the slower
@@ -82,7 +82,7 @@ def run(options: Options) -> Report:
 def measure_plans(
     tables: Sequence[TableSize], plans: Sequence[Plan], samples: int, rounds: int, rank: int, world_size: int
 ) -> list[list[Sample]]:
-    """Steps of each plan on this rank, in turn with the others; every rank calls it at the same time.
+    """Time steps of each plan on this rank, in turn with the others; collective.
 
     Args:
         tables: The tables.
@@ -147,7 +147,7 @@ def draw_plan(tables: Sequence[TableSize], number: int) -> Plan:
 
 
 def rank_correlation(one: Sequence[float] | Floats, other: Sequence[float] | Floats) -> float:
-    """Spearman's correlation of two lists without ties: 1 where they are in the same order, -1 in the opposite one.
+    """Spearman's rank correlation of two lists without ties, between -1 and 1.
 
     Example:
         >>> round(rank_correlation([1.0, 2.0, 9.0], [5.0, 6.0, 7.0]), 6)
@@ -190,7 +190,7 @@ def _take(report: Report, estimates: Sequence[float], of_ranks: Sequence[Sequenc
 
 
 def _judged(judged: Callable[[Sequence[float], Floats], float], estimates: Sequence[float], measured: Floats) -> Ratio:
-    """Of estimates with the lowest tenth of each plan ``[plans, rounds]``; the interval is of resampled rounds."""
+    """Error of the estimates against each plan's lowest tenth; the interval resamples rounds."""
     rounds = measured.shape[1]
     drawn = np.random.default_rng(0).integers(0, rounds, (_RESAMPLES, rounds))
     resampled = [judged(estimates, _lowest(measured[:, each])) for each in drawn]

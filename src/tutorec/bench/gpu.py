@@ -1,4 +1,4 @@
-"""On a GPU: lookup, fused step, int8 lookup, and on all GPUs a sharded step; with --vs beside the peer's.
+"""On GPUs: lookup, fused step, int8 lookup, sharded step on all of them; --vs adds a peer.
 
 The tables and batches are those of ``bench ebc``, ``quant`` and ``sharded``, larger. Wall time is judged, each call by
 itself from the construction of its batch until the device has finished. Batches lie on the device before the clock

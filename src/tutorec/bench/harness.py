@@ -1,4 +1,4 @@
-"""How tutorec measures: variants in turn, round by round; the median of paired ratios with its bootstrap interval.
+"""How tutorec measures: interleaved variants, medians of paired ratios, bootstrap intervals.
 
 Machines are shared and their speed drifts, so two things are compared only within a round, where they ran moments
 apart. Each round gives one ratio; the median over rounds is reported, with the interval that 95 % of resampled medians
@@ -34,7 +34,7 @@ Verdict = Literal["met", "missed", "undecided", "no bar"]
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement: process CPU seconds (user and system, all threads, children included) and wall seconds."""
+    """One measurement: wall seconds, and CPU seconds of the process, threads and children."""
 
     cpu: float
     wall: float
@@ -223,7 +223,7 @@ def interleave(
 
 
 def time_call(call: Callable[[], object], repeat: int = 1) -> Sample:
-    """CPU and wall seconds of one call of this process, as the mean over ``repeat`` calls in a row."""
+    """CPU and wall seconds of one call, the mean over ``repeat`` calls in a row."""
     cpu, wall = _cpu_seconds(), time.perf_counter()
     for _ in range(repeat):
         call()

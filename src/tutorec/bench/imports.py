@@ -1,4 +1,4 @@
-"""Cold start: importing torch, tutorec and a peer, each in a new process, bare and with a first forward."""
+"""Cold start: torch, tutorec and a peer in new processes, import alone and with a forward."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ ROUNDS = 30
 
 @dataclass(frozen=True)
 class Size:
-    """Features F, samples B, ids per bag L on average; calls per measurement; columns D of a keyed tensor's key."""
+    """Features F, samples B, mean ids per bag L; calls per measurement; columns D of a key."""
 
     features: int
     batch: int
@@ -150,7 +150,7 @@ def _from_jt_dict(library: Library, batch: Input) -> Case:
 
 
 def _on_batch(call: Callable[[Any, Input], Any], objects: int = 1) -> Callable[[Library, Input], Case]:
-    """A case whose argument is one fresh KJT that knows its lengths, or a list of several with keys of their own."""
+    """A case whose argument is a fresh KJT with lengths, or a list of KJTs with different keys."""
 
     def case(library: Library, batch: Input) -> Case:
         kjt = library.get("sparse.jagged_tensor.KeyedJaggedTensor")
@@ -176,7 +176,7 @@ def _halves(one: Any, batch: Input) -> Any:
 
 
 def _regroup(shared: bool) -> Callable[[Library, Input], Case]:
-    """Two keyed tensors of half the keys each, into groups that mix them; every key once, or one in two groups."""
+    """Two keyed tensors and groups that mix their keys, each key in one or in two groups."""
 
     def case(library: Library, batch: Input) -> Case:
         keyed = library.get("sparse.jagged_tensor.KeyedTensor")

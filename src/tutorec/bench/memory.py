@@ -38,7 +38,7 @@ def peak_during(call: Callable[[], object]) -> int:
 
 
 def bytes_of(expression: str) -> int:
-    """The whole number that an expression has in a new interpreter, as ``"package.module:function('a', 1)"``.
+    """Evaluate an expression such as ``"package.module:function('a', 1)"`` in a new interpreter.
 
     Raises:
         RuntimeError: the expression fails; the message ends with what it wrote to stderr.

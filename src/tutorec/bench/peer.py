@@ -1,4 +1,4 @@
-"""The library under measurement, by name: a case is written once, and runs in tutorec and in its peer."""
+"""The library under measurement, by name: a case is written once and runs in both."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def chosen(known: Sequence[str], wanted: Sequence[str] | None, option: str) -> l
 
 
 def finish(result: Tensor) -> None:
-    """Wait until a result's device has computed all it was asked for, and read the result's last number.
+    """Wait until a result's device has finished, and read the result's last number.
 
     Args:
         result: any tensor but an empty one; on the CPU it is there already.
@@ -94,7 +94,7 @@ def finish(result: Tensor) -> None:
 
 
 def time_each(call: Callable[[Any], object], fresh: Sequence[Any]) -> Sample:
-    """CPU and wall seconds of a call, as the mean over objects that were made before the clock started.
+    """Mean CPU and wall seconds of a call over objects that were made before the clock started.
 
     Python's cyclic collector rests meanwhile: it would charge one variant for the garbage of another.
 

@@ -1,4 +1,4 @@
-"""Train pipelines beside the plain loop, late ids, a cache on disk, memory, and the benchmark of pull request 2581.
+"""Train pipelines beside the plain loop, with delays, a cache, memory, and pull request 2581.
 
 The model is a small DLRM of Criteo's form: 26 tables of 20,000 rows and 32 columns, 256 samples a rank, one thread a
 rank, tables by fused row-wise Adagrad. A measurement is that of the slowest rank, a step from a batch that nothing has

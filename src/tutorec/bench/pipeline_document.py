@@ -1,4 +1,4 @@
-"""The benchmark of TorchRec's pull request 2581: batches of TensorDicts beside batches of KeyedJaggedTensors.
+"""The benchmark of TorchRec's pull request 2581: TensorDict input beside KJT input.
 
 Tables have ``max(i + 1, 100) * 1000`` rows, times a factor; half of them are plain, ``table_i`` with ``feature_i``,
 half weighted, ``weighted_table_i`` with ``weighted_feature_i``. A TensorDict holds the features of the plain tables;
@@ -231,7 +231,7 @@ def _conclude(report: Report, samples: dict[str, list[Sample]], copies: dict[str
 
 
 def measure_document(shape: DocumentShape, roots: Sequence[str], rounds: int, rank: int) -> DocumentFound:
-    """Every pipeline with both forms of a batch, then conversion and copies alone; every rank calls it at once.
+    """Every pipeline with both forms of a batch, then conversion and copies alone; collective.
 
     Args:
         shape: The model.
@@ -345,7 +345,7 @@ def _peak(pipeline: Pipeline, feed: Feed, steps: int) -> int:
 
 
 def _parts(shape: DocumentShape, rank: int) -> dict[str, Callable[[int], Sample]]:
-    """What happens to the plain features of a batch, each measured alone: conversion, permutation, copies."""
+    """Conversion, permutation and copies of a batch's features, each measured alone."""
     library = Library(OURS)
     convert = library.get("sparse.tensor_dict.td_to_kjt")
     order = list(reversed(range(shape.tables)))
@@ -371,7 +371,7 @@ def _parts(shape: DocumentShape, rank: int) -> dict[str, Callable[[int], Sample]
 
 
 def copied(parts: Sequence[Tensor]) -> Tensor:
-    """Every tensor copied to this rank's device; on the CPU to another place in memory. The last copy."""
+    """Copy every tensor to this rank's device; on the CPU to new memory. Returns the last copy."""
     return [part.to(device(), copy=True) for part in parts][-1]
 
 
@@ -400,7 +400,7 @@ class _Copies(TorchDispatchMode):
 
 
 def count_copies(features: Any) -> int:
-    """How many tensors ``.to`` copies: counted while the features are moved to a device without memory."""
+    """How many tensors ``.to`` copies, counted while the features are moved to a meta device."""
     with validation(False), _Copies() as copies:
         features.to(torch.device("meta"))
     return copies.counts["copies"]

@@ -1,4 +1,4 @@
-"""What ``bench pipeline`` runs on each rank: training by the plain loop and by pipelines, on the same fresh batches."""
+"""What ``bench pipeline`` runs on each rank: the plain loop and pipelines, on the same batches."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class PipelineFound:
 def measure_contenders(
     contenders: Sequence[Contender], shape: Shape, rounds: int, rank: int, folder: str | None = None
 ) -> PipelineFound:
-    """Train the small DLRM of ``bench train`` in several ways in turn; every rank calls it at the same time.
+    """Train the small DLRM of ``bench train`` in several ways in turn; collective.
 
     Args:
         contenders: The ways.
@@ -162,7 +162,7 @@ def measure_contenders(
 
 
 def quiet(roots: set[str]) -> None:
-    """Let libraries log errors only, and warn of nothing: what a peer warns of concerns nobody here."""
+    """Let libraries log errors only, and show no warnings: those of a peer do not matter here."""
     for root in roots:
         logging.getLogger(root).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -250,7 +250,7 @@ def steps_of(
 
 
 class _Late(Awaitable[Any]):
-    """A value that is ready so many seconds after it was asked for, however early or late one waits for it."""
+    """A value that is ready a given number of seconds after it was requested."""
 
     def __init__(self, value: Awaitable[Any], seconds: float) -> None:
         self._value, self._ready = value, time.monotonic() + seconds
@@ -272,7 +272,7 @@ class _LateIds(Awaitable[Any]):
 
 
 def delay_ids(model: nn.Module, seconds: float) -> None:
-    """Let ids of every sharded module arrive later, as on a slower network: no rank computes meanwhile, or sends less.
+    """Delay the ids of every sharded module, as a slower network would, without using the CPU.
 
     The clock starts when a rank sends its ids; who waits later than that waits less.
     """
@@ -287,7 +287,7 @@ def delay_ids(model: nn.Module, seconds: float) -> None:
 
 
 def peak_memory(contender: Contender, shape: Shape, rank: int) -> tuple[int, int]:
-    """Bytes at the highest point of some steps above this process before, and of one batch with its ids once more.
+    """Peak bytes of some steps above this process before, and of one batch with its ids once more.
 
     Args:
         contender: Who trains.

@@ -1,4 +1,4 @@
-"""The planner: how good its plans are, beside their lower bound and a peer's plans, and how long it takes.
+"""The planner: quality of plans beside a lower bound and a peer's plans, and planning time.
 
 ``seeds`` draws twelve models of 10 to 100 tables for 2 to 128 ranks, and plans them. With ``--vs torchrec`` the peer
 plans the same tables on the same topology, and our search looks for a better plan among the peer's own options, by the
@@ -106,7 +106,7 @@ def run(options: Options) -> Report:
 
 
 def _seed(report: Report, draw: Draw, sides: Sequence[Library], repeats: int) -> float | None:
-    """Plan one drawn model with ours and with the peer; our milliseconds / the peer's, by the peer's estimates."""
+    """Plan a drawn model with ours and the peer; our step over theirs, by the peer's estimates."""
     title = f"seed {draw.seed}, {draw.name}, {draw.filled:.0%} full"
     model = Model(Library(OURS), draw)
     ours = [model.plan() for _ in range(repeats)]

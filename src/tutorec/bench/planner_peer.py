@@ -1,4 +1,4 @@
-"""A model with drawn tables, planned by a library given by name: the same lines plan with ours and with the peer's."""
+"""A model with drawn tables, planned by a library that is named: the same code plans with both."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DrawnTable:
 
 
 def draw_tables(draw: Draw) -> list[DrawnTable]:
-    """Rows between a thousand and a hundred million and bags of 1 to 50 ids, both log-uniform; usual widths.
+    """Rows from 1,000 to 100,000,000 and bags of 1 to 50 ids, both log-uniform; usual widths.
 
     Example:
         >>> [table] = draw_tables(Draw(seed=0, tables=1, world_size=2, local_size=2, filled=0.5))
@@ -156,7 +156,7 @@ class Model:
         return Planned(sample, cost(report.inputs.problem, report.placement), report.bound.ms, _readable(plan))
 
     def problem(self) -> PlanningProblem:
-        """The library's options, estimated by its own cost model, on what its reservation leaves: as numbers."""
+        """The library's options with its own estimates, on what its reservation leaves."""
         enumerator = self.library.get("distributed.planner.enumerators.EmbeddingEnumerator")
         reservation = self.library.get("distributed.planner.storage_reservations.HeuristicalStorageReservation")
         topology, constraints = self.topology(), self.constraints()
@@ -182,7 +182,7 @@ def feature_of(table: DrawnTable) -> str:
 
 
 def _readable(plan: Any) -> ShardingPlan:
-    """A plan of either library as ours; kernels in host memory, which tutorec has not, as fused ones."""
+    """A plan of either library as ours; every kernel but dense counts as fused."""
     return ShardingPlan(
         {
             path: EmbeddingModuleShardingPlan(

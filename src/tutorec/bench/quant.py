@@ -1,4 +1,4 @@
-"""Quantized tables: latency of small batches, bytes a row, memory of quantizing; with --vs beside the peer's."""
+"""Quantized tables: latency, bytes of a row, memory of quantizing; with --vs beside a peer."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def _run_requests(report: Report, sides: list[Library], cases: list[str], option
 
 
 def _operator_alone(collection: Any, case: Case) -> Callable[[int], Sample]:
-    """The kernel on ids and offsets that are ready; what a collection adds is the rest of its time."""
+    """The operator alone, on ids and offsets that are ready; a collection adds the rest."""
     [(operator, _)] = collection._operators
 
     def sample(number: int) -> Sample:
@@ -229,7 +229,7 @@ def _operator_alone(collection: Any, case: Case) -> Callable[[int], Sample]:
 
 
 def time_single_calls(call: Callable[[Any], object], fresh: Sequence[Any]) -> tuple[Sample, Sample]:
-    """CPU and wall seconds of the median call, and of the 99th percentile; each call is timed by itself.
+    """CPU and wall seconds of the median call and of the 99th percentile, each call timed alone.
 
     Python's cyclic collector rests meanwhile: it would charge one variant for the garbage of another.
 

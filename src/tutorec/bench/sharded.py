@@ -1,4 +1,4 @@
-"""Sharded collections on W processes: forward, training step, exchange of ids, memory; with --vs beside the peer's.
+"""Sharded collections on W processes: forward, step, exchange of ids, memory; --vs adds a peer.
 
 Both libraries run in the same processes on the same tables, plan and batches: the peer with its fused kernel, except
 for data-parallel tables, of which it knows the dense one only, stepped by ``torch.optim.SGD``. Outputs and every piece
@@ -170,7 +170,7 @@ def _bar(case: Case, world: int) -> Bar | None:
 
 
 def _run_memory(report: Report, roots: Sequence[str], world: int) -> None:
-    """Peak of row-wise Adagrad steps against the weights of the rank, each measured in new processes."""
+    """Peak of row-wise Adagrad steps over the weights of the rank, each in new processes."""
     if not measurable():
         report.notes.append("memory is measured on Linux only")
         return

@@ -1,4 +1,4 @@
-"""What ``bench sharded`` runs on each rank: one case in both libraries, on the same tables, plan and batches."""
+"""What ``bench sharded`` runs on each rank: one case in both libraries, on the same input."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def measure(
     world_size: int,
     hosts: int = 1,
 ) -> Found:
-    """Run a case on this rank and its own device, in turn with the others; every rank calls it at the same time.
+    """Time a case on this rank and its device, in turn with the others; collective.
 
     Args:
         case: What to run.
@@ -154,7 +154,7 @@ def measure(
 
 
 def step_memory(root: str, sizes: Sizes, rank: int, world_size: int) -> tuple[int, int]:
-    """Bytes at the highest point of three row-wise Adagrad steps above this process after a warm-up, and of its rows.
+    """Peak bytes of three row-wise Adagrad steps after a warm-up, and bytes of the rank's rows.
 
     Args:
         root: The library.
@@ -190,7 +190,7 @@ def rank_group() -> dist.ProcessGroup:
 
 
 def _batches(sizes: Sizes, case: Case, rank: int, number: int, count: int) -> list[Batch]:
-    """Fresh ids of a round, ``count`` batches; the same for every variant of it, others on every rank."""
+    """Fresh ids of ``count`` batches, the same for every variant, different on each rank."""
     keys = [f"f{i}" for i in range(sizes.tables)]
     batches = []
     for i in range(count):
@@ -205,7 +205,7 @@ Pieces = Callable[[], dict[tuple[str, int, int], Tensor]]
 
 
 def _call(library: Library, case: Case, sizes: Sizes, local_size: int, on_meta: bool = False) -> tuple[Call, Pieces]:
-    """What is timed, and the pieces of tables that this rank holds: (name, first row, first column) -> rows."""
+    """What is timed, and this rank's shards: (name, first row, first column) -> rows."""
     if case.kind == "exchange":
         return _exchange(library, sizes), dict
     sharded, optimizer = _sharded(library, case, sizes, local_size, on_meta)
@@ -237,7 +237,7 @@ def _call(library: Library, case: Case, sizes: Sizes, local_size: int, on_meta: 
 
 
 def _exchange(library: Library, sizes: Sizes) -> Call:
-    """Ids to their ranks as a sharded collection sends them: ours in 32 bits, since no table has 2**31 rows."""
+    """Send ids as a sharded collection does: ours in 32 bits, since no table has 2**31 rows."""
     group = rank_group()
     bounds = [sizes.tables * r // group.size() for r in range(group.size() + 1)]
     narrow = {"ids_dtype": torch.int32} if library.root == OURS else {}
@@ -255,7 +255,7 @@ def _exchange(library: Library, sizes: Sizes) -> Call:
 
 
 def _sharded(library: Library, case: Case, sizes: Sizes, local_size: int, on_meta: bool) -> tuple[Any, Any]:
-    """The sharded collection, and the optimizer that its caller has to step: the peer's, of data-parallel tables."""
+    """The sharded collection, and the optimizer that a peer's data-parallel tables need."""
     made = library.get("modules.embedding_modules.EmbeddingBagCollection")
     collection = made(tables=table_configs(library, sizes), device=torch.device("meta") if on_meta else device())
     by_caller = case.sharding == "data_parallel" and library.root != OURS
@@ -281,7 +281,7 @@ def table_configs(library: Library, sizes: Sizes) -> list[Any]:
 
 
 def optimizer_words(library: Library, name: str) -> tuple[Any, dict[str, float]]:
-    """The optimizer of the tables, ``"sgd"`` or ``"rowwise_adagrad"``: its class and the arguments that it is given."""
+    """Class and arguments of the tables' optimizer, ``"sgd"`` or ``"rowwise_adagrad"``."""
     if name == "sgd":
         return torch.optim.SGD, {"lr": RATE}
     return library.get("optim.rowwise_adagrad.RowWiseAdagrad"), {"lr": RATE, "eps": 1e-8}
@@ -340,7 +340,7 @@ def in_library(library: Library, plan: Any, kernel: str) -> Any:
 
 
 def table_pieces(sharded: Any) -> Iterator[tuple[str, int, int, Tensor]]:
-    """(table, first row, first column, rows) of what this rank holds; writing to the rows moves the tables."""
+    """(table, first row, first column, rows) of this rank; writing to the rows changes tables."""
     for name, value in sharded.state_dict().items():
         table = name.split(".")[-2]
         if not hasattr(value, "local_shards"):

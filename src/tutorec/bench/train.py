@@ -1,4 +1,4 @@
-"""The plain training loop of a small DLRM on W processes: examples per second; with --vs beside the peer's.
+"""The training loop of a small DLRM on W processes, in examples per second; --vs adds a peer.
 
 The model has the form of Criteo's data: 13 dense columns and 26 tables, one id a bag on average. Both libraries run in
 the same processes with the same weights, plan and fresh batches: tables by fused row-wise Adagrad, dense parts by

@@ -1,4 +1,4 @@
-"""What ``bench train`` runs on each rank: the plain training loop of a small DLRM in both libraries."""
+"""What ``bench train`` runs on each rank: the loop of a small DLRM in both libraries."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def measure_training(case: TrainCase, shape: Shape, roots: Sequence[str], rounds
 
 
 def draw_batches(shape: Shape, rank: int, number: int, count: int) -> list[Lists]:
-    """Dense columns, ids, lengths and labels of a round; the same for both libraries, others on every rank.
+    """Dense columns, ids, lengths and labels of a round, the same for both libraries.
 
     Args:
         shape: Sizes.

@@ -1,4 +1,4 @@
-"""What checking ids and lengths costs: building a batch and looking it up, with the checks on and off."""
+"""What checks of ids and lengths cost: constructing and looking up, with and without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Click logs in Criteo's format, read as batches: a stream over the files, in memory that does not grow with them.
+"""Click logs in Criteo's format as batches, streamed from files in constant memory.
 
 The format and its names are in :mod:`tutorec.datasets.criteo_text`, TorchRec's readers of arrays in
 :mod:`tutorec.datasets.criteo_npy` and :mod:`tutorec.datasets.criteo_memory`. The shop writes itself in this format too
@@ -73,7 +73,7 @@ Paths = str | Path | Sequence[str | Path]
 
 
 def read_criteo(paths: Paths, rows: int | None = None) -> CriteoColumns:
-    """The columns of Criteo files as they are: no hashing, no logarithm; for looking at data that fits in memory.
+    """The columns of Criteo files as they are (no hash, no logarithm), if they fit in memory.
 
     Args:
         paths: one file or several, read one after the other; ``.gz`` is unpacked on the way.
@@ -216,7 +216,7 @@ def _default_row_mapper(example: list[str]) -> dict[str, int | str]:
 
 
 class CriteoIterDataPipe(IterDataPipe):
-    """The lines of Criteo files one by one, as dictionaries of columns; TorchRec's ``CriteoIterDataPipe``.
+    """The lines of Criteo files as dictionaries of columns; TorchRec's ``CriteoIterDataPipe``.
 
     A worker of a DataLoader reads every ``num_workers``-th file. For batches use :class:`CriteoDataset` or
     :class:`InMemoryBinaryCriteoIterDataPipe`.
@@ -266,7 +266,7 @@ def criteo_terabyte(
 def criteo_kaggle(
     path: str, *, row_mapper: Callable[[list[str]], Any] | None = _default_row_mapper, **open_kw: Any
 ) -> IterDataPipe:
-    """The lines of a file of the Kaggle challenge, train or test: a :class:`CriteoIterDataPipe` over it."""
+    """A :class:`CriteoIterDataPipe` over a file of the Kaggle challenge, train or test."""
     return CriteoIterDataPipe((path,), row_mapper=row_mapper, **open_kw)
 
 

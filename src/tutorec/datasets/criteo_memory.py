@@ -27,7 +27,7 @@ Rows = list[NDArray[Any]]  # dense, sparse, labels
 
 
 class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
-    """Batches of files that :class:`~tutorec.datasets.criteo.BinaryCriteoUtils` wrote, the same number on every rank.
+    """Batches of files that ``BinaryCriteoUtils`` wrote, the same number on every rank.
 
     The rows of all files are one sequence, which :func:`tutorec.datasets.utils.step_slices` divides: a step takes
     W * B consecutive rows, rank after rank. Without ``mmap_mode`` every rank holds all files in memory.
@@ -123,7 +123,7 @@ class InMemoryBinaryCriteoIterDataPipe(IterableDataset[Batch]):
         return len(self._slices)
 
     def to_batch(self, start: int, stop: int) -> Batch:
-        """Rows start..stop-1 of all files as one batch; where the training set is shuffled, of this rank's rows."""
+        """Rows start..stop-1 of all files as one batch, of this rank's rows if shuffled."""
         return self._np_arrays_to_batch(*self._rows(start, stop))
 
     def _rows(self, start: int, stop: int) -> Rows:

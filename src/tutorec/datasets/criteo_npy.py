@@ -1,4 +1,4 @@
-"""Criteo's files as arrays of numpy: written from the text, cut by rank, given contiguous ids, shuffled.
+"""Criteo's files as numpy arrays: converted, split by rank, given contiguous ids, shuffled.
 
 Names and results are those of ``torchrec.datasets.criteo.BinaryCriteoUtils``. A file gets its name when it is whole.
 Every step shows a progress bar on a terminal outside of CI.
@@ -38,7 +38,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 class BinaryCriteoUtils:
-    """Functions that prepare the files of :class:`~tutorec.datasets.criteo.InMemoryBinaryCriteoIterDataPipe`."""
+    """Prepare the files of :class:`~tutorec.datasets.criteo.InMemoryBinaryCriteoIterDataPipe`."""
 
     @staticmethod
     def tsv_to_npys(
@@ -49,7 +49,7 @@ class BinaryCriteoUtils:
         dataset_name: str = "criteo_1tb",
         path_manager_key: str = PATH_MANAGER_KEY,
     ) -> None:
-        """Write a text file of R rows as dense [R, 13] float32, sparse [R, 26] int64 and labels [R, 1] int32.
+        """Write R rows of text as dense [R, 13] float32, sparse [R, 26] int64, labels [R, 1] int32.
 
         A missing number is 0. Dense values are ``log(x - min + 2)``, min being the least one of the file. A file of
         "criteo_kaggle" without labels gets labels of -1.
@@ -115,7 +115,7 @@ class BinaryCriteoUtils:
     def load_npy_range(
         fname: str, start_row: int, num_rows: int, path_manager_key: str = PATH_MANAGER_KEY, mmap_mode: bool = False
     ) -> NDArray[Any]:
-        """Rows ``start_row`` to ``start_row + num_rows - 1`` of a file's array [R, C]; no others are read."""
+        """Read ``num_rows`` rows of a file's array [R, C] from ``start_row`` on, and no others."""
         with opener(path_manager_key)(fname, "rb") as file:
             shape, by_columns, dtype = _read_header(file)
             if len(shape) != 2 or by_columns:
@@ -170,7 +170,9 @@ class BinaryCriteoUtils:
         path_manager_key: str = PATH_MANAGER_KEY,
         random_seed: int = 0,
     ) -> None:
-        """Shuffle the rows of all days but the last, which is copied: day_0_dense.npy, day_0_sparse.npy and so on.
+        """Shuffle the rows of all days but the last, which is copied.
+
+        Writes day_0_dense.npy, day_0_sparse.npy, day_0_labels.npy and so on.
 
         The files keep their numbers of rows, ``rows_per_day``. A seed gives the order that TorchRec's function gives.
         With ``output_dir_full_set`` the rows before the shuffle are written, too: full.npy, float32.

@@ -1,4 +1,4 @@
-"""Ids from a seeded generator whose law is known: all alike, or few that come often and many that come seldom."""
+"""Ids from a seeded generator with a known distribution: uniform or a power law."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ def uniform_ids(count: int, rows: int, generator: torch.Generator | None = None)
 
 
 def power_law_ids(count: int, rows: int, exponent: float, generator: torch.Generator | None = None) -> Tensor:
-    """Ids that follow a power law, as users and products do: id 0 comes most often, id R - 1 least often.
+    """Ids of a power law, as users and products follow: id 0 is the most frequent one.
 
     ``P(k) = (k + 1)**-s / (1**-s + 2**-s + ... + R**-s)`` for k = 0, ..., R - 1.
 
@@ -89,7 +89,7 @@ def power_law_ids(count: int, rows: int, exponent: float, generator: torch.Gener
 
 
 class _Curve:
-    """The curve ``x ** -s`` for x >= 0.5: its height, the area below it from 1 to x, and where an area is reached."""
+    """The density ``x ** -s`` for x >= 0.5: value, integral from 1 to x, and its inverse."""
 
     def __init__(self, exponent: float) -> None:
         self._exponent = exponent

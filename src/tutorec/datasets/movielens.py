@@ -1,4 +1,4 @@
-"""The ratings of MovieLens 20M and 25M, line by line. Names as in ``torchrec.datasets.movielens``."""
+"""The ratings of MovieLens 20M and 25M, with the names of ``torchrec.datasets.movielens``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _default_row_mapper(example: list[str]) -> dict[str, float | int | str]:
 
 
 class _Ratings(IterDataPipe):
-    """The lines of ratings.csv, with the title and the genres of each movie where they are asked for."""
+    """The lines of ratings.csv, on request with the title and genres of each movie."""
 
     def __init__(self, root: str, with_movies: bool, row_mapper: RowMapper, open_kw: dict[str, Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Parquet files as batches: ids from list columns, dealt out by rank, with a position to go on from.
+"""Parquet files as batches: ids from list columns, split by rank, resumable.
 
 Needs pyarrow: ``pip install 'tutorec[parquet]'``.
 """
@@ -27,7 +27,7 @@ Ranges = list[tuple[int, int]]  # rows start..stop-1, in the order of a pass
 
 
 class ParquetDataset(IterableDataset[Batch]):
-    """Batches of Parquet files: ids from columns of lists, dense features and labels from columns of numbers.
+    """Batches of Parquet files: ids from list columns, dense features and labels from numbers.
 
     A pass takes every row once. The rows of all row groups are one sequence, and each rank takes a range of it, so that
     two ranks share at most one row group. Every rank gets the same number of batches: ranges differ by at most one
@@ -135,7 +135,9 @@ class ParquetDataset(IterableDataset[Batch]):
         return {"epoch": epoch, "left": [list(rows) for rows in _joined(left)], **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a state was made: with W, B and ``num_workers`` of that run its batches, else all rows left.
+        """Resume from a state.
+
+        With the same W, B and ``num_workers`` its batches follow, else all rows that are left.
 
         Raises:
             ValueError: the state is of other files or of another seed.

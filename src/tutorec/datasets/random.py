@@ -268,7 +268,7 @@ class Shop:
         return auc(self.labels("test"), self.probabilities("test"))
 
     def best_items(self, k: int, start: int, stop: int, split: Split = "test") -> Tensor:
-        """The k items [stop - start, k] that a click of each row's user is likeliest to be on, best first.
+        """The k items [stop - start, k] that each row's user most probably clicks, best first.
 
         What a perfect retrieval model answers, which knows the user and the recent clicks and nothing of the item:
         items by how often they are shown times the planted probability of a click, over all hours and discounts.
@@ -385,14 +385,14 @@ class Shop:
         return _AFFINITY * self.hidden_user[user] + _RECENT * recent
 
     def _recent_clicks(self, rng: np.random.Generator, user: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One recent click [N] for each entry of user [N]: the best liked of a few items that popularity offered."""
+        """One recent click [N] for each entry of user [N]: the best of a few popular items."""
         offered = self._item_draw(rng, len(user) * _CANDIDATES).reshape(len(user), _CANDIDATES)
         liking = np.einsum("nd,ncd->nc", self.hidden_user[user], self.hidden_item[offered])
         return offered[np.arange(len(user)), liking.argmax(axis=1)]
 
 
 class _PowerLaw:
-    """Draws ids 0..n-1; the k-th most popular in proportion to k ** -exponent, popularity ranks dealt out at random."""
+    """Draws ids 0..n-1; the k-th most popular has probability k ** -exponent, in shuffled order."""
 
     def __init__(self, n: int, exponent: float, rng: np.random.Generator) -> None:
         mass = np.arange(1, n + 1, dtype=np.float64) ** -exponent
@@ -408,7 +408,7 @@ class _PowerLaw:
 
 
 def _hidden(rng: np.random.Generator, n: int, factors: int) -> NDArray[np.float64]:
-    """Vectors [n, factors] whose inner products with others of their kind have standard deviation about 1."""
+    """Vectors [n, factors] whose inner products have a standard deviation of about 1."""
     vectors = rng.standard_normal((n, factors))
     return vectors * (factors**0.25 / np.sqrt((vectors**2).sum(axis=1).mean()))
 

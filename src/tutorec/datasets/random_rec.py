@@ -1,4 +1,4 @@
-"""Batches of random ids without any truth in them, to try or to time a model with; TorchRec's ``RandomRecDataset``."""
+"""Batches of random ids, to try or to time a model with; TorchRec's ``RandomRecDataset``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 class RandomRecDataset(IterableDataset[Batch]):
-    """Batches with uniform ids, normal dense columns and labels 0 or 1; the same numbers as TorchRec's for a seed.
+    """Batches with uniform ids, normal dense columns and 0/1 labels, equal to TorchRec's by seed.
 
     Args:
         keys: F features.

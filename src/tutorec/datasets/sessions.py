@@ -1,4 +1,4 @@
-"""Sessions of a shop: items in the order in which they were looked at, and what came next; the truth is planted.
+"""Sessions of a shop: items in the order in which they were viewed, from a planted model.
 
 The next item depends on the last two, and on nothing else::
 
@@ -99,7 +99,7 @@ class Sessions:
         return RowBatches(read, len(lengths), batch_size, rank, world_size, epochs, start=start)
 
     def best_recall(self, k: int) -> float:
-        """The share of held-out sessions whose next item is among the k likeliest ones of the planted truth."""
+        """Share of held-out sessions whose next item is among the k likeliest of the model."""
         walks, _ = self._split["test"]
         rows = np.arange(len(walks))[:, None]
         chance = np.tile((1 - _AFTER_ONE - _AFTER_TWO) * self._popular, (len(walks), 1))  # [rows, items]
@@ -110,7 +110,7 @@ class Sessions:
         return float((best == walks[:, -1:]).any(axis=1).mean())
 
     def _walk(self, rows: int, stream: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Items [rows, longest + 1], the last one the next item, and the length [rows] of each history."""
+        """Items [rows, longest + 1], the next item last, and the length [rows] of each history."""
         rng = np.random.default_rng([self.seed, stream])
         walks = rng.choice(self.items, (rows, self.longest + 1), p=self._popular)  # what chance would show
         for step in range(2, self.longest + 1):

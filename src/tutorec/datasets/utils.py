@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass
 class Batch:
-    """One batch of B samples: dense columns, ids, labels (TorchRec: ``torchrec.datasets.utils.Batch``).
+    """One batch of B samples: dense columns, ids, labels (``torchrec.datasets.utils.Batch``).
 
     Attributes:
         dense_features: [B, D] float.
@@ -76,7 +76,7 @@ class Batch:
 def step_slices(
     rows: int, batch_size: int, world_size: int = 1, drop_last: bool = False
 ) -> list[list[tuple[int, int]]]:
-    """How ``rows`` rows are dealt out: for each step, for each rank, the row range (start, stop) that it takes.
+    """The row range (start, stop) of each rank in each step, for ``rows`` rows.
 
     A full step takes W * B consecutive rows, B for each rank in rank order. The rows after the last full step are dealt
     out evenly; when they are fewer than the ranks they join the last full step instead, because a rank whose batch
@@ -136,7 +136,7 @@ def rank_slices(
 
 
 class RowBatches(Iterator[Batch]):
-    """One rank's batches over numbered rows, which know where they stand: training goes on from there, in any world.
+    """One rank's batches over numbered rows, with a position from which any world can resume.
 
     Ranks are dealt out the rows as :func:`step_slices` says. Where a run goes on inside an epoch, the rows that are
     left of it are dealt out in the same way: with the same W * B the steps are those of a run that never stopped. Fewer
@@ -201,11 +201,11 @@ class RowBatches(Iterator[Batch]):
         return self._read(first, stop)
 
     def position_after(self, steps: int) -> int:
-        """The position after this many batches; `position` is ahead of it where batches are loaded ahead of a step."""
+        """The position after a number of batches; with prefetching, `position` is ahead of it."""
         return self._positions[steps]
 
     def map(self, change: Callable[[Batch], Batch]) -> RowBatches:
-        """The batches from here on, changed as they are read: moved to a device, say; with a position of their own."""
+        """The remaining batches, each passed through a function, for example moved to a device."""
         read = self._read
         return RowBatches(
             lambda first, stop: change(read(first, stop)),
@@ -219,7 +219,7 @@ class RowBatches(Iterator[Batch]):
         )
 
     def __length_hint__(self) -> int:
-        """The steps that are left, or about so many: an epoch that was begun in another world may have one less."""
+        """The steps that are left; an epoch that another world began may have one less."""
         epoch, done = divmod(self.position, self._rows)
         step = self._batch_size * self._world_size
         whole = len(step_slices(self._rows, self._batch_size, self._world_size, self._drop_last))
@@ -245,7 +245,7 @@ class RowBatches(Iterator[Batch]):
 
 
 def split_evenly(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
-    """The range start..stop-1 as consecutive ranges whose sizes differ by at most 1, the larger ones first.
+    """The range start..stop-1 as consecutive ranges of almost equal size, larger ones first.
 
     Example:
         >>> from tutorec.datasets.utils import split_evenly
@@ -341,7 +341,9 @@ class LoadFiles(IterDataPipe):
 
 
 class ReadLinesFromCSV(IterDataPipe):
-    """The lines of open files as lists of fields; a file is closed at its end; TorchRec's ``ReadLinesFromCSV``.
+    """The lines of open files as lists of fields; TorchRec's ``ReadLinesFromCSV``.
+
+    A file is closed at its end.
 
     Args:
         datapipe: pairs of a path and a file that is open for text, as :class:`LoadFiles` gives them.
@@ -467,7 +469,7 @@ def idx_split_train_val(
 def rand_split_train_val(
     datapipe: Iterable[Any], train_perc: float, random_seed: int = 0
 ) -> tuple[IterDataPipe, IterDataPipe]:
-    """A training part and a validation part, drawn at random: a seed gives the parts that TorchRec's function gives.
+    """A random split into training and validation part, equal to TorchRec's for the same seed.
 
     Args:
         datapipe: the samples; both parts read all of them.

@@ -1,1 +1,1 @@
-"""Scripts to start from a terminal, alone or under ``torchrun``; each is a whole program to read and to change."""
+"""Whole programs to read and change, started from a terminal, alone or under ``torchrun``."""

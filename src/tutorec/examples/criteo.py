@@ -1,4 +1,4 @@
-"""DLRM on Criteo's click logs, Kaggle's or the 1 TB ones, on one rank or many; MLPerf's configuration by a flag.
+"""DLRM on Criteo's click logs (Kaggle or 1 TB), on one or many ranks; MLPerf's by a flag.
 
 The logs are read as arrays of numpy, mapped into memory, which one command makes of the text::
 
@@ -140,7 +140,7 @@ def shape_of(options: argparse.Namespace) -> Shape:
 
 
 def build(shape: Shape, options: argparse.Namespace) -> DLRMTrain:
-    """The model; its tables are on the meta device, so that each rank allocates the rows that it is to hold."""
+    """The model with tables on the meta device, so that each rank allocates only its own rows."""
     torch.manual_seed(options.seed)
     width = shape.columns
     tables = [
@@ -207,7 +207,7 @@ def read(folder: Path, shape: Shape, batch_size: int) -> tuple[Rows, Rows]:
 
 
 def in_bags(batch: Batch, shape: Shape) -> Batch:
-    """MLPerf's data have bags, Criteo's have one id in each: further ids of a bag are hashes of its one id.
+    """Extend each one-id bag with hashes of its id, since MLPerf's data have longer bags.
 
     Args:
         batch: B samples with one id for each feature.

@@ -1,4 +1,4 @@
-"""A click model of the shop, on one rank or many: the planner shards its tables, and the best possible AUC is known.
+"""A click model of the shop on one or many ranks, with planned tables and a known best AUC.
 
 ::
 
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build(store: Shop, options: Namespace) -> DLRMTrain:
-    """The model; its tables are on the meta device, so that each rank allocates the rows that it is to hold."""
+    """The model with tables on the meta device, so that each rank allocates only its own rows."""
     torch.manual_seed(options.seed)
     options_of_tables = {"embedding_dim": options.columns, "pooling": PoolingType.MEAN}
     tables = [

@@ -1,4 +1,4 @@
-"""Where torchrun's agents meet, on a machine that is none of theirs: it outlives every host of a run.
+"""The meeting point of torchrun's agents on a separate machine, which outlives every host.
 
 With ``--rdzv-backend=c10d`` the agents of all hosts meet in a store that one of them opens. When that host dies the run
 dies with it, whatever ``--max-restarts`` says. Opened here, on a login node for example, the store loses no host::

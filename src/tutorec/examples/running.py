@@ -1,4 +1,4 @@
-"""What the example scripts share: options, one process group, training that saves and goes on, a report."""
+"""What the example scripts share: options, process group, resumable training, report."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _rate(text: str) -> float:
 
 
 def _folder(text: str) -> Path | str:
-    """A folder that can be written to, made where it is missing: after hours of training it is too late to be told.
+    """A writable folder, made where it is missing, before training instead of after it.
 
     A URL of an object store is taken as it is: such stores have no folders.
     """
@@ -141,7 +141,7 @@ def shop_of(options: argparse.Namespace) -> Shop:
 
 
 def samples_of_rank(options: argparse.Namespace, group: dist.ProcessGroup) -> int:
-    """B of each rank, so that a step sees as many samples in every world: a run may go on in another one.
+    """B of each rank, so that a step has equally many samples with any number of ranks.
 
     Raises:
         ValueError: the ranks cannot share a batch evenly.
@@ -154,7 +154,7 @@ def samples_of_rank(options: argparse.Namespace, group: dist.ProcessGroup) -> in
 
 
 def start(options: argparse.Namespace) -> dist.ProcessGroup:
-    """The group of all ranks: those of torchrun, or this process alone; on a CPU with one thread each.
+    """The group of all ranks, torchrun's or this process alone; one thread each on a CPU.
 
     Layers as small as these take longer where two threads share them.
 
@@ -190,7 +190,7 @@ def say_recall(
     best: Callable[[int], float],
     group: dist.ProcessGroup,
 ) -> dict[str, float]:
-    """Print, and give back, how often the next item is among the first k of all items that the model finds.
+    """Print and return how often the next item is among the model's first k of all items.
 
     Args:
         model: of a `TwoTowerTrain`.
@@ -302,7 +302,7 @@ def train_on(
     options: argparse.Namespace,
     group: dist.ProcessGroup,
 ) -> Trained:
-    """Train to the last step; save now and then, and at the end. Training does not wait for the disk.
+    """Train to the last step, with checkpoints in the background and one at the end.
 
     Args:
         model: to be trained.

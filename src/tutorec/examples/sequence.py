@@ -1,4 +1,4 @@
-"""Which item comes next in a session: a sequence model over an EmbeddingCollection, on one rank or many.
+"""The next item of a session: a sequence model over an EmbeddingCollection, on any ranks.
 
 ::
 
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build(store: Sessions, counts: torch.Tensor, options: Namespace) -> TwoTowerTrain:
-    """The model; its table is on the meta device, so that each rank allocates the rows that it is to hold.
+    """The model with its table on the meta device, so that each rank allocates only its own rows.
 
     Args:
         store: whose items.

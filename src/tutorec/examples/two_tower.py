@@ -1,4 +1,4 @@
-"""Retrieval in the shop, on one rank or many: which items will this user click, found among all of them.
+"""Retrieval in the shop, on any ranks: find the items that a user will click.
 
 ::
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build(store: Shop, counts: torch.Tensor, options: Namespace) -> TwoTowerTrain:
-    """The model; its tables are on the meta device, so that each rank allocates the rows that it is to hold.
+    """The model with tables on the meta device, so that each rank allocates only its own rows.
 
     Args:
         store: whose ids.

@@ -15,7 +15,7 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 def click_count_baseline(
     train: Iterable[Batch], test: Iterable[Batch], keys: Sequence[str] = ("user", "item"), smoothing: float = 10.0
 ) -> Tensor:
-    """Score rows by how often their ids were clicked before: each key adds the log-odds of its id's click rate.
+    """Score rows by earlier clicks: each key adds the log-odds of its id's click rate.
 
     Rates are smoothed: every id starts with ``smoothing`` rows at the mean click rate. A bag of several ids counts with
     the mean of their log-odds, an empty bag and an id that was never seen with those of the mean click rate.

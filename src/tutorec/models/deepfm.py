@@ -1,4 +1,4 @@
-"""DeepFM: a click model with the products of every two numbers, and an MLP beside them (Guo et al., 2017).
+"""DeepFM: a click model with all pairwise products and an MLP beside them (Guo et al., 2017).
 
 ::
 
@@ -74,7 +74,7 @@ class FMInteractionArch(nn.Module):
         self.fm = FactorizationMachine()
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedTensor) -> Tensor:
-        """A vector [B, D] and pooled rows to [B, D + deep_fm_dimension + 1]; the vector where there are no features."""
+        """[B, D] and pooled rows to [B, D + deep_fm_dimension + 1]; [B, D] without features."""
         if not self.sparse_feature_names:
             return dense_features
         vectors = [dense_features, *(sparse_features[name] for name in self.sparse_feature_names)]

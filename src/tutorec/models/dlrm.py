@@ -1,4 +1,4 @@
-"""DLRM: click models of dense columns and embedding tables (Naumov et al., 2019, https://arxiv.org/abs/1906.00091).
+"""DLRM: click models of dense columns and embedding tables (Naumov et al., arXiv 1906.00091).
 
 ::
 
@@ -90,7 +90,7 @@ class SparseArch(nn.Module):
 
     @property
     def sparse_feature_names(self) -> list[str]:
-        """The F names, in the order of the vectors; ``feature@table`` where several tables share a feature."""
+        """The F names in the order of the vectors; ``feature@table`` for shared features."""
         return self._sparse_feature_names
 
 
@@ -224,7 +224,7 @@ def _all_vectors(dense: Tensor, sparse: Tensor, features: int) -> Tensor:
 
 
 def _check_vectors(dense: Tensor, sparse: Tensor, features: int) -> None:
-    """Raise unless there is one dense vector and F more for each sample, all of one width; a trace is not asked."""
+    """Raise unless each sample has one dense vector and F more of one width; skipped in a trace."""
     if isinstance(dense, torch.fx.Proxy) or isinstance(sparse, torch.fx.Proxy):
         return
     one, other = list(dense.shape), list(sparse.shape)
@@ -259,7 +259,7 @@ class OverArch(nn.Module):
 
 
 class DLRM(nn.Module):
-    """The click model of this module's figure, with inner products: logits [B, 1], not probabilities.
+    """The click model of this module's figure, with inner products: logits [B, 1].
 
     Args:
         embedding_bag_collection: Tables of one width D, with F features in all.
@@ -310,7 +310,7 @@ class DLRM(nn.Module):
 
 
 class DLRM_DCN(DLRM):
-    """DLRM with a cross network in place of the inner products, as in MLPerf's training benchmark: logits [B, 1].
+    """DLRM with a cross network, as in MLPerf's training benchmark: logits [B, 1].
 
     Args:
         embedding_bag_collection: Tables of one width D, with F features in all.
@@ -356,7 +356,7 @@ class DLRM_DCN(DLRM):
 
 
 class DLRM_Projection(DLRM):
-    """DLRM with the inner products of two sets of vectors, which two MLPs make of all vectors: logits [B, 1].
+    """DLRM with inner products between two sets of vectors, made by two MLPs: logits [B, 1].
 
     Args:
         embedding_bag_collection: Tables of one width D, with F features in all.
@@ -407,7 +407,7 @@ class DLRM_Projection(DLRM):
 
 
 class DLRMWrapper(DLRM):
-    """DLRM for the batches of `tutorec.distributed.test_utils`: logits [B, 1]; (loss, logits) while training.
+    """DLRM for the batches of `tutorec.distributed.test_utils`: logits [B, 1].
 
     Args:
         embedding_bag_collection: Tables of one width D, with F features in all.
@@ -418,7 +418,7 @@ class DLRMWrapper(DLRM):
     """
 
     def forward(self, model_input: Any) -> Tensor | tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """A ``ModelInput`` of B samples to logits [B, 1], with the mean log loss before them while training."""
+        """A ``ModelInput`` of B samples to logits [B, 1], in training (mean log loss, logits)."""
         assert model_input.idlist_features is not None, "ModelInput.generate() makes ids for every table of the model"
         logits = super().forward(model_input.float_features, model_input.idlist_features)
         if not self.training:
@@ -441,7 +441,7 @@ class DLRMTrain(nn.Module):
         self.loss_fn: nn.Module = nn.BCEWithLogitsLoss()
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """A batch to its mean log loss, 0 where it is empty, and (that loss detached, logits [B], labels [B])."""
+        """A batch to its mean log loss (0 if empty) and (detached loss, logits [B], labels [B])."""
         logits = self.model(batch.dense_features, batch.sparse_features).squeeze(-1)
         if not is_scripting():
             _check_labels(batch.labels)
@@ -450,7 +450,7 @@ class DLRMTrain(nn.Module):
 
 
 def _check_labels(labels: Tensor) -> None:
-    """Raise unless labels are between 0 and 1, where they may be looked at and that stops no device."""
+    """Raise unless labels are between 0 and 1; skipped where looking would wait for a device."""
     if isinstance(labels, torch.fx.Proxy) or not checkable(labels) or not labels.is_cpu or not labels.numel():
         return
     low, high = labels.aminmax()

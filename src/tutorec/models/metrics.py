@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def auc(labels: Tensor, scores: Tensor) -> float:
-    """Area under the ROC curve: how often a click is scored above a non-click; a tie counts one half.
+    """Area under the ROC curve: the share of (click, non-click) pairs in order; a tie counts 1/2.
 
     Computed from ranks (Mann-Whitney): one sort, O(N log N).
 
@@ -42,7 +42,7 @@ def auc(labels: Tensor, scores: Tensor) -> float:
 
 
 def normalized_entropy(labels: Tensor, probabilities: Tensor) -> float:
-    """Log loss of the predictions over that of always predicting the mean click rate; below 1 is better than the mean.
+    """Log loss over that of predicting the mean click rate; below 1 is better than the mean.
 
     From "Practical lessons from predicting clicks on ads at Facebook" (He et al., 2014).
 
@@ -71,7 +71,7 @@ def normalized_entropy(labels: Tensor, probabilities: Tensor) -> float:
 
 
 def base_entropy(labels: Tensor) -> float:
-    """Log loss of always predicting the mean click rate, in nats; what :func:`normalized_entropy` divides by.
+    """Log loss in nats of predicting the mean click rate, the divisor of normalized entropy.
 
     Raises:
         ValueError: one of the two classes is absent, or both are.

@@ -1,4 +1,4 @@
-"""Which items score highest for a query: exact search in blocks, and how often it finds what was clicked."""
+"""The highest-scoring items for a query: exact search in blocks, and its recall of clicks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class CandidateIndex:
 def build_index(
     model: Towers, ids: Tensor, batch_size: int = 4096, group: dist.ProcessGroup | None = None
 ) -> CandidateIndex:
-    """Compute the vectors of candidates, each rank a part, and give all of them to every rank: N x D x 4 bytes.
+    """Compute the candidates' vectors, each rank a part, and gather all N x D x 4 bytes on each.
 
     Every rank calls it with the same ids, at least one for each rank.
 
@@ -129,7 +129,7 @@ def recall_at(
     feature: str,
     group: dist.ProcessGroup | None = None,
 ) -> dict[int, float]:
-    """The share of clicks whose item is among the first k that were retrieved, over the samples of all ranks.
+    """Recall at k: the share of clicks among the first k retrieved items, over all ranks.
 
     Args:
         ks: numbers of items to look at.

@@ -100,7 +100,7 @@ class SequenceTower(nn.Module):
         return self._rows(features)[self._item].values()
 
     def _rows(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Rows of all features; a feature that is not there has no ids, since all ranks look up all tables."""
+        """Rows of all features; an absent feature has no ids: all ranks look up all tables."""
         return self.embedding_collection(with_empty_bags(features, self._features))
 
     def _query(self, history: JaggedTensor) -> Tensor:
@@ -112,7 +112,7 @@ class SequenceTower(nn.Module):
 
 
 def newest_first(history: JaggedTensor, longest: int) -> tuple[Tensor, Tensor]:
-    """The newest rows of each sample [B, L, D], newest first and padded with zeros, and which are there [B, L].
+    """The newest rows of each sample [B, L, D], newest first, zero-padded, and a mask [B, L].
 
     Position 0 always counts as there, so that attention over an empty history has something to look at.
 

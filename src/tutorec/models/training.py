@@ -82,7 +82,7 @@ class Trained:
 
 
 def combined_optimizer(model: nn.Module, dense: Callable[[list[Tensor]], torch.optim.Optimizer]) -> CombinedOptimizer:
-    """What updates the whole model, by parameter name: the fused tables' optimizer and one for everything else.
+    """One optimizer for the whole model: the fused tables' and one for all other parameters.
 
     A schedule of learning rates reaches both. One that looks at the loss has to be given a loss that all ranks share:
     ranks whose own losses lower their rates at different steps drift apart.
@@ -206,7 +206,7 @@ def _pipelined(
 def evaluate(
     model: nn.Module, batches: Iterable[Batch], *, progress: bool = False, group: dist.ProcessGroup | None = None
 ) -> Metrics:
-    """Judge a click model by the samples of all ranks: no mean of the ranks' own AUCs, which would be another number.
+    """Evaluate a click model on the samples of all ranks; the mean of the ranks' AUCs would differ.
 
     Nothing is trained; a fused table stays as it is, and so does its optimizer. Every rank gets the logits and labels
     of all, 8 bytes a sample.
@@ -255,12 +255,12 @@ def evaluate(
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    """Where a model computes. A rank without batches sends an empty tensor, from the same device as the other ranks."""
+    """The device of the model; a rank without batches sends an empty tensor from it."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _agree_on_steps(caller: str, batches: Iterable[Batch], steps: int | None, group: dist.ProcessGroup | None) -> None:
-    """Compare how many batches the ranks have, where they can say: one that ends before the others lets them wait.
+    """Compare the ranks' numbers of batches where known: with fewer, one would let others wait.
 
     Raises:
         ValueError: they differ.

@@ -38,7 +38,7 @@ torch.fx.wrap("_with_more_samples")
 
 
 class Towers(Protocol):
-    """What `TwoTowerTrain` trains and `build_index` searches: a module that makes queries and candidates of ids.
+    """The model that `TwoTowerTrain` trains and `build_index` searches, from ids to vectors.
 
     Attributes:
         candidate_features: features that say what may be found; the first is its id, one for each sample.
@@ -127,7 +127,7 @@ class TwoTower(nn.Module):
         return self._candidate(self._pooled(features))
 
     def _pooled(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pooled rows of all tables; a feature that is not there has empty bags, since all ranks look up all tables."""
+        """Pooled rows of all tables; absent features are empty: all ranks look up all tables."""
         return self.embedding_bag_collection(with_empty_bags(features, self._features))
 
     def _query(self, pooled: KeyedTensor) -> Tensor:
@@ -189,7 +189,7 @@ class TwoTowerTrain(nn.Module):
         self.register_buffer("_log_frequency", log_frequency, persistent=False)
 
     def forward(self, batch: Batch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """B samples to their mean loss, and (that loss detached, scores [B, C], which candidate is its own [B])."""
+        """B samples to mean loss and (detached loss, scores [B, C], own candidate's index [B])."""
         features = batch.sparse_features
         ids = one_id_each(features, self.model.candidate_features[0])
         scores, targets = (
@@ -297,7 +297,7 @@ def _of_tower(what: str, features: Sequence[str], columns: dict[str, list[tuple[
 
 
 def _with_more_samples(features: KeyedJaggedTensor, key: str, ids: Tensor) -> KeyedJaggedTensor:
-    """The same samples, and one more for each id: with a bag of ``key`` that holds the id, and empty ones."""
+    """The samples, and one more for each id, with only that id in the bag of ``key``."""
     values, lengths = [], []
     for name in features.keys():
         bags = features[name]

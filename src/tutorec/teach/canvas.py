@@ -1,4 +1,4 @@
-"""The look of every figure: one palette (a colour is a rank), text that reads on a light and on a dark page.
+"""The style of every figure: one palette (a colour is a rank), legible on light and dark pages.
 
 Figures are made without pyplot, so that nothing is displayed twice and nothing global is changed.
 """
@@ -45,7 +45,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Picture:
-    """A rendered figure with its alternative text; a notebook shows it as the last expression of a cell.
+    """A rendered figure with alternative text; a notebook shows it as a cell's last expression.
 
     A page shows inline SVG with the claim as its caption. Where HTML is not shown, the PNG has the claim as its
     title.
@@ -74,7 +74,7 @@ class Picture:
 
 
 def canvas(height: float) -> Figure:
-    """An empty figure as wide as the text column and `height` inches high; call it inside `style()`."""
+    """An empty figure of the text's width and `height` inches; call it inside `style()`."""
     figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -127,7 +127,7 @@ def _rendered(figure: Figure, kind: str, **options: Any) -> bytes:
 
 
 def _inline(drawing: str, alt: str) -> str:
-    """A drawing as part of a page: in the page's ink and font, as wide as the column, with ids that no other has."""
+    """A drawing as inline SVG, in the page's colour and font, with ids unique on the page."""
     drawing = drawing[drawing.index("<svg") :]
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
     drawing = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--pst-font-family-base, sans-serif)", drawing)

@@ -114,7 +114,7 @@ def histogram(values: Any, *, unit: str, bins: int = 40, claim: str | None = Non
 def rank_frequency(
     ids: Any | Mapping[str, Any], *, top: float = 0.01, claim: str | None = None, what: str = "id"
 ) -> Chart:
-    """How often the most frequent id occurs, the second most frequent, and so on, on two logarithmic axes.
+    """Frequencies of ids in descending order, on two logarithmic axes.
 
     Args:
         ids: A tensor of ids, or several by name; the claim is about the first.
@@ -286,7 +286,7 @@ def _spans(axes: Any, events: Sequence[Event], scale: float, patterns: Mapping[s
 
 
 def traffic(matrix: Sequence[Sequence[int]], *, claim: str | None = None) -> Chart:
-    """Bytes from every rank (row) to every rank (column), as counted; the longest bar is the largest field.
+    """Counted bytes from every rank (row) to every rank (column); the longest bar is the maximum.
 
     Args:
         matrix: W rows of W numbers, such as `Trace.bytes_between` gives.

@@ -41,7 +41,9 @@ class _Prediction:
 
 @dataclass(frozen=True)
 class Card:
-    """A sentence about a prediction or an exercise: a card in a notebook, wrapped text in a terminal.
+    """A sentence about a prediction or an exercise.
+
+    A notebook shows it as a card, a terminal as wrapped text.
 
     Args:
         title: What it is about, such as "Prediction 06.1".
@@ -92,7 +94,7 @@ def find(exercise_id: str) -> Exercise:
 
 
 def exercise(exercise_id: str, answer: Any) -> None:
-    """Grade an answer and print one line: not attempted, right, or the hint for the misconception behind it.
+    """Grade an answer and print one line: not attempted, right, or a hint.
 
     Args:
         exercise_id: Chapter and number, such as "04.1".
@@ -106,12 +108,12 @@ def exercise(exercise_id: str, answer: Any) -> None:
 
 
 def status(exercise_id: str) -> str:
-    """The last verdict on this exercise in this process: "not attempted", "right", "hint" or "wrong"."""
+    """This process's last verdict on an exercise: "not attempted", "right", "hint" or "wrong"."""
     return _verdicts[exercise_id].status if exercise_id in _verdicts else "not attempted"
 
 
 def all_right(chapter: str) -> bool:
-    """Whether every exercise of a chapter was last answered right; chapters assert it in a hidden last cell."""
+    """Whether each exercise of a chapter was answered right; its hidden last cell asserts it."""
     module = importlib.import_module(f"tutorec.teach.exercises.ch{chapter}")
     return all(status(one.id) == "right" for one in module.EXERCISES)
 
@@ -199,7 +201,7 @@ def _say(value: Any, unit: str) -> str:
 
 
 def _compare(guess: Any, measured: Any) -> str:
-    """How far the guess is from the measurement: a factor for positive numbers, a difference for others."""
+    """The distance of a guess: a factor for positive numbers, a difference for others."""
     if not (_is_number(guess) and _is_number(measured)):
         return "as predicted" if same(guess, measured) else "not as predicted"
     if guess == measured:

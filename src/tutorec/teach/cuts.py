@@ -20,7 +20,7 @@ _NAME = 0.55  # room for a name under its table, in units of the highest
 
 
 def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) -> Chart:
-    """Two plans in a row: a box for each shard, as high as it has rows and as wide as it has columns.
+    """Two plans in a row: a box for each shard, with height by rows and width by columns.
 
     A shard has the colour of its rank and, where there is room, its offsets. Copies of one table overlap.
 
@@ -73,7 +73,7 @@ def cuts(plans: Mapping[str, Mapping[str, Any]], *, claim: str | None = None) ->
 
 
 def _boxes(entry: Any) -> list[tuple[int, int, int, int, int]]:
-    """(rank, first row, first column, rows, columns) of each piece; of copies the whole table on each rank."""
+    """(rank, first row, first column, rows, columns) of each shard; a copy is the whole table."""
     if entry.shards():
         return [(shard.placement.rank(), *shard.shard_offsets, *shard.shard_sizes) for shard in entry.shards()]
     return [(rank, 0, 0, *entry.table_shape()) for rank in entry.ranks]
@@ -82,7 +82,7 @@ def _boxes(entry: Any) -> list[tuple[int, int, int, int, int]]:
 def _table(
     axes: Any, name: str, boxes: list[tuple[int, int, int, int, int]], left: float, highest: int, widest: int
 ) -> tuple[float, float]:
-    """Draw the shards of one table from `left` on, its name and shape below; where the next one begins, and its end."""
+    """Draw the shards of one table from `left` on; return where the next begins, and its end."""
     copies = len({box[1:] for box in boxes}) == 1 and len(boxes) > 1
     right, bottom = left, 0.0
     for place, (rank, row, column, rows, columns) in enumerate(boxes):

@@ -1,4 +1,4 @@
-"""Figures from recorded or measured data: `chart = draw.bars(...)`, then `draw.show(chart, alt=...)`.
+"""Figures of recorded or measured data: ``chart = draw.bars(...)``, ``draw.show(chart, alt=...)``.
 
 A figure's title is a claim filled from its own data; `chart.claim` and `chart.facts` hold it for the chapter's checks.
 """

@@ -1,4 +1,4 @@
-"""Does a sharded collection compute what the unsharded one computes? Trains both, and measures how far apart they are.
+"""Train a sharded and an unsharded collection, and measure how far apart their results are.
 
 The unsharded side is a collection in this process, trained on the batches of all ranks with plain autograd and with the
 update written out here, as the book's page on semantics states it. Nothing of the sharded road is used for it.
@@ -176,7 +176,7 @@ def _compare(case: Case, results: Sequence[_Result], world_size: int, steps: int
 
 
 class _Reference:
-    """The optimizers as they are written on paper, row by row of the batch, slice of columns by slice of columns.
+    """The textbook form of each optimizer, applied to the rows of the batch, slice by slice.
 
     Args:
         case: says which.
@@ -278,7 +278,7 @@ def _collection(case: Case) -> EmbeddingBagCollection | EmbeddingCollection:
 
 
 def _batch(case: Case, rank: int, step: int) -> KeyedJaggedTensor:
-    """Bags of 0 to 4 ids; ranks bring different numbers of samples, and now and then one brings none."""
+    """Bags of 0 to 4 ids; ranks have different numbers of samples, sometimes none."""
     draw = torch.Generator().manual_seed(100 * step + rank)
     samples = 0 if (rank + step) % 5 == 4 else 4 + rank
     features = {feature: rows for rows, _, read in _TABLES.values() for feature in read}

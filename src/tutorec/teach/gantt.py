@@ -1,4 +1,4 @@
-"""Which batch was in which stage, and when: one line for each batch, drawn from measured intervals as inline SVG."""
+"""Which batch was in which stage, and when: a line for each batch, from measured intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STRIPES = (
 
 @dataclass(frozen=True)
 class Gantt:
-    """A drawn gantt: a notebook shows it as HTML, as the last expression of a cell; a terminal shows its words.
+    """A gantt chart: HTML as the last expression of a notebook cell, text in a terminal.
 
     Attributes:
         claim: The title.

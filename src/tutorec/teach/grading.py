@@ -1,4 +1,4 @@
-"""What an exercise is, and how an answer is compared with the right one and with the known wrong ones."""
+"""What an exercise is, and how an answer is compared with right and with known wrong ones."""
 
 from __future__ import annotations
 
@@ -65,14 +65,16 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `grade` found: `status` is "not attempted", "right", "hint" or "wrong"; `text` is what the reader sees."""
+    """The result of `grade`: `status` ("not attempted", "right", "hint" or "wrong") and `text`."""
 
     status: str
     text: str
 
 
 def same(left: Any, right: Any, tolerance: float = 1e-6) -> bool:
-    """Whether two answers mean the same: tensors, lists and tuples by their numbers, text without case and blanks.
+    """Whether two answers mean the same.
+
+    Tensors, lists and tuples are compared by their numbers, text without case and blanks.
 
     Example:
         >>> same(torch.tensor([1, 2]), (1.0, 2.0)), same("Gloo ", "gloo"), same(True, 1), same([1], [1, 2])
@@ -168,7 +170,7 @@ def _observe(exercise: Exercise, answer: Any) -> Any:
 
 
 def _call(function: Callable[..., Any], case: tuple[Any, ...]) -> Any:
-    """One call on a private copy of the case, so that a function which edits its input cannot spoil the next."""
+    """Call a function on a copy of the case, so that it cannot change the next call's input."""
     try:
         result = function(*copy.deepcopy(case))
     except Exception as error:

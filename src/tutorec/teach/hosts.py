@@ -17,7 +17,7 @@ _PANELS_A_ROW = 2
 
 
 def hosts(matrices: Mapping[str, Sequence[Sequence[int]]], *, local_size: int, claim: str | None = None) -> Chart:
-    """Bytes from every rank to every rank, one panel for each matrix; fields inside a host are shaded.
+    """Bytes from every rank to every rank, a panel for each matrix, with hosts shaded.
 
     A field has the colour of the rank that sends, and a bar on the same scale in all panels.
 

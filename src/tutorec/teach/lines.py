@@ -1,4 +1,4 @@
-"""Packed rows over the cache lines that they lie in, and which of these lines fbgemm's CPU kernel prefetches."""
+"""Packed rows over cache lines, and which of these lines fbgemm's CPU kernel prefetches."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def lines(layouts: Mapping[str, RowLayout], *, claim: str | None = None) -> Char
 
 
 def _missed(row: RowLayout) -> float:
-    """Cache lines of a row that are not prefetched, the mean over all places in a line where a row can begin."""
+    """Cache lines of a row that are not prefetched, averaged over all offsets of a row."""
     pairs = [lines_of_row(row, number) for number in range(_LINE)]
     return sum(len(touched - prefetched) for touched, prefetched in pairs) / len(pairs)
 
 
 def _draw_row(axes: Any, height: int, row: RowLayout, number: int) -> None:
-    """The parts of a row in each of its lines, then its padding, and its number in the widest part."""
+    """The parts of a row in each of its cache lines, its padding, its index in the widest part."""
     start = number * row.row_bytes
     held = start + row.scale_bytes + row.payload_bytes
     touched, prefetched = lines_of_row(row, number)

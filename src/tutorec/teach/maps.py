@@ -25,7 +25,7 @@ def _lists(batch: Any) -> dict[str, list[list[Any]]]:
 
 
 def jagged(batch: Any, *, claim: str | None = None) -> Chart:
-    """A batch as samples see it (a list of ids per feature) and as memory holds it (flat, feature after feature).
+    """A batch by samples (a list of ids per feature) and as it lies in memory (feature by feature).
 
     Args:
         batch: A KeyedJaggedTensor, or a mapping from feature to a list of ids per sample; a few samples only.

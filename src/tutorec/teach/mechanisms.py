@@ -53,7 +53,7 @@ def lookup(table: Tensor, ids: Sequence[int], pooled: Tensor, *, claim: str) -> 
 
 
 def dlrm(model: DLRMTrain, *, claim: str) -> Chart:
-    """A DLRM with its own sizes: dense numbers and pooled rows meet in dot products, and an MLP makes a logit of them.
+    """A DLRM with its own sizes: dense features and pooled rows, dot products, an MLP, a logit.
 
     Args:
         model: The model; its tables have one width.
@@ -84,7 +84,7 @@ def dlrm(model: DLRMTrain, *, claim: str) -> Chart:
 
 
 def byte_row(parts: Mapping[str, int], *, claim: str) -> Chart:
-    """The bytes of one stored row, part after part; widths are in proportion, but wide enough for their labels.
+    """The bytes of one stored row, part by part; widths are in proportion, wide enough for labels.
 
     Args:
         parts: What is stored -> bytes, in their order.

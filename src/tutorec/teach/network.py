@@ -1,4 +1,4 @@
-"""A network that is slower than the one of this machine: messages arrive later, and each is recorded."""
+"""A slower network than this machine's: messages arrive later, and each is recorded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Message:
 
     @property
     def left(self) -> float:
-        """Seconds of the delay that were left when the rank asked: what the slow network made it wait."""
+        """Seconds that a rank still waited for a delayed message, counted from when it asked."""
         return max(0.0, self.due - self.asked)
 
 
@@ -101,12 +101,12 @@ def slow_network(seconds: Mapping[str, float], messages: list[Message] | None = 
 
 
 def in_flight(messages: Sequence[Message], stage: str, rank: int = 0) -> list[Interval]:
-    """When messages of a stage were on their way, one for each batch: from the sending to the time when it was due."""
+    """When messages of a stage were under way, one for each batch: from sending until due."""
     return [Interval(f"{stage} in flight", m.number, m.sent, m.due, rank) for m in messages if m.stage == stage]
 
 
 def waits(messages: Sequence[Message], rank: int = 0) -> list[Interval]:
-    """When a rank waited: the stage ``wait`` for messages that were delayed, ``other wait`` for those that were not."""
+    """When a rank waited: ``wait`` for delayed messages, ``other wait`` for all others."""
     return [
         Interval("wait" if m.due > m.sent else "other wait", m.number, m.asked, m.taken, rank)
         for m in messages

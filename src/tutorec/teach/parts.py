@@ -1,4 +1,4 @@
-"""Bars that are made of parts: what a whole consists of, and which part stays when the whole shrinks."""
+"""Stacked bars: what a whole consists of, and which part stays when the whole shrinks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOKS = ((ACCENT, ""), (INK, ""), (ACCENT, "///"), (INK, "..."), (ACCENT, "\\\\
 
 
 def parts(panels: Mapping[str, Mapping[str, Mapping[str, float]]], *, unit: str, claim: str | None = None) -> Chart:
-    """One horizontal bar per entry, made of its parts, with the sum behind it; panels below each other on one scale.
+    """One stacked horizontal bar for each entry, with its sum; panels share one scale.
 
     Args:
         panels: Title of a panel to label of a bar to name of a part to number; all bars have the same parts.

@@ -11,7 +11,7 @@ __all__ = ["Prose", "Table", "say", "table"]
 
 @dataclass(frozen=True)
 class Prose:
-    """Markdown that a notebook shows as prose, as the last expression of a cell; a terminal shows the source."""
+    """Markdown that a notebook shows as a cell's last expression; a terminal shows the source."""
 
     text: str
 
@@ -25,7 +25,7 @@ class Prose:
 
 
 def say(text: str) -> Prose:
-    """A paragraph with numbers that differ from run to run: ``say(f"The lookup took {ms:.1f} ms.")``.
+    """A paragraph with measured numbers: ``say(f"The lookup took {ms:.1f} ms.")``.
 
     Example:
         >>> say("The lookup took **2.1 ms**.")
@@ -36,7 +36,7 @@ def say(text: str) -> Prose:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that a notebook shows as HTML, as the last expression of a cell; a terminal shows Markdown."""
+    """A table: HTML as the last expression of a notebook cell, Markdown in a terminal."""
 
     lines: tuple[tuple[str, ...], ...]
 
@@ -61,7 +61,7 @@ class Table:
 
 
 def table(rows: Mapping[str, Sequence[str]], columns: Sequence[str]) -> Table:
-    """A table whose first column holds names, on the left, and whose others hold numbers, on the right.
+    """A table with names in its first column, left-aligned, and numbers in the others.
 
     Args:
         rows: Name to the cells of its row.

@@ -1,4 +1,4 @@
-"""The roofline: how fast a piece of work can be on a machine, by how much it computes with each byte."""
+"""The roofline: the highest speed of a computation, given its arithmetic for each byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["roofline"]
 def roofline(
     work: Mapping[str, tuple[float, float, float]], *, bandwidth: float, peak: float, claim: str | None = None
 ) -> Chart:
-    """Measured work below the roof that a machine's memory and arithmetic make, on two logarithmic axes.
+    """Measured speeds below a machine's memory and arithmetic limits, on two logarithmic axes.
 
     Args:
         work: Name to (operations, bytes moved, seconds), as measured.

@@ -41,7 +41,7 @@ def log_output(folder: str | os.PathLike[str], rank: int) -> None:
 
 
 def start_group(folder: str | os.PathLike[str], rank: int, world_size: int, timeout: float = 60.0) -> ProcessGroup:
-    """The default process group of a spawned process: NCCL for tensors on GPUs where each rank has one, else gloo.
+    """The default process group of a spawned process: gloo, and NCCL where each rank has a GPU.
 
     The ranks meet at a file in the folder.
 
@@ -103,7 +103,7 @@ def join_ranks(processes: Sequence[Any], folder: str | os.PathLike[str], timeout
 
 
 def _failure(codes: Mapping[int, int], folder: str | os.PathLike[str]) -> RankError:
-    """The error that names the rank where the trouble began: one that did not merely lose another rank."""
+    """The error of the rank that failed first, not of one that merely lost another rank."""
     printed = {rank: _printed(folder, rank) for rank in codes}
     rank = min(codes, key=lambda rank: is_peer_loss({"kind": "", "text": printed[rank].rpartition("\n")[2]}))
     code = codes[rank]

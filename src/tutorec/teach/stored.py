@@ -1,4 +1,4 @@
-"""Which stored rows the rows of a compressed table are made of, drawn from the compression's own parts."""
+"""Which stored rows make the rows of a compressed table, drawn from the compression's parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stored(
     sign: str = "+",
     claim: str | None = None,
 ) -> Chart:
-    """The table that a model sees on the left, what is stored for it on the right, and the rows of some ids in both.
+    """The table that a model sees, what is stored for it, and the rows of some ids in both.
 
     A part with fewer columns than the table is followed by the matrix that widens it.
 
@@ -104,7 +104,7 @@ def _used(part: Part, ids: Sequence[int]) -> Mapping[int, list[tuple[int, str]]]
 
 
 def _computed(one: int, suffix: str, several: bool) -> str:
-    """How a row is computed from an id, by the suffix of the feature's name: ``7 // 4``, ``hash(7)``, ``hash2(7)``."""
+    """How an id becomes a row, by the feature's suffix: ``7 // 4``, ``hash(7)``, ``hash2(7)``."""
     operator = re.match(r"\W*", suffix)[0]  # type: ignore[index]
     if operator.startswith("#"):
         seed = suffix[1:].partition("%")[0]
@@ -154,7 +154,7 @@ def _lines(
     corner: tuple[float, float],
     rows: Mapping[int, list[tuple[int, str]]],
 ) -> None:
-    """From each id's row of the table to the rows of a part that it uses, and how they are computed."""
+    """Lines from each id's row to the stored rows that it uses, with how they are computed."""
     left, top = corner
     for row, of in rows.items():
         texts = list(dict.fromkeys(text for _, text in of))

@@ -1,4 +1,4 @@
-"""One batch of a table-wise collection on two ranks: ids out, pooled rows back, gradients to the tables."""
+"""One batch of a table-wise collection on two ranks: ids, pooled rows, gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def swim_lanes(
     mark: int,
     claim: str,
 ) -> Chart:
-    """The path of one batch on two ranks: through forward, and through backward where its bytes are given.
+    """The path of one batch on two ranks: forward, and backward where its bytes are given.
 
     Args:
         batches: KeyedJaggedTensor of each rank, with the same features and B samples each.
@@ -89,13 +89,13 @@ def _bags(
 
 
 def _pooled(diagram: Diagram, x: float, y: float, half: int, samples: int, rank: int, title: str) -> Node:
-    """The pooled rows of one rank's samples, one cell each, in the left or the right half of a lane."""
+    """The pooled rows of one rank's samples, one cell each, in one half of a lane."""
     cells = [f"bag {i}" for i in range(samples)]
     return diagram.strip(x + (_RIGHT - 3) * half, y, cells, rank=rank, title=title, cell=6)
 
 
 def _from_rank(node: Node, rank: int) -> tuple[float, float]:
-    """Where ids of a rank arrive: over the left part of the lists for rank 0, over the right part for rank 1."""
+    """Where ids of a rank arrive: over the left part of the lists for rank 0, else the right."""
     return node.x + node.width * (0.2, 0.8)[rank], node.y - 1.2
 
 

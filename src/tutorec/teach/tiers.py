@@ -1,4 +1,4 @@
-"""One batch of a cached table: which ids find their row in memory, which rows are read, and which are written back."""
+"""One batch of a cached table: hits, rows that are read, and rows that are written back."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class CachedBatch:
 
 
 def tiers(batches: Mapping[str, CachedBatch], *, claim: str | None = None) -> Chart:
-    """A panel for each batch: its ids, the slots before it, the rows of the file, and the slots after it.
+    """A panel for each batch: its ids, the slots before, the rows of the file, the slots after.
 
     Hits are filled and misses have a dashed frame. All arrows point down: a dashed one from a slot to the row that is
     written back, a solid one from a row to the slot that it is read into.

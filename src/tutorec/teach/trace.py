@@ -24,7 +24,7 @@ __all__ = ["Event", "Trace", "clock", "lines_run"]
 
 
 def clock() -> float:
-    """Seconds on the clock that all processes of a machine share, read when this rank's GPU has done its work.
+    """Seconds on the clock that all processes share, read when this rank's GPU has finished.
 
     Example:
         >>> start = clock()
@@ -78,7 +78,7 @@ class Trace:
     events: list[Event] = field(default_factory=list)
 
     def mark(self, stage: str, name: str, value: Any = None) -> None:
-        """Record that a tensor, or anything with `values()` such as a KJT, was here, with its shape and bytes."""
+        """Record shape and bytes of a tensor, or of anything with `values()` such as a KJT."""
         tensor = value if isinstance(value, torch.Tensor) else value.values() if hasattr(value, "values") else None
         now = time.monotonic()
         shape = tuple(tensor.shape) if tensor is not None else ()
@@ -113,7 +113,7 @@ class Trace:
 
     @classmethod
     def of_pipeline(cls, intervals: Sequence[Interval]) -> Trace:
-        """Stages of a train pipeline, ``Trace.of_pipeline(pipeline.timeline())``; an event is named by its batch."""
+        """Stages of a pipeline, ``Trace.of_pipeline(pipeline.timeline())``, named by batch."""
         events = [Event(each.rank, each.stage, str(each.batch), start=each.start, end=each.end) for each in intervals]
         return cls(events[0].rank if events else 0, events)
 

@@ -33,7 +33,7 @@ def tradeoff(
     budgets: Sequence[float] = (),
     claim: str | None = None,
 ) -> Chart:
-    """A line for each method through the means at its sizes, on a logarithmic axis of bytes; bars reach all values.
+    """A line for each method through its mean at each size, with bars over all values.
 
     Labels beside points replace the legend.
 

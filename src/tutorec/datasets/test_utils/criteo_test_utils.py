@@ -1,4 +1,4 @@
-"""``CriteoTest``: small random files in Criteo's format for tests that are written against TorchRec's class."""
+"""``CriteoTest``: small random files in Criteo's format, for tests written for TorchRec's class."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tutorec.datasets.criteo_text import CAT_FEATURE_COUNT, DEFAULT_CAT_NAMES, D
 
 
 class CriteoTest(unittest.TestCase):
-    """Makes files in a temporary folder and checks samples that were read from them; TorchRec's ``CriteoTest``."""
+    """Make files in a temporary folder and check samples of them; TorchRec's ``CriteoTest``."""
 
     INT_FEATURE_COUNT: ClassVar[int] = INT_FEATURE_COUNT
     CAT_FEATURE_COUNT: ClassVar[int] = CAT_FEATURE_COUNT
@@ -65,7 +65,7 @@ class CriteoTest(unittest.TestCase):
         sparse: NDArray[Any] | None = None,
         labels: NDArray[Any] | None = None,
     ) -> Iterator[tuple[str, ...]]:
-        """Paths of the arrays of each name in turn: dense, sparse, labels; every name has the same rows."""
+        """Paths of the dense, sparse and label arrays of each name, all with the same rows."""
 
         def drawn(bounds: tuple[int, int], columns: int) -> NDArray[np.int32]:
             return np.random.randint(bounds[0], bounds[1] + 1, (num_rows, columns), np.int32)

@@ -1,4 +1,4 @@
-"""Train pipelines: later batches are under way while one is trained. Names are imported when they are first used."""
+"""Train pipelines: later batches are under way while one trains. Names are imported lazily."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipeline that sends nothing early: the plain loop, with the next batch on its way to the device."""
+"""The pipeline that sends nothing early: the plain loop, with the next batch being copied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TrainPipelineBase"]
 
 
 class TrainPipelineBase(TrainPipeline[In, Out]):
-    """Copies batch n + 1 to the device while batch n is trained; the model may hold no sharded module at all.
+    """Copies batch n + 1 to the device while batch n trains; needs no sharded module.
 
     ::
 

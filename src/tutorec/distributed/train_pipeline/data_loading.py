@@ -78,7 +78,7 @@ class DataLoadingThread(Thread, Generic[In]):
         self._ready.put(_END)
 
     def get_next_batch(self, none_throws: bool = False) -> In | None:
-        """The next batch, as soon as it is there; None at the end, or StopIteration where that is asked for.
+        """The next batch as soon as it is loaded; at the end None, or StopIteration on request.
 
         Raises:
             Exception: What the iterator or the copy raised.

@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Stage(NamedTuple):
-    """A stage in a schedule: what is done, and to which batch, counted from the one that is trained in the step."""
+    """A stage of a schedule, and its batch, counted from the one that trains in the step."""
 
     run: Callable[[Stages, TrainPipelineContext], None]
     ahead: int
@@ -155,7 +155,7 @@ class TrainPipeline(Generic[In, Out]):
 
     @property
     def batches(self) -> list[In]:
-        """Batches taken from the iterator and not trained: ``chain(pipeline.batches, iterator)`` is what is left."""
+        """Batches that were read and not trained: ``chain(pipeline.batches, iterator)`` is left."""
         return [ctx.batch for ctx in self._flight if ctx.batch is not None]
 
     @property
@@ -220,11 +220,11 @@ class TrainPipeline(Generic[In, Out]):
 
     @property
     def _pipelined_postprocs(self) -> list[nn.Module]:
-        """The modules that run ahead, before a sharded one; TorchRec's tests ask for them by this name."""
+        """The modules that run ahead, in front of a sharded one; the name is TorchRec's."""
         return list(self._stages.rewritten.early.preprocessing.values()) if self._stages.rewritten is not None else []
 
     def timeline(self) -> list[Interval]:
-        """When each stage of each batch ran on this rank, in the order in which they ended; the last 10,000."""
+        """When each stage of each batch ran on this rank, by end time; the last 10,000."""
         return list(self._timeline.intervals)
 
     def export_chrome_trace(self, path: str) -> None:
@@ -234,7 +234,7 @@ class TrainPipeline(Generic[In, Out]):
     # --- one stage of one batch
 
     def _do(self, stage: Stage, place: int) -> None:
-        """Run a stage for the batch at a place in the flight, unless it has passed it or there is no batch."""
+        """Run a stage for a batch in flight, unless the batch has passed it or does not exist."""
         stages = self._stages
         if place == len(self._flight) and stage.run is Stages.load and stages.iterator is not None:
             self._flight.append(self._options.context_type(index=self._next_index))
@@ -288,7 +288,7 @@ class TrainPipeline(Generic[In, Out]):
         return self._in_step
 
     def _compare(self, ctx: TrainPipelineContext) -> None:
-        """Start nothing early any more where ranks have different numbers of batches, or until a failure is raised."""
+        """Start nothing early any more: ranks differ in batches, or a failure is to be raised."""
         states = self._states(ctx)
         self._in_step = self._in_step and min(states) == max(states)
         if READY in states and ENDED in states and not self._is_uneven:

@@ -1,4 +1,4 @@
-"""Stages for a training loop that calls the model itself, and the stages that send a batch's ids ahead of its forward.
+"""Stages for a training loop that calls the model itself, and stages that send ids early.
 
 With `SparseDataDistUtil` a batch passes its stages while earlier batches are trained. The loop calls the model with
 what `StagedTrainPipeline` returns, and a hook on the model goes on with the batches behind it::
@@ -62,7 +62,7 @@ class _GivenStream(SideStream):
 
 
 class _Sending(Stages):
-    """The stages of a model that send ids, on a stream of the caller's; its loop loads batches and trains."""
+    """The stages of a model that send ids, on the caller's stream; its loop loads and trains."""
 
     def __init__(self, model: nn.Module, stream: Any) -> None:
         device = torch.device("cpu") if stream is None else stream.device
@@ -76,7 +76,7 @@ def on_stream(stream: Any) -> AbstractContextManager[Any]:
 
 
 class SparseDataDistUtil(Generic[In]):
-    """Stages that send the ids of a batch, have caches read its rows, or look its rows up, ahead of its forward.
+    """Stages that send ids, prefetch cached rows or look rows up ahead of a batch's forward.
 
     Batches pass each stage in order, and the model is called with them in that order; a call with a batch that has
     passed no stage is an ordinary one. Ranks must have the same number of batches.
@@ -171,7 +171,7 @@ class SparseDataDistUtil(Generic[In]):
         return batch
 
     def wait_sdd_fill_callback(self) -> None:
-        """What the hook of a forward does, for a batch that passes the stage while the pipeline is filled."""
+        """What a forward's hook does for a batch that passes the stage while the pipeline fills."""
         self.wait_sparse_data_dist()
 
     def data_exhausted_callback(self) -> None:
@@ -235,7 +235,7 @@ class SparseDataDistUtil(Generic[In]):
             self._lookups.hand_over(list(ctx.embedding_a2a_requests.values()))
 
     def _called_with(self, values: list[Any]) -> TrainPipelineContext | None:
-        """The batch in flight that the model is called with; those before it have been called without this."""
+        """The batch in flight with which the model is called; earlier ones were called without."""
         for place, ctx in enumerate(self._flight):
             if any(ctx.batch is value for value in values):
                 for _ in range(place):

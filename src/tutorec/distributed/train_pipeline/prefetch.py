@@ -1,4 +1,4 @@
-"""The pipeline for tables in a file: the rows of the next batch are read while this one is trained."""
+"""The pipeline for tables in a file: it reads the next batch's rows while this one trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["PrefetchTrainPipelineSparseDist", "TrainPipelinePrefetch"]
 
 
 class PrefetchTrainPipelineSparseDist(TrainPipeline[In, Out]):
-    """Sends the ids of batch n + 2, and has the caches read the rows of batch n + 1, while batch n is trained.
+    """Sends the ids of batch n + 2 and prefetches the rows of batch n + 1 while batch n trains.
 
     ::
 

@@ -25,7 +25,7 @@ _MISSING: Any = object()
 
 
 class RewrittenModel:
-    """Traces a model and puts other forwards in place of those that run ahead; ``restore`` takes them out.
+    """Trace a model and replace the forwards that run ahead; ``restore`` puts them back.
 
     Args:
         model: With sharded modules inside.
@@ -125,7 +125,7 @@ class RewrittenModel:
         setattr(owner, name, value)
 
     def _script(self, module: nn.Module) -> None:
-        """Compile the largest parts without a sharded module inside; what TorchScript does not take stays."""
+        """Compile the largest parts without a sharded module; parts TorchScript refuses stay."""
         ahead = {*self.early.modules.values(), *self.early.preprocessing.values()}
         for name, part in list(module.named_children()):
             if isinstance(part, ShardedModule) or part in ahead:

@@ -49,7 +49,7 @@ class PipelinedForward:
         self._reject, self._is_checked = reject, False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The result for the batch; by the module's own forward where nothing of it was started early."""
+        """The result for the batch, by the module's own forward if nothing was started early."""
         ctx = self._current()
         name = self.name
         if ctx is None or not (name in ctx.input_dist_tensors_requests or name in ctx.embedding_a2a_requests):
@@ -63,7 +63,7 @@ class PipelinedForward:
 
 
 def look_up(name: str, module: ShardedModule[Any, Any, Any, Any], ctx: TrainPipelineContext) -> None:
-    """Look the rows of a batch up whose ids have been sent, and send them back, unless that has been done."""
+    """Look up and send back the rows of a batch whose ids have arrived, unless already done."""
     if name in ctx.input_dist_tensors_requests:
         arrived = ctx.input_dist_tensors_requests.pop(name).wait()
         ctx.embedding_a2a_requests[name] = module.compute_and_output_dist(ctx.module_contexts[name], arrived)
@@ -86,7 +86,7 @@ class Ahead:
 
 
 class PipelinedPostproc:
-    """Of a module between the batch and a sharded module: runs once for each batch, and the forward has its result.
+    """The forward of a module in front of a sharded one: it runs once for each batch.
 
     Args:
         name: The module's path.

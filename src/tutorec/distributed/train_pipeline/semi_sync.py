@@ -1,4 +1,4 @@
-"""The pipeline that looks rows up one update early, so that they travel while the batch before is trained."""
+"""The pipeline that looks rows up one update early, so that they travel during training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TrainPipelineSemiSync"]
 
 
 class TrainPipelineSemiSync(TrainPipeline[In, Out]):
-    """Looks the rows of batch n + 1 up before the backward of batch n: they miss one update, and travel during it.
+    """Looks up the rows of batch n + 1 before the backward of batch n: one update stale.
 
     ::
 
@@ -96,7 +96,7 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
 
 
 def _is_fused(module: nn.Module) -> bool:
-    """Whether backward updates all its tables. Rows that an optimizer writes may not be looked up before."""
+    """Whether backward updates all its tables; rows an optimizer writes must not be read early."""
     return all(hasattr(parameter, "_in_backward_optimizers") for parameter in module.parameters())
 
 

@@ -70,7 +70,7 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
 
 
 class TrainPipelineSparseDistLite(TrainPipeline[In, Out]):
-    """Copies and checks batch n + 1 while batch n is trained; ids travel in the step that needs them.
+    """Copies and checks batch n + 1 while batch n trains; ids travel in their own step.
 
     ::
 
@@ -120,7 +120,7 @@ class TrainPipelineSparseDistLite(TrainPipeline[In, Out]):
 
 
 class TrainPipelineFusedSparseDist(TrainPipeline[In, Out]):
-    """`TrainPipelineSparseDist`, with the rows looked up first: they travel back while the next ids are sent.
+    """`TrainPipelineSparseDist` that looks rows up early: they travel back beside the next ids.
 
     ::
 

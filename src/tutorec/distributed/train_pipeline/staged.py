@@ -102,7 +102,7 @@ class StagedTrainPipeline(Generic[In, StageOut]):
         return batch
 
     def set_flush(self, flush: bool) -> None:
-        """Read no further batch until those in flight are returned; then call ``on_flush_end``, and read on."""
+        """Read no batch until those in flight are returned; then ``on_flush_end``, and read on."""
         self._is_flushing = flush
 
     def flush_end(self) -> None:
@@ -112,7 +112,7 @@ class StagedTrainPipeline(Generic[In, StageOut]):
             self.on_flush_end()
 
     def timeline(self) -> list[Interval]:
-        """When each stage of each batch ran on this rank, in the order in which they ended; the last 10,000."""
+        """When each stage of each batch ran on this rank, by end time; the last 10,000."""
         return list(self._timeline.intervals)
 
     def export_chrome_trace(self, path: str) -> None:
@@ -156,7 +156,7 @@ class StagedTrainPipeline(Generic[In, StageOut]):
 
 
 def _call(stage: PipelineStage, batch: Any, event: Any) -> tuple[Any, Any]:
-    """What a stage makes of a batch, and the event after it; on a stream it waits for the stage before."""
+    """The result of a stage for a batch, and its event; a stream waits for the stage before."""
     stream: Any = stage.stream
     with on_stream(stream):
         if event is not None:

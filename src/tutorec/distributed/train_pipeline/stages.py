@@ -70,7 +70,7 @@ class Stages:
         return (self.custom_call or self.model)(batch)
 
     def load(self, ctx: TrainPipelineContext) -> None:
-        """The next batch, on its way to the device; at the end of the iterator the context stays empty."""
+        """Start copying the next batch to the device; the context is empty after the last one."""
         try:
             batch = next(self.iterator) if self.iterator is not None else None
         except StopIteration:
@@ -129,7 +129,7 @@ class Stages:
                     read_ahead(arriving.wait())
 
     def look_up(self, ctx: TrainPipelineContext, but: Collection[str] = ()) -> None:
-        """Look rows up with the tables as they are now, and send them back; ``but`` the modules at these paths."""
+        """Look rows up with the present tables and send them, ``but`` modules at these paths."""
         if self.rewritten is not None:
             self._take_over(ctx)
             for path, module in self.rewritten.early.modules.items():
@@ -143,7 +143,7 @@ class Stages:
         self.evaluate(ctx)
 
     def evaluate(self, ctx: TrainPipelineContext) -> None:
-        """Run the model; its sharded modules take what was started early, and the batch is not held any longer."""
+        """Run the model, whose sharded modules use what was started, and release the batch."""
         self._take_over(ctx)
         self.in_forward = ctx
         try:

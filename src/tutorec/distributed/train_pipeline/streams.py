@@ -1,4 +1,4 @@
-"""Batches on their way to a device, and work beside the default stream. On the CPU there is nothing to do."""
+"""Copies of batches to a device, and work beside its default stream. Nothing to do on a CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SideStream", "to_device"]
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch on a device, without waiting for it: whatever has ``.to``, and tuples, lists, dicts, dataclasses of it.
+    """A batch on a device, without waiting: anything with ``.to``, also in containers.
 
     Example:
         >>> import torch

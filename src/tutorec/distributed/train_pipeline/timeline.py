@@ -1,4 +1,4 @@
-"""When each stage of each batch ran: measured, for a figure, for Chrome's trace viewer, for torch's profiler."""
+"""When each stage of each batch ran, for figures, Chrome's trace viewer and torch's profiler."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Timeline:
         return _Mark(self, stage, batch)
 
     def export_chrome_trace(self, path: str | Path) -> None:
-        """Write a file for chrome://tracing or Perfetto: a process for each rank, a row for each stage."""
+        """Write a file for chrome://tracing or Perfetto: a process per rank, a row per stage."""
         rows = {stage: row for row, stage in enumerate(dict.fromkeys(each.stage for each in self.intervals))}
         events: list[dict[str, Any]] = [
             {"name": "thread_name", "ph": "M", "pid": self.rank, "tid": row, "args": {"name": stage}}

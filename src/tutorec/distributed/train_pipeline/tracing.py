@@ -86,7 +86,7 @@ class _Step(nn.Module):
 
 @dataclass
 class _Slice:
-    """Finds what leads to a node; the first thing that cannot run ahead of the forward is the reason."""
+    """Collect what leads to a node, or the first reason why it cannot run ahead of the forward."""
 
     modules: Mapping[str, nn.Module]
     names: Mapping[int, str]

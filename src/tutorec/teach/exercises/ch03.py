@@ -1,4 +1,4 @@
-"""Exercises of chapter 03: bytes of a forward, names and order of the results, rows of stacked tables."""
+"""Exercises of chapter 03: bytes of a forward pass, order of results, rows of stacked tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercises of chapter 06: shapes between the moves, the parcel of the second round, how many exchanges a step has."""
+"""Exercises of chapter 06: shapes between the steps, message sizes, exchanges of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercises of chapter 08: what crosses hosts, the way home in two steps, which cut for which table."""
+"""Exercises of chapter 08: traffic between hosts, a two-step reduction, a cut for each table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercises of chapter 12: a step from its bytes, one hot row among many ranks, what a copy costs."""
+"""Exercises of chapter 12: time from bytes, one hot row on many ranks, the cost of a copy."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _Unpack = Callable[[Sequence[int], float, float], list[float]]
 
 
 def _unpack_with(code: Callable[[int, int], int], value: Callable[[int, float, float], float]) -> _Unpack:
-    """An unpacking function from what it takes for a code, and for the number that a code stands for."""
+    """Build an unpacking function from a code's offset and the number that a code stands for."""
 
     def unpack_row(payload: Sequence[int], scale: float, bias: float) -> list[float]:
         return [value(code(byte, half), scale, bias) for byte in payload for half in (0, 1)]

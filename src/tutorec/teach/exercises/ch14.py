@@ -1,4 +1,4 @@
-"""Exercises of chapter 14: a request in flat lists, what tracing keeps of a counter, bytes of three layouts."""
+"""Exercises of chapter 14: a request in flat lists, a traced counter, bytes of three layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercises of chapter 15: the time of a step with two messages in flight, and which batches are in flight."""
+"""Exercises of chapter 15: step time with two messages in flight, and the batches in flight."""
 
 from __future__ import annotations
 

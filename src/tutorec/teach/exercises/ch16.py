@@ -1,4 +1,4 @@
-"""Exercises of chapter 16: the rows of a quotient-remainder table, and a bag that it cannot tell from another."""
+"""Exercises of chapter 16: rows of a quotient-remainder table, and two bags that look the same."""
 
 from __future__ import annotations
 

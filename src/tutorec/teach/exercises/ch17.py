@@ -1,4 +1,4 @@
-"""Exercises of chapter 17: the cache that fits into some memory, and slots that two tables share."""
+"""Exercises of chapter 17: the cache that fits in memory, and slots that two tables share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WEIGHTS, _STATE, _INDEX = 4 * _COLUMNS, 8 * _COLUMNS, 24  # bytes of a slot und
 
 
 def _load_factor(slot: int, row: int = 8) -> float:
-    """The largest one of three decimals that fits, from the bytes of a slot and those of the index for a row."""
+    """The largest load factor of three decimals that fits, from the bytes of slot and index."""
     return floor(1000 * (_BYTES - row * _ROWS) / (_ROWS * slot)) / 1000
 
 
