@@ -129,12 +129,15 @@ def gantt(
     )
     stages = {each.stage for events in panels.values() for each in events}
     drawn = {stage: letter for stage, letter in letters.items() if stage in stages}
-    idle_stages = [stage for stage in waiting if stage in stages]
-    return Gantt(heading, alt, svg, _legend(drawn, flights, idle_stages, names or {}), facts)
+    idle_looks = {stage: "striped" if i else "hollow" for i, stage in enumerate(waiting) if stage in stages}
+    return Gantt(heading, alt, svg, _legend(drawn, flights, idle_looks, names or {}), facts)
 
 
 def _legend(
-    letters: Mapping[str, str], flights: Sequence[str], waiting: Sequence[str], names: Mapping[str, str]
+    letters: Mapping[str, str],
+    flights: Sequence[str],
+    waiting: Mapping[str, str],
+    names: Mapping[str, str],
 ) -> str:
     by_letter: dict[str, list[str]] = {}
     for stage, letter in letters.items():
@@ -142,9 +145,7 @@ def _legend(
     entries = [f"{letter}: {', '.join(dict.fromkeys(stages))}" for letter, stages in by_letter.items()]
     lines = ("thin line", "dashed line", "dotted line")
     entries += [f"{lines[i % 3]}: {names.get(stage, stage)}" for i, stage in enumerate(flights)]
-    entries += [
-        f"{'striped' if i else 'hollow'}: {names.get(stage, 'the rank waits')}" for i, stage in enumerate(waiting)
-    ]
+    entries += [f"{look}: {names.get(stage, 'the rank waits')}" for stage, look in waiting.items()]
     return "; ".join(entries) + "."
 
 
