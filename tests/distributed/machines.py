@@ -78,8 +78,9 @@ class Network:
         own = self.machines[machine]
         settings = {"HEAD": self.head.address, "PORT": str(PORT), "ADDRESS": own.address, "RUN": "run"}
         settings |= {"HOSTS": nodes, "RANKS": str(ranks), "RESTARTS": "1000", "PYTHON": sys.executable}
-        # A machine that is gone is noticed within seconds, and nobody waits long for a late one.
-        settings["MEETING"] = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+        # A machine that is gone is noticed within ten seconds, and nobody waits long for a late one. Less would take a
+        # machine that has much to do for one that is gone.
+        settings["MEETING"] = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=10"
         return own.start(["sh", str(LAUNCH / "torchrun.sh"), *words], log, **settings)
 
     def unplug(self, machine: int) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 def pairwise_cover(values: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:
     """Cases out of the product of ``values`` that cover all pairs; greedy, and the same at each call."""
-    everything = list(product(*values))
     places = list(combinations(range(len(values)), 2))
-    open_pairs = {(a, b, case[a], case[b]) for case in everything for a, b in places}
+    pairs = {case: {(a, b, case[a], case[b]) for a, b in places} for case in product(*values)}
+    still_open = set().union(*pairs.values())
     chosen: set[tuple[Any, ...]] = set()
-    while open_pairs:
-        best = max(everything, key=lambda case: sum((a, b, case[a], case[b]) in open_pairs for a, b in places))
+    while still_open:
+        best = max(pairs, key=lambda case: len(pairs[case] & still_open))
         chosen.add(best)
-        open_pairs -= {(a, b, best[a], best[b]) for a, b in places}
+        still_open -= pairs[best]
     return chosen

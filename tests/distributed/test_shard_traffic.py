@@ -265,7 +265,7 @@ def count_cases(rank: int, world_size: int, drawn: list[Case], narrow: bool, poo
 )
 def test_counted_bytes_are_the_predicted_ones_for_any_plan_and_batch(ranks, world_size, hosts, narrow, pooled):
     local_size = world_size // hosts
-    drawn = with_drawn(covering_cases(world_size, local_size), cases_with_copies(world_size, local_size), 25)
+    drawn = with_drawn(covering_cases(world_size, local_size), cases_with_copies(world_size, local_size), 12)
     of_ranks = ranks(world_size, hosts=hosts).run(count_cases, drawn, narrow, pooled)
     kinds, stages = set(), set()
     for index, case in enumerate(drawn):

@@ -187,12 +187,20 @@ def test_flipped_and_cut_models_are_refused(loader: Path, served, tmp_path: Path
     model, request = served
     data = model.read_bytes()
     damaged = tmp_path / "damaged.pt"
-    for size in range(60, 130):  # every length of a digest's last block: the digest is right, and the file is no model
+    for size in (
+        60,
+        64,
+        65,
+        119,
+        120,
+        127,
+        128,
+    ):  # SHA-256 pads a last block of up to 55 bytes, or up to 63, its own way
         _add_digest(damaged, data[:size])
         code, message = run(loader, damaged, request, *operator_libraries())
         assert code == 1
         assert "SHA-256" not in message
-    for place in (0, 30, len(data) // 2, len(data) - 90, len(data) - 80, len(data) - 79, len(data) - 40, len(data) - 1):
+    for place in (0, len(data) // 2, len(data) - 80, len(data) - 79, len(data) - 1):
         flipped = bytearray(data)
         flipped[place] ^= 16
         damaged.write_bytes(flipped)
@@ -228,8 +236,14 @@ def test_a_loader_that_somebody_else_can_write_is_not_run(monkeypatch: pytest.Mo
 
 
 @compiled
-@pytest.mark.slow
-def test_a_loader_is_built_where_only_its_user_writes(tmp_path: Path):
+def test_a_loader_is_built_where_only_its_user_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "main.cpp").write_text("int main() {}")
+    (source / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.18)\nproject(small LANGUAGES CXX)\nadd_executable(tutorec_loader main.cpp)\n"
+    )
+    monkeypatch.setattr(cpp_loader, "SOURCE", source)
     before = os.umask(0)
     try:
         program = build_loader(tmp_path / "cache" / "loader")

@@ -36,7 +36,8 @@ def test_every_mention_is_the_same():
         p for folder in ("book", "notebooks", "src", ".github") for p in (ROOT / folder).rglob("*.*") if p.is_file()
     ]
     texts = {str(p.relative_to(ROOT)): p.read_text(encoding="utf-8", errors="ignore") for p in files}
-    assert_none([v for name, text in texts.items() for v in address_violations(name, text, repository_url())])
+    url = repository_url()
+    assert_none([v for name, text in texts.items() for v in address_violations(name, text, url)])
 
 
 @pytest.mark.parametrize(

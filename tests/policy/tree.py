@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -67,15 +68,16 @@ class SourceFile:
         """Lines that hold code: no docstrings, comments or blank lines."""
         first = getattr(node, "lineno", 1)
         last = getattr(node, "end_lineno", None) or self.text.count("\n") + 1
-        return len([line for line in self._code_line_numbers if first <= line <= last])
+        numbers = self._code_line_numbers
+        return bisect_right(numbers, last) - bisect_left(numbers, first)
 
     def tokens(self) -> int:
         """Python's own tokens without comments, docstrings, ends of lines and indentation."""
         return len(self._code_tokens)
 
     @cached_property
-    def _code_line_numbers(self) -> set[int]:
-        return {line for token in self._code_tokens for line in range(token.start[0], token.end[0] + 1)}
+    def _code_line_numbers(self) -> list[int]:
+        return sorted({line for token in self._code_tokens for line in range(token.start[0], token.end[0] + 1)})
 
     @cached_property
     def _code_tokens(self) -> list[tokenize.TokenInfo]:

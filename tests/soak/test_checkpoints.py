@@ -41,6 +41,12 @@ def test_kills_in_the_middle_of_saves_leave_a_whole_checkpoint(tmp_path):
     found = in_a_process_of_its_own(f"drawn_kills({str(tmp_path)!r}, {KILLS}, 7)")
     print({"kills": KILLS, "under way": found["under_way"], "step": found["done"]})
     assert found["done"] >= KILLS and found["under_way"] > KILLS // 10
+    assert {killed for killed, _, _ in found["messages"]} == {0, 1}
+    for killed, process, message in found["messages"]:
+        start = (
+            f"saving the checkpoint {tmp_path / 'model'} failed: rank {killed} ended meanwhile (process {process}); "
+        )
+        assert message.startswith(start), message
 
 
 def test_kills_in_the_middle_of_background_saves_leave_a_whole_checkpoint(tmp_path):

@@ -31,19 +31,6 @@ def in_a_process_of_its_own(call: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
-def test_fifty_kills_at_drawn_moments_leave_a_whole_checkpoint_and_a_message_that_names_the_killed(tmp_path):
-    found = in_a_process_of_its_own(f"drawn_kills({str(tmp_path)!r}, 50, 20)")
-    assert found["done"] >= 50
-    assert found["under_way"] > 10, "kills hit saves that were under way"
-    assert {killed for killed, _, _ in found["messages"]} == {0, 1}
-    for killed, process, message in found["messages"]:
-        start = (
-            f"saving the checkpoint {tmp_path / 'model'} failed: rank {killed} ended meanwhile (process {process}); "
-        )
-        assert message.startswith(start), message
-
-
 def test_a_kill_at_every_step_of_a_replacement_leaves_the_old_one_or_the_new_one(tmp_path):
     found = in_a_process_of_its_own(f"kills_at_every_step({str(tmp_path)!r})")
     steps = found["steps"]

@@ -265,7 +265,7 @@ def unsharded(case: Case, world_size: int) -> tuple[list[Tensor], dict[str, Tens
 )
 def test_any_plan_on_any_batch_equals_unsharded(ranks, world_size, hosts):
     local_size = world_size // hosts
-    drawn = with_drawn(covering_cases(world_size, local_size), cases(world_size, local_size), 30)
+    drawn = with_drawn(covering_cases(world_size, local_size), cases(world_size, local_size), 12)
     of_ranks = ranks(world_size, hosts=hosts).run(run_cases, drawn)
     for index, case in enumerate(drawn):
         outputs, tables = unsharded(case, world_size)
