@@ -86,6 +86,34 @@ class NoWait(Awaitable[W]):
         return self._awaited
 
 
+class _Mapped(Awaitable[W]):
+    """What `map_awaitable` returns."""
+
+    def __init__(self, function: Callable[..., W], awaited: tuple[Awaitable[Any], ...]) -> None:
+        self._steps: tuple[Callable[..., W], tuple[Awaitable[Any], ...]] | None = (function, awaited)
+
+    def _wait_impl(self) -> W:
+        assert self._steps is not None, "a value is computed once; wait() remembers it"
+        function, awaited = self._steps
+        value = function(*[each.wait() for each in awaited])
+        self._steps = None  # what has arrived is not kept beside what was made of it
+        return value
+
+
+def map_awaitable(function: Callable[..., W], *awaited: Awaitable[Any]) -> Awaitable[W]:
+    """An awaitable of ``function(value, ...)``: waits for the values in order and calls the function, once.
+
+    Args:
+        function: Takes one value of each awaitable.
+        awaited: What it waits for.
+
+    Example:
+        >>> map_awaitable(lambda first, second: first + second, NoWait(1), NoWait(2)).wait()
+        3
+    """
+    return _Mapped(function, awaited)
+
+
 def proxies_in(parts: Any) -> list[Any]:
     """The proxies of torch.fx among nested lists, tuples and dicts of arguments, in their order."""
     from torch.fx.node import map_aggregate
@@ -246,4 +274,12 @@ for _name, _builtin in (("len", len), ("iter", iter), ("float", float), ("int", 
 LazyAwaitable.__hash__ = object.__hash__  # pyright: ignore[reportAttributeAccessIssue]
 del _name, _operator, _builtin
 
-__all__ = ["Awaitable", "GetItemLazyAwaitable", "LazyAwaitable", "LazyGetItemMixin", "LazyNoWait", "NoWait"]
+__all__ = [
+    "Awaitable",
+    "GetItemLazyAwaitable",
+    "LazyAwaitable",
+    "LazyGetItemMixin",
+    "LazyNoWait",
+    "NoWait",
+    "map_awaitable",
+]

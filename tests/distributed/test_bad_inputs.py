@@ -12,7 +12,7 @@ import torch
 from distributed.cases import batch, collection, shard
 
 from tutorec import _validation
-from tutorec.distributed import embedding_base
+from tutorec.distributed import tables
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ParameterSharding
@@ -150,12 +150,6 @@ def test_a_batch_that_is_no_keyed_jagged_tensor_is_refused():
         sharded()(batch)
 
 
-def test_a_module_that_is_no_collection_is_refused():
-    module: Any = torch.nn.Linear(2, 2)
-    with pytest.raises(TypeError, match="shards an EmbeddingBagCollection, got a Linear"):
-        EmbeddingBagCollectionSharder().shard(module, plan(), ALONE)
-
-
 def test_weighted_collection_without_weights_is_refused():
     weighted = EmbeddingBagCollection(one_table().embedding_bag_configs(), is_weighted=True)
     module = EmbeddingBagCollectionSharder().shard(weighted, plan(), ALONE)
@@ -285,7 +279,7 @@ def test_optimizer_left_by_apply_optimizer_in_backward_is_honoured():
 
 
 def test_plan_made_for_cuda_is_placed_on_cpu_with_one_notice(caplog, monkeypatch):
-    monkeypatch.setattr(embedding_base, "_noticed", set())
+    monkeypatch.setattr(tables, "_noticed", set())
     ebc = one_table()
     cuda = construct_module_sharding_plan(ebc, {"products": table_wise(rank=0)}, world_size=1, device_type="cuda")
     with caplog.at_level(logging.WARNING, logger="tutorec"):
@@ -297,13 +291,6 @@ def test_plan_made_for_cuda_is_placed_on_cpu_with_one_notice(caplog, monkeypatch
     if not torch.cuda.is_available():
         EmbeddingBagCollectionSharder().shard(ebc, cuda, ALONE, torch.device("cuda"))
         assert "tables that were to live on cuda are placed on cpu" in caplog.text
-
-
-def test_what_is_no_environment_and_no_registry_is_named():
-    with pytest.raises(TypeError, match=r"needs a ShardingEnv, got NoneType: .*from_process_group"):
-        EmbeddingBagCollectionSharder().shard(one_table(), plan(), None)
-    with pytest.raises(TypeError, match=r"maps names of moves to codecs, got int: make it with get_qcomm"):
-        EmbeddingBagCollectionSharder(qcomm_codecs_registry=5)
 
 
 def test_a_dense_table_leaves_its_optimizer_in_backward_to_the_caller_who_is_told():

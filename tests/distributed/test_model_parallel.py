@@ -18,7 +18,8 @@ from distributed.cases import batch, collection, home, on_rank, tables
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tutorec.distributed import comm, embedding_base
+from tutorec.distributed import comm
+from tutorec.distributed import tables as placed_tables
 from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, sharded_parameter_names
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
@@ -502,7 +503,7 @@ def test_the_happy_path_says_nothing(ranks):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, and nothing to say")
 def test_a_device_that_is_not_here_becomes_the_cpu_with_one_notice(caplog, monkeypatch):
     # The model replaced the device before the sharder saw it, and nobody said so.
-    monkeypatch.setattr(embedding_base, "_noticed", set())
+    monkeypatch.setattr(placed_tables, "_noticed", set())
     env, plan = ShardingEnv.from_local(1, 0), plan_of(Model().sparse.tables, 1)
     with caplog.at_level(logging.WARNING, logger="tutorec"):
         models = [

@@ -56,7 +56,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "sharded_tensor state_dict optimizer_state embedding_base embeddingbag embedding "
+                    "sharded_tensor state_dict optimizer_state sharders embedding_base embeddingbag embedding "
                     "fused_embeddingbag fused_embedding "
                     "quant_state quant_embeddingbag quant_embedding mix_vocab"
                 ).split()

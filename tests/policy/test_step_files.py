@@ -38,7 +38,7 @@ def test_the_report_is_of_today(rows):
 def test_the_trace_sees_every_part_of_a_step(rows):
     files = {path for _, path, _ in rows}
     assert {"distributed/embeddingbag.py", "distributed/comm.py", "distributed/collectives/kjt.py"} <= files
-    assert {"distributed/collectives/autograd.py", "distributed/collectives/pooled.py"} <= files
+    assert {"distributed/collectives/autograd.py", "distributed/collectives/rows.py"} <= files
     assert any(path.startswith("distributed/lookup/") for path in files)
     assert any(path.startswith("distributed/sharding/") for path in files)
     assert not any(path.startswith(("sparse/", "_kernels/", "modules/", "optim/")) for path in files)
@@ -48,7 +48,7 @@ def test_the_trace_sees_every_part_of_a_planning_call():
     files = set(planning_files(str(SRC / PACKAGE)))
     planner = {path.removeprefix("distributed/planner/") for path in files if path.startswith("distributed/planner/")}
     assert {"planners.py", "enumerators.py", "shard_estimators.py", "cost.py", "topology.py"} <= planner
-    assert "distributed/embedding_base.py" in files
+    assert "distributed/sharders.py" in files
 
 
 def test_totals_count_each_file_of_every_package_once():

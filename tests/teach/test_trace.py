@@ -74,28 +74,21 @@ def test_count_takes_over_counted_traffic():
 def test_lines_run_sees_autograd_and_only_the_folder():
     from pathlib import Path
 
+    from tutorec.awaitable import NoWait
     from tutorec.distributed.collectives import autograd
-    from tutorec.distributed.collectives.autograd import Exchange, issue
+    from tutorec.distributed.collectives.autograd import issue
     from tutorec.teach.trace import lines_run
-
-    class Stay(Exchange):
-        def issue(self, sent):
-            from tutorec.awaitable import NoWait
-
-            return NoWait(sent * 2)
-
-        issue_back = issue
 
     def step():
         x = torch.ones(2, requires_grad=True)
-        issue(Stay(), x).wait().sum().backward()
+        issue(lambda sent: NoWait(sent * 2), lambda gradient: NoWait(gradient * 2), x).wait().sum().backward()
 
     folder = Path(autograd.__file__).parent
     step()
     found = lines_run(step, folder)
     assert list(found) == ["autograd.py"]
     source = Path(autograd.__file__).read_text().splitlines()
-    assert any("issue_back" in source[number - 1] for number in found["autograd.py"])
+    assert any("move_back(" in source[number - 1] for number in found["autograd.py"])
     assert lines_run(lambda: 1 + 1, folder) == {}
 
 

@@ -24,8 +24,9 @@ from torch.distributed import distributed_c10d
 from tutorec._spmd_device import backend_for
 from tutorec._spmd_end import give_threads_time
 from tutorec._spmd_progress import note
-from tutorec.awaitable import Awaitable, NoWait
+from tutorec.awaitable import Awaitable, NoWait, map_awaitable
 from tutorec.distributed.env import hosts_differ
+from tutorec.distributed.qcomm import CommCodec
 
 
 @dataclass(frozen=True)
@@ -66,42 +67,13 @@ class _InFlight(Awaitable[torch.Tensor]):
         return received
 
 
-class _Slices(Awaitable[list[torch.Tensor]]):
-    """What each rank has sent; my own slice never left."""
-
-    def __init__(self, arriving: Awaitable[torch.Tensor], counts: list[int], me: int, own: torch.Tensor | None) -> None:
-        self._parts = (arriving, counts, me, own)
-
-    def _wait_impl(self) -> list[torch.Tensor]:
-        arriving, counts, me, own = self._parts
-        slices = list(arriving.wait().split(counts))
-        if own is not None:
-            slices[me] = own
-        return slices
-
-
-class _Summed(Awaitable[torch.Tensor]):
-    """The sum of the equally long slices that arrive, in the order of the ranks they come from."""
-
-    def __init__(self, arriving: Awaitable[list[torch.Tensor]]) -> None:
-        self._arriving = arriving
-
-    def _wait_impl(self) -> torch.Tensor:
-        first, *others = self._arriving.wait()
-        if first.is_floating_point() and first.element_size() < 4:
-            first = first.float()
-        total = first + others[0]
-        for other in others[1:]:
-            total += other
-        return total
-
-
 def all_to_all(
     send: torch.Tensor,
     send_counts: Sequence[int],
     receive_counts: Sequence[int],
     group: dist.ProcessGroup,
     stage: str,
+    codec: CommCodec | None = None,
 ) -> Awaitable[torch.Tensor]:
     """Issue the exchange of slices of a flat tensor: slice ``r`` of ``send`` goes to rank ``r``.
 
@@ -111,6 +83,7 @@ def all_to_all(
         receive_counts: Elements from each rank, W of them.
         group: The ranks.
         stage: Under what the bytes are counted.
+        codec: In what type they travel; None: as they are.
 
     Returns:
         A promise of ``[sum(receive_counts)]``, slice ``r`` from rank ``r``. In a world of 1 nothing is sent and the
@@ -118,6 +91,9 @@ def all_to_all(
     """
     if len(send_counts) == 1:
         return NoWait(send)
+    if codec is not None:
+        arriving = all_to_all(codec.encode(send), send_counts, receive_counts, group, stage)
+        return map_awaitable(lambda arrived: codec.decode(arrived, send.dtype), arriving)
     _announce(group, stage, [count * send.element_size() for count in send_counts])
     received = send.new_empty(sum(receive_counts))
     work = dist.all_to_all_single(received, send, list(receive_counts), list(send_counts), group, async_op=True)
@@ -130,6 +106,7 @@ def all_to_all_slices(
     receive_counts: Sequence[int],
     group: dist.ProcessGroup,
     stage: str,
+    codec: CommCodec | None = None,
 ) -> Awaitable[list[torch.Tensor]]:
     """`all_to_all` for results that are going to be put together anyway: the slices apart, mine not copied.
 
@@ -139,6 +116,7 @@ def all_to_all_slices(
         receive_counts: As of `all_to_all`.
         group: The ranks.
         stage: Under what the bytes are counted.
+        codec: In what type they travel; None: as they are.
 
     Returns:
         A promise of W slices, slice ``r`` from rank ``r``. Mine is a view of ``send`` on the first rank and the last,
@@ -146,16 +124,30 @@ def all_to_all_slices(
     """
     if len(send_counts) == 1:
         return NoWait([send])
+    if codec is not None:
+        arriving = all_to_all_slices(codec.encode(send), send_counts, receive_counts, group, stage)
+        return map_awaitable(lambda slices: [codec.decode(part, send.dtype) for part in slices], arriving)
     out, into, me = list(send_counts), list(receive_counts), group.rank()
     if 0 < me < len(out) - 1:
-        return _Slices(all_to_all(send, out, into, group, stage), into, me, None)
+        arriving = all_to_all(send, out, into, group, stage)
+        return map_awaitable(lambda arrived: list(arrived.split(into)), arriving)
     own, others = (send[: out[0]], send[out[0] :]) if me == 0 else (send[sum(out[:-1]) :], send[: sum(out[:-1])])
     out[me] = into[me] = 0
-    return _Slices(all_to_all(others, out, into, group, stage), into, me, own)
+
+    def with_mine(arrived: torch.Tensor) -> list[torch.Tensor]:
+        slices = list(arrived.split(into))
+        slices[me] = own
+        return slices
+
+    return map_awaitable(with_mine, all_to_all(others, out, into, group, stage))
 
 
 def reduce_scatter(
-    send: torch.Tensor, counts: Sequence[int], group: dist.ProcessGroup, stage: str
+    send: torch.Tensor,
+    counts: Sequence[int],
+    group: dist.ProcessGroup,
+    stage: str,
+    codec: CommCodec | None = None,
 ) -> Awaitable[torch.Tensor]:
     """Issue the sum over ranks of a flat tensor, of which every rank keeps one slice: slice ``r`` stays on rank ``r``.
 
@@ -168,19 +160,33 @@ def reduce_scatter(
         counts: Elements of each rank's slice, the same W numbers on every rank.
         group: The ranks.
         stage: Under what the bytes are counted.
+        codec: In what type they travel; None: as they are.
 
     Returns:
-        A promise of ``[counts[me]]``; of float32 where ``send`` is float16 or bfloat16. In a world of 1 it is ``send``
-        itself.
+        A promise of ``[counts[me]]``. In a world of 1 it is ``send`` itself.
     """
     if len(counts) == 1:
         return NoWait(send)
-    world_size, mine = len(counts), counts[group.rank()]
-    return _Summed(all_to_all_slices(send, counts, [mine] * world_size, group, stage))
+
+    def total(slices: list[torch.Tensor]) -> torch.Tensor:
+        first, *others = slices
+        if first.is_floating_point() and first.element_size() < 4:
+            first = first.float()
+        summed = first + others[0]
+        for other in others[1:]:
+            summed += other
+        return summed.to(send.dtype) if codec is None else codec.decode(summed, send.dtype)
+
+    sent, mine = send if codec is None else codec.encode(send), counts[group.rank()]
+    return map_awaitable(total, all_to_all_slices(sent, counts, [mine] * len(counts), group, stage))
 
 
 def all_gather(
-    mine: torch.Tensor, counts: Sequence[int], group: dist.ProcessGroup, stage: str
+    mine: torch.Tensor,
+    counts: Sequence[int],
+    group: dist.ProcessGroup,
+    stage: str,
+    codec: CommCodec | None = None,
 ) -> Awaitable[torch.Tensor]:
     """Issue the collection of every rank's flat tensor on every rank; ranks may give different numbers of elements.
 
@@ -191,6 +197,7 @@ def all_gather(
         counts: Elements that each rank gives, the same W numbers on every rank.
         group: The ranks.
         stage: Under what the bytes are counted.
+        codec: In what type they travel; None: as they are.
 
     Returns:
         A promise of ``[sum(counts)]``, rank 0's elements first. In a world of 1 it is ``mine`` itself.
@@ -199,7 +206,7 @@ def all_gather(
     if world_size == 1:
         return NoWait(mine)
     # An exchange of copies takes ranks that give different numbers, and costs no more than torch's own collection.
-    return all_to_all(mine.repeat(world_size), [mine.numel()] * world_size, counts, group, stage)
+    return all_to_all(mine.repeat(world_size), [mine.numel()] * world_size, counts, group, stage, codec)
 
 
 def broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, stage: str) -> None:

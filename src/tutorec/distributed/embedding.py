@@ -13,12 +13,13 @@ from typing import Any, cast
 import torch
 from torch.autograd.function import once_differentiable
 
-from tutorec.awaitable import Awaitable, LazyAwaitable
+from tutorec.awaitable import Awaitable, map_awaitable
 from tutorec.distributed.collectives.kjt import ArrivedIds, KJTArrival
-from tutorec.distributed.embedding_base import BaseEmbeddingSharder, BatchContext, ShardedEmbeddingModule, Unsharded
+from tutorec.distributed.embedding_base import BatchContext, ResultAwaitable, ShardedEmbeddingModule, Unsharded
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
+from tutorec.distributed.sharders import BaseEmbeddingSharder
 from tutorec.distributed.sharding.registry import SEQUENCE_SHARDINGS
 from tutorec.distributed.sharding.sequence_sharding import (
     SequenceEmbeddingDist,
@@ -30,35 +31,14 @@ from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.sparse.jagged import JaggedTensor
-from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 class EmbeddingCollectionContext(BatchContext):
     """What the moves of one batch tell each other."""
 
 
-class EmbeddingCollectionAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
-    """Rows on their way home; ``wait()`` gives a `JaggedTensor` for each feature and table, by name.
-
-    Args:
-        arriving: One promise for each sharding.
-        results: Who makes results of them.
-        ctx: Of the batch.
-    """
-
-    def __init__(
-        self, arriving: Sequence[Awaitable[torch.Tensor]], results: RowResults, ctx: EmbeddingCollectionContext
-    ) -> None:
-        super().__init__()
-        self._arriving = arriving
-        self._results = results
-        self._ctx = ctx
-        self._graph_is_recorded = torch.is_grad_enabled()
-
-    def _wait_impl(self) -> dict[str, JaggedTensor]:
-        # A lazy value may first be touched under no_grad, e.g. to print it, and still has to train.
-        with torch.set_grad_enabled(self._graph_is_recorded):
-            return self._results.join([part.wait() for part in self._arriving], self._ctx)
+class EmbeddingCollectionAwaitable(ResultAwaitable):
+    """Rows that return; ``wait()`` gives a `JaggedTensor` for each feature and table, by name."""
 
 
 class RowResults:
@@ -153,6 +133,9 @@ class ShardedEmbeddingCollection(
         TorchRec's ``torchrec.distributed.embedding.ShardedEmbeddingCollection``.
     """
 
+    _awaitable = EmbeddingCollectionAwaitable
+    _sharding_context = SequenceShardingContext
+
     def __init__(
         self,
         module: EmbeddingCollection,
@@ -183,26 +166,20 @@ class ShardedEmbeddingCollection(
         """The context of one batch."""
         return EmbeddingCollectionContext()
 
-    def input_dist(
-        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
-    ) -> Awaitable[Awaitable[list[ArrivedIds]]]:
-        """My samples, every feature -> every rank's ids of my tables; for each sharding.
+    def _received(self, ctx: EmbeddingCollectionContext, arrivals: Sequence[KJTArrival]) -> Awaitable[list[ArrivedIds]]:
+        """Every rank's ids of my tables; for each sharding."""
 
-        Raises:
-            KeyError: A feature is missing.
-            ValueError: An id is not a row of its table.
-        """
-        ctx.sharding_contexts = [SequenceShardingContext() for _ in self._shardings]
-        return _Sizes(self._send(ctx, features), ctx)
+        def ids_by_rank() -> list[ArrivedIds]:
+            of_shardings = [arrival.wait_by_rank() for arrival in arrivals]
+            for arrival, ids, context in zip(arrivals, of_shardings, ctx.sharding_contexts, strict=True):
+                context.arrived_counts, context.sent_counts = ids.counts, arrival.sent_counts
+            return of_shardings
 
-    def compute(self, ctx: EmbeddingCollectionContext, dist_input: list[ArrivedIds]) -> list[torch.Tensor]:
-        """Every rank's ids -> their rows, flat; for each sharding."""
-        return [lookup(ids) for lookup, ids in zip(self._lookups, dist_input, strict=True)]
+        return map_awaitable(ids_by_rank)
 
-    def output_dist(self, ctx: EmbeddingCollectionContext, output: list[torch.Tensor]) -> EmbeddingCollectionAwaitable:
-        """Every rank's rows -> the rows of my ids."""
-        moves = zip(self._output_dists, output, ctx.sharding_contexts, strict=True)
-        return EmbeddingCollectionAwaitable([dist(rows, own) for dist, rows, own in moves], self._results, ctx)
+    def _join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingCollectionContext) -> dict[str, JaggedTensor]:
+        """The rows of my ids from each sharding -> the results."""
+        return self._results.join(parts, ctx)
 
     # --- what it shares with the unsharded module
 
@@ -217,29 +194,6 @@ class ShardedEmbeddingCollection(
     def need_indices(self) -> bool:
         """Whether the results carry the ids that they belong to, as weights."""
         return self._need_indices
-
-
-class _Sizes(Awaitable[Awaitable[list[ArrivedIds]]]):
-    """The first round of every sharding; to wait for it is to issue the second."""
-
-    def __init__(self, sent: Awaitable[list[KJTArrival]], ctx: EmbeddingCollectionContext) -> None:
-        self._sent, self._ctx = sent, ctx
-
-    def _wait_impl(self) -> Awaitable[list[ArrivedIds]]:
-        return _Ids(self._sent.wait(), self._ctx)
-
-
-class _Ids(Awaitable[list[ArrivedIds]]):
-    def __init__(self, arrivals: list[KJTArrival], ctx: EmbeddingCollectionContext) -> None:
-        self._arrivals, self._ctx = arrivals, ctx
-
-    def _wait_impl(self) -> list[ArrivedIds]:
-        of_shardings: list[ArrivedIds] = []
-        for arrival, own in zip(self._arrivals, self._ctx.sharding_contexts, strict=True):
-            ids = arrival.wait_by_rank()
-            own.arrived_counts, own.sent_counts = ids.counts, arrival.sent_counts()
-            of_shardings.append(ids)
-        return of_shardings
 
 
 class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
@@ -257,6 +211,7 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
     Example:
         >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
         >>> tables = [EmbeddingConfig(num_embeddings=8, embedding_dim=4, name="products", feature_names=["item"])]
         >>> plan = EmbeddingModuleShardingPlan(products=table_wise_sharding((8, 4), rank=0, device_type="cpu"))
         >>> sharder = EmbeddingCollectionSharder(fused_params={"learning_rate": 0.02})
@@ -272,15 +227,4 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
     _module_type = EmbeddingCollection
     _tables_path = "embeddings"
     _types = tuple(SEQUENCE_SHARDINGS)
-
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedEmbeddingCollection:
-        """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
-        self._check_module(module)
-        return ShardedEmbeddingCollection(module, params, env, self.fused_params, device, self._codecs)
+    _sharded_type = ShardedEmbeddingCollection

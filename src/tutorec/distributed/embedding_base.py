@@ -6,7 +6,7 @@ its shards' rows out of the unsharded tables, and at the first batch the exchang
 
 from __future__ import annotations
 
-import logging
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -16,32 +16,29 @@ from torch import nn
 
 from tutorec._kernels.row_cache import CacheCounts
 from tutorec._kernels.tbe_cached import CachedTableBatch
-from tutorec._spmd_device import device as own_device
-from tutorec.awaitable import Awaitable
+from tutorec.awaitable import Awaitable, LazyAwaitable, map_awaitable
 from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.collectives.autograd import division_fact
 from tutorec.distributed.collectives.kjt import KJTArrival
 from tutorec.distributed.env import ShardingEnv
-from tutorec.distributed.fused_params import optimizer_spec
-from tutorec.distributed.initial_rows import draw_piece
+from tutorec.distributed.initial_rows import InitialRows
 from tutorec.distributed.layout import FeatureOrder
-from tutorec.distributed.lookup.base import EmbeddingLookup
-from tutorec.distributed.lookup.grouped import SUPPORTED_KERNELS
+from tutorec.distributed.lookup.grouped import SUPPORTED_KERNELS, EmbeddingLookup
 from tutorec.distributed.optimizer_state import ShardedStates
 from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
-from tutorec.distributed.sharded_module import CompIn, Ctx, DistOut, M, ModuleSharder, Out, ShardedModule
-from tutorec.distributed.sharding.base import EmbeddingSharding, SparseFeaturesDist
-from tutorec.distributed.state_dict import local_state, sharded_state
+from tutorec.distributed.sharded_module import CompIn, DistOut, Out, ShardedModule
+from tutorec.distributed.sharding.base import EmbeddingSharding, EmbeddingShardingContext, SparseFeaturesDist
+from tutorec.distributed.state_dict import copy_when_loading, register_state_hooks
 from tutorec.distributed.tables import (
     IN_FILE,
     HeldTable,
     PlacedTable,
     PlacementRules,
-    TableShard,
     check_plan_covers,
     place_table,
+    usable_device,
 )
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_tables import get_embedding_names_by_table
@@ -52,8 +49,6 @@ from tutorec.sparse.id_check import check_ids, warn_of_weights
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 
-_logger = logging.getLogger(__name__)
-_noticed: set[str] = set()
 S = TypeVar("S", bound=EmbeddingSharding)
 
 
@@ -105,8 +100,34 @@ class BatchContext:
         return self.features.inverse_indices_or_none() if self.features is not None else None
 
 
+C = TypeVar("C", bound=BatchContext)
+
+
+class ResultAwaitable(LazyAwaitable[Any]):
+    """Rows that return to the ranks of their samples; ``wait()`` gives the result.
+
+    Args:
+        arriving: One awaitable for each sharding.
+        join: Makes the result of what has arrived.
+        ctx: Of the batch.
+    """
+
+    def __init__(
+        self, arriving: Sequence[Awaitable[torch.Tensor]], join: Callable[..., Any], ctx: BatchContext
+    ) -> None:
+        super().__init__()
+        self._arriving, self._join, self._ctx = arriving, join, ctx
+        self._graph_is_recorded = torch.is_grad_enabled()
+
+    def _wait_impl(self) -> Any:
+        # The graph belongs to where the forward was called: a result that is first touched under no_grad, e.g. to be
+        # printed, still has to train.
+        with torch.set_grad_enabled(self._graph_is_recorded):
+            return self._join([part.wait() for part in self._arriving], self._ctx)
+
+
 class ShardedEmbeddingModule(
-    ShardedModule[Ctx, CompIn, DistOut, Out], FusedOptimizerModule, Generic[Ctx, CompIn, DistOut, Out, S]
+    ShardedModule[C, CompIn, DistOut, Out], FusedOptimizerModule, Generic[C, CompIn, DistOut, Out, S]
 ):
     """A collection of tables over the ranks of a process group.
 
@@ -129,6 +150,8 @@ class ShardedEmbeddingModule(
 
     # One call in a traced graph: what is sent and received depends on other ranks, and has no place in it.
     is_traced_whole: ClassVar[bool] = True
+    _awaitable: ClassVar[type[ResultAwaitable]] = ResultAwaitable
+    _sharding_context: ClassVar[type[EmbeddingShardingContext]] = EmbeddingShardingContext
 
     def __init__(
         self,
@@ -141,11 +164,6 @@ class ShardedEmbeddingModule(
         build: Callable[[ShardingType, Sequence[PlacedTable]], S],
     ) -> None:
         super().__init__()
-        if not isinstance(env, ShardingEnv):
-            raise TypeError(
-                f"a Sharded{source.kind} needs a ShardingEnv, got {type(env).__name__}: "
-                "ShardingEnv.from_process_group(torch.distributed.group.WORLD)"
-            )
         self._env = env
         self._kind, self._path, self._is_weighted = source.kind, source.path, source.weighted
         self._device = usable_device(device, plan)
@@ -154,7 +172,7 @@ class ShardedEmbeddingModule(
         for table in self._tables:
             by_type.setdefault(table.sharding_type, []).append(table)
         self._shardings: list[S] = [build(kind, members) for kind, members in by_type.items()]
-        rows_of = _InitialRows(source)
+        rows_of = InitialRows(source.configs, source.weights)
         self._lookups: list[EmbeddingLookup] = [
             sharding.create_lookup(rows_of, self._device) for sharding in self._shardings
         ]
@@ -169,14 +187,13 @@ class ShardedEmbeddingModule(
                 rows.requires_grad_(source.weights[table].requires_grad)
                 holder[table].register_parameter(parameter, rows)
         for table in holder.values():
-            table.register_load_state_dict_pre_hook(_copy_in)
+            copy_when_loading(table)
         self.add_module(source.path, holder)
         fused = [optimizer for lookup in self._lookups for optimizer in lookup.fused_optimizers()]
         for optimizer in fused:
             optimizer.store_as(ShardedStates(self.held_tables(), list(optimizer.params), env, self._device))
         self._optimizer = CombinedOptimizer([("", optimizer) for optimizer in fused])
-        self.register_state_dict_post_hook(_store_sharded)
-        self.register_load_state_dict_pre_hook(_load_sharded)
+        register_state_hooks(self)
 
     # --- one batch
 
@@ -193,19 +210,49 @@ class ShardedEmbeddingModule(
         if self._dists_are_built:
             ctx.arranged = self._arranged(features, ctx)
 
-    def _send(self, ctx: BatchContext, features: KeyedJaggedTensor) -> Awaitable[list[KJTArrival]]:
-        """Check the batch and issue the first round of every sharding; to wait is to issue the second.
+    def input_dist(self, ctx: C, features: KeyedJaggedTensor) -> Awaitable[Awaitable[CompIn]]:
+        """My samples, every feature -> every sample, my features; for each sharding.
 
         Raises:
             KeyError: A feature is missing.
             ValueError: An id is not a row of its table, or weights are missing.
         """
+        contexts = [self._sharding_context() for _ in self._shardings]
+        ctx.sharding_contexts = contexts
         arranged, ctx.arranged = ctx.arranged, None
         if arranged is None:
             arranged = self._arranged(features, ctx) if self._dists_are_built else self._first_arranged(features, ctx)
         parts = [arranged] if len(self._input_dists) == 1 else arranged.split(self._features_per_sharding)
-        moves = zip(self._input_dists, parts, ctx.sharding_contexts, strict=True)
-        return _SizesOnTheWay([dist(part, of_sharding) for dist, part, of_sharding in moves], ctx)
+
+        def second_round(*arrivals: KJTArrival) -> Awaitable[CompIn]:
+            for of_sharding, arrival in zip(contexts, arrivals, strict=True):
+                of_sharding.batch_size_per_rank = arrival.batch_size_per_rank
+                of_sharding.batch_size_per_rank_per_feature = arrival.batch_size_per_rank_per_feature
+                if arrival.batch_size_per_rank_per_feature is not None:
+                    ctx.variable_batch_per_feature = True
+            return self._received(ctx, arrivals)
+
+        moves = zip(self._input_dists, parts, contexts, strict=True)
+        return map_awaitable(second_round, *[dist(part, of_sharding) for dist, part, of_sharding in moves])
+
+    @abstractmethod
+    def _received(self, ctx: C, arrivals: Sequence[KJTArrival]) -> Awaitable[CompIn]:
+        """What the second round brings of each sharding -> what ``compute`` is given."""
+
+    def compute(self, ctx: C, dist_input: CompIn) -> DistOut:
+        """Every sample, my features -> what my tables have of them; for each sharding."""
+        ids = cast(Sequence[Any], dist_input)
+        rows = [lookup(of_sharding) for lookup, of_sharding in zip(self._lookups, ids, strict=True)]
+        return cast(DistOut, rows)
+
+    def output_dist(self, ctx: C, output: DistOut) -> LazyAwaitable[Out]:
+        """What my tables have of every sample -> what every table has of my samples."""
+        moves = zip(self._output_dists, cast(list[torch.Tensor], output), ctx.sharding_contexts, strict=True)
+        return self._awaitable([dist(rows, of_sharding) for dist, rows, of_sharding in moves], self._join, ctx)
+
+    @abstractmethod
+    def _join(self, parts: Sequence[torch.Tensor], ctx: C) -> Out:
+        """What has arrived of each sharding -> the result."""
 
     def send_status(self, status: int) -> Awaitable[Any]:
         """Take part in the first round of ``input_dist`` without a batch; not the first time, when ranks agree.
@@ -213,7 +260,7 @@ class ShardedEmbeddingModule(
         Raises:
             RanksWithoutBatch: At the wait, and on every other rank at its own.
         """
-        return _All([dist.send_status(status) for dist in self._input_dists])
+        return map_awaitable(lambda *_: None, *[dist.send_status(status) for dist in self._input_dists])
 
     def prefetch(self, dist_input: CompIn) -> None:
         """Have the caches of this rank's tables read ahead for a coming batch; returns at once.
@@ -286,7 +333,7 @@ class ShardedEmbeddingModule(
             f"unsharded {self._kind} once more, and give it this one's state_dict()"
         )
 
-    def _apply(self, fn: Any, recurse: bool = True) -> ShardedEmbeddingModule[Ctx, CompIn, DistOut, Out, S]:
+    def _apply(self, fn: Any, recurse: bool = True) -> ShardedEmbeddingModule[C, CompIn, DistOut, Out, S]:
         """Move the rows (``.to``); parameters and optimizer state follow.
 
         Raises:
@@ -381,9 +428,10 @@ class ShardedEmbeddingModule(
 
     def _arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
         """The batch, checked, with the features of the shardings one after the other."""
-        features = maybe_td_to_kjt(features, self._feature_names)
         if not isinstance(features, KeyedJaggedTensor):
-            raise TypeError(f"a Sharded{self._kind} takes a KeyedJaggedTensor, got {type(features).__name__}")
+            features = maybe_td_to_kjt(features, self._feature_names)
+            if not isinstance(features, KeyedJaggedTensor):
+                raise TypeError(f"a Sharded{self._kind} takes a KeyedJaggedTensor, got {type(features).__name__}")
         ctx.features = features
         _check_device(features, self._device)
         arranged = self._features.arrange(features)
@@ -394,7 +442,7 @@ class ShardedEmbeddingModule(
                 return arranged
             if self._kind == "EmbeddingBagCollection":
                 warn_of_weights(self, features.keys())
-            return without_weights(arranged)
+            return _with_weights(arranged, None)
         if weights is None:
             raise ValueError(
                 "the collection is weighted (is_weighted=True), and the batch has no weights: "
@@ -405,115 +453,10 @@ class ShardedEmbeddingModule(
                 "weights of the batch require a gradient, which does not travel back between ranks: "
                 "detach them, weights.detach()"
             )
-        return arranged if weights.dtype == torch.float32 else with_weights(arranged, weights.float())
+        return arranged if weights.dtype == torch.float32 else _with_weights(arranged, weights.float())
 
 
-class _InitialRows:
-    """The first rows of a shard: those of the unsharded table, or newly drawn where that is on the meta device.
-
-    What is drawn depends on torch's seed and the table's name, not on the plan.
-    """
-
-    def __init__(self, source: Unsharded) -> None:
-        self._configs = {config.name: config for config in source.configs}
-        self._weights = source.weights
-        on_meta = any(weight.is_meta for weight in source.weights.values())
-        self._seed = int(torch.randint(2**31, ())) if on_meta else 0
-
-    def __call__(self, shard: TableShard, rows: torch.Tensor) -> None:
-        weight, piece = self._weights[shard.table.name].detach(), shard.piece
-        if weight.is_meta:
-            draw_piece(self._configs[shard.table.name], piece, self._seed, rows)
-            return
-        source = weight[piece.row_offset : piece.row_offset + piece.rows]
-        rows.copy_(source[:, piece.column_offset : piece.column_offset + piece.columns])
-
-
-class _All(Awaitable[list[Any]]):
-    """Several, waited for in order."""
-
-    def __init__(self, parts: Sequence[Awaitable[Any]]) -> None:
-        self._parts = parts
-
-    def _wait_impl(self) -> list[Any]:
-        return [part.wait() for part in self._parts]
-
-
-class _SizesOnTheWay(Awaitable[list[KJTArrival]]):
-    """The first round of every sharding; to wait for it is to issue the second."""
-
-    def __init__(self, sizes: Sequence[Awaitable[KJTArrival]], ctx: BatchContext) -> None:
-        self._sizes, self._ctx = sizes, ctx
-
-    def _wait_impl(self) -> list[KJTArrival]:
-        arrivals = [sizes.wait() for sizes in self._sizes]
-        for of_sharding, arrival in zip(self._ctx.sharding_contexts, arrivals, strict=True):
-            of_sharding.batch_size_per_rank = arrival.batch_size_per_rank
-            of_sharding.batch_size_per_rank_per_feature = arrival.batch_size_per_rank_per_feature
-            if arrival.batch_size_per_rank_per_feature is not None:
-                self._ctx.variable_batch_per_feature = True
-        return arrivals
-
-
-class BaseEmbeddingSharder(ModuleSharder[M]):
-    """What the sharders of both collections have in common; a subclass names its module and builds the sharded one.
-
-    Args:
-        fused_params: The optimizer that runs inside backward: ``optimizer``, ``learning_rate``, ``eps``. SGD with a
-            rate of 0.01 by default.
-        qcomm_codecs_registry: What rows and their gradients travel as, from ``get_qcomm_codecs_registry``; float32 by
-            default.
-
-    Raises:
-        ValueError: ``fused_params`` make no sense.
-
-    Source:
-        TorchRec's ``torchrec.distributed.embedding_types.BaseEmbeddingSharder``.
-    """
-
-    _module_type: ClassVar[type[nn.Module]]
-    _tables_path: ClassVar[str]
-    _types: ClassVar[Sequence[ShardingType]]
-
-    def __init__(
-        self,
-        fused_params: Mapping[str, Any] | None = None,
-        qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
-    ) -> None:
-        optimizer_spec(fused_params)
-        super().__init__(qcomm_codecs_registry)
-        self.fused_params: dict[str, Any] | None = dict(fused_params) if fused_params is not None else None
-
-    @property
-    def module_type(self) -> type[nn.Module]:
-        """The class of modules that it shards."""
-        return self._module_type
-
-    def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """Table name -> weights ``[R, D]``."""
-        tables = module.get_submodule(self._tables_path).named_children()
-        return {name: table.get_parameter("weight") for name, table in tables}
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """`ShardingType` values that it can build, on any device."""
-        return [sharding_type.value for sharding_type in self._types]
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """`EmbeddingComputeKernel` values that it can build, on any device."""
-        replicated = sharding_type == ShardingType.DATA_PARALLEL.value
-        return [kernel.value for kernel in SUPPORTED_KERNELS if not (replicated and kernel in IN_FILE)]
-
-    def _check_module(self, module: nn.Module) -> None:
-        if not isinstance(module, self._module_type):
-            raise TypeError(f"this sharder shards an {self._module_type.__name__}, got a {type(module).__name__}")
-
-
-def without_weights(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The batch less its weights: a collection that is not weighted does not send them."""
-    return with_weights(batch, None)
-
-
-def with_weights(batch: KeyedJaggedTensor, weights: torch.Tensor | None) -> KeyedJaggedTensor:
+def _with_weights(batch: KeyedJaggedTensor, weights: torch.Tensor | None) -> KeyedJaggedTensor:
     """The batch with other weights ``[N]``, or with none."""
     variable = batch.variable_stride_per_key()
     # Unchecked: a feature that several tables read may stand in it several times.
@@ -535,67 +478,9 @@ def _check_device(features: KeyedJaggedTensor, tables: torch.device) -> None:
     Raises:
         ValueError: It is on another device.
     """
-    found = features.device()
-    if found.type != tables.type or (tables.index is not None and found.index not in (None, tables.index)):
+    device = features.device()
+    if device.type != tables.type or (tables.index is not None and device.index not in (None, tables.index)):
         raise ValueError(
-            f"the batch (keys {features.keys()}) is on {found} and the tables are on {tables}: move the batch, "
+            f"the batch (keys {features.keys()}) is on {device} and the tables are on {tables}: move the batch, "
             f"features.to(torch.device('{tables}'))"
         )
-
-
-def usable_device(device: torch.device | None, plan: Mapping[str, ParameterSharding]) -> torch.device:
-    """The device, by default the rank's own; the CPU with one notice where CUDA is asked for and not there."""
-    wanted = torch.device(device) if device is not None else own_device()
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        _notice("CUDA is not available here: tables that were to live on cuda are placed on cpu")
-        return torch.device("cpu")
-    entries = plan.values() if isinstance(plan, Mapping) else ()
-    # What is no entry of a plan is named where the plan is read, on every rank.
-    shards = [shard for entry in entries if isinstance(entry, ParameterSharding) for shard in entry.shards()]
-    if wanted.type == "cpu" and any("cuda" in str(shard.placement) for shard in shards):
-        _notice("the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks")
-    return wanted
-
-
-def _notice(text: str) -> None:
-    """Say something once in the life of the process."""
-    if text not in _noticed:
-        _noticed.add(text)
-        _logger.warning(text)
-
-
-def _local_keys(module: Any, state_dict: Mapping[str, Any], prefix: str, table: PlacedTable) -> list[str]:
-    """The keys of this rank's pieces of a table, in plan order."""
-    stem = f"{prefix}{module._path}.{table.name}.weight"
-    pieces = sum(piece.rank == module._env.rank for piece in table.pieces)
-    names = [stem, *(f"{stem}_{index}" for index in range(1, pieces))]
-    return [name for name in names if name in state_dict]
-
-
-def _store_sharded(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    """Name every table in the state dict, as a ShardedTensor; in a world of 1 without a process group as a tensor."""
-    module.flush()
-    if module._env.process_group is None and module._env.world_size > 1:
-        return
-    local = {
-        table.name: [state_dict.pop(key) for key in _local_keys(module, state_dict, prefix, table)]
-        for table in module._tables
-    }
-    for name, value in sharded_state(module._tables, local, module._env, module._device).items():
-        state_dict[f"{prefix}{module._path}.{name}.weight"] = value
-
-
-def _copy_in(module: Any, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *_: Any) -> None:
-    """With ``assign=True`` too, rows are copied: operators look them up where they are, and would not see others."""
-    local_metadata["assign_to_params_buffers"] = False
-
-
-def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Leave in the state dict what this rank holds."""
-    module.flush()
-    stem = f"{prefix}{module._path}."
-    keys = {table.name: f"{stem}{table.name}.weight" for table in module._tables}
-    loaded = {name: state_dict.pop(key) for name, key in keys.items() if key in state_dict}
-    for name, pieces in local_state(module._tables, loaded, module._env.rank).items():
-        for index, rows in enumerate(pieces):
-            state_dict[keys[name] if index == 0 else f"{keys[name]}_{index}"] = rows

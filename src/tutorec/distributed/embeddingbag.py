@@ -12,51 +12,30 @@ from typing import Any
 
 import torch
 
-from tutorec.awaitable import Awaitable, LazyAwaitable, NoWait
+from tutorec.awaitable import Awaitable, map_awaitable
 from tutorec.distributed.collectives.kjt import KJTArrival
-from tutorec.distributed.embedding_base import BaseEmbeddingSharder, BatchContext, ShardedEmbeddingModule, Unsharded
+from tutorec.distributed.embedding_base import BatchContext, ResultAwaitable, ShardedEmbeddingModule, Unsharded
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnOrder
 from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharded_module import KJTList
-from tutorec.distributed.sharding.base import EmbeddingShardingContext, PooledEmbeddingSharding
+from tutorec.distributed.sharders import BaseEmbeddingSharder
+from tutorec.distributed.sharding.base import PooledEmbeddingSharding
 from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
 from tutorec.distributed.tables import PlacedTable
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.modules.pooled_lookup import join_samples
 from tutorec.sparse.keyed import KeyedTensor
-from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 class EmbeddingBagCollectionContext(BatchContext):
     """What the moves of one batch tell each other."""
 
 
-class EmbeddingBagCollectionAwaitable(LazyAwaitable[KeyedTensor]):
-    """Pooled rows on their way home; ``wait()`` gives the `KeyedTensor`, in the caller's order of keys.
-
-    Args:
-        arriving: One promise for each sharding: ``[B, D of the sharding]``, flat where the batch is variable.
-        outputs: Who puts them side by side.
-        ctx: Of the batch.
-    """
-
-    def __init__(
-        self, arriving: Sequence[Awaitable[torch.Tensor]], outputs: PooledOutputs, ctx: EmbeddingBagCollectionContext
-    ) -> None:
-        super().__init__()
-        self._arriving = arriving
-        self._outputs = outputs
-        self._ctx = ctx
-        self._graph_is_recorded = torch.is_grad_enabled()
-
-    def _wait_impl(self) -> KeyedTensor:
-        # The graph belongs to where the forward was called: a result that is first touched under no_grad, e.g. to be
-        # printed, still has to train.
-        with torch.set_grad_enabled(self._graph_is_recorded):
-            return self._outputs.join([part.wait() for part in self._arriving], self._ctx)
+class EmbeddingBagCollectionAwaitable(ResultAwaitable):
+    """Pooled rows that return; ``wait()`` gives the `KeyedTensor`, in the caller's order of keys."""
 
 
 class PooledOutputs:
@@ -65,9 +44,16 @@ class PooledOutputs:
     Args:
         shardings: In the order in which they deliver.
         tables: In the caller's order.
+        device: Where they live.
     """
 
-    def __init__(self, shardings: Sequence[PooledEmbeddingSharding], tables: Sequence[PlacedTable]) -> None:
+    def __init__(
+        self,
+        shardings: Sequence[PooledEmbeddingSharding],
+        tables: Sequence[PlacedTable],
+        device: torch.device,
+    ) -> None:
+        self._device = device
         self._keys = [key for table in tables for key in table.output_keys]
         self._features = [feature for table in tables for feature in table.features]
         self._piece_features = [list(sharding.output_features()) for sharding in shardings]
@@ -78,6 +64,8 @@ class PooledOutputs:
     def join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext) -> KeyedTensor:
         """One part for each sharding -> every key's columns."""
         lengths = self._columns.length_per_key
+        if not parts:
+            parts = [torch.empty(ctx.batch_size, 0, dtype=torch.float32, device=self._device)]
         if not ctx.variable_batch_per_feature:
             pooled = self._columns.arrange(parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1))
             if ctx.inverse_indices is None:
@@ -134,6 +122,8 @@ class ShardedEmbeddingBagCollection(
         TorchRec's ``torchrec.distributed.embeddingbag.ShardedEmbeddingBagCollection``.
     """
 
+    _awaitable = EmbeddingBagCollectionAwaitable
+
     def __init__(
         self,
         module: EmbeddingBagCollection,
@@ -154,7 +144,7 @@ class ShardedEmbeddingBagCollection(
         super().__init__(
             source, table_name_to_parameter_sharding, env, fused_params, device, tuple(POOLED_SHARDINGS), build
         )
-        self._outputs = PooledOutputs(self._shardings, self._tables)
+        self._outputs = PooledOutputs(self._shardings, self._tables, self._device)
 
     # --- one batch
 
@@ -162,31 +152,13 @@ class ShardedEmbeddingBagCollection(
         """The context of one batch."""
         return EmbeddingBagCollectionContext()
 
-    def input_dist(
-        self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
-    ) -> Awaitable[Awaitable[KJTList]]:
-        """My samples, every feature -> every sample, my features; one batch for each sharding.
+    def _received(self, ctx: EmbeddingBagCollectionContext, arrivals: Sequence[KJTArrival]) -> Awaitable[KJTList]:
+        """One batch for each sharding."""
+        return map_awaitable(lambda *batches: KJTList(list(batches)), *arrivals)
 
-        Raises:
-            KeyError: A feature is missing.
-            ValueError: An id is not a row of its table, or weights are missing.
-        """
-        ctx.sharding_contexts = [EmbeddingShardingContext() for _ in self._shardings]
-        return _PooledSizes(self._send(ctx, features))
-
-    def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[torch.Tensor]:
-        """Every sample, my features -> every sample, my columns."""
-        return [lookup(features) for lookup, features in zip(self._lookups, dist_input, strict=True)]
-
-    def output_dist(
-        self, ctx: EmbeddingBagCollectionContext, output: list[torch.Tensor]
-    ) -> EmbeddingBagCollectionAwaitable:
-        """Every sample, my columns -> my samples, every column."""
-        moves = zip(self._output_dists, output, ctx.sharding_contexts, strict=True)
-        arriving: list[Awaitable[torch.Tensor]] = [dist(pooled, own) for dist, pooled, own in moves]
-        if not arriving:
-            arriving.append(NoWait(torch.empty(ctx.batch_size, 0, dtype=torch.float32, device=self._device)))
-        return EmbeddingBagCollectionAwaitable(arriving, self._outputs, ctx)
+    def _join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext) -> KeyedTensor:
+        """My samples' columns of each sharding -> every column."""
+        return self._outputs.join(parts, ctx)
 
     # --- what it shares with the unsharded module
 
@@ -197,24 +169,6 @@ class ShardedEmbeddingBagCollection(
     def is_weighted(self) -> bool:
         """Whether each id carries a weight."""
         return self._is_weighted
-
-
-class _PooledSizes(Awaitable[Awaitable[KJTList]]):
-    """The first round of every sharding; to wait for it is to issue the second."""
-
-    def __init__(self, sent: Awaitable[list[KJTArrival]]) -> None:
-        self._sent = sent
-
-    def _wait_impl(self) -> Awaitable[KJTList]:
-        return _PooledFeatures(self._sent.wait())
-
-
-class _PooledFeatures(Awaitable[KJTList]):
-    def __init__(self, arrivals: list[KJTArrival]) -> None:
-        self._arrivals = arrivals
-
-    def _wait_impl(self) -> KJTList:
-        return KJTList([arrival.wait() for arrival in self._arrivals])
 
 
 class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]):
@@ -235,6 +189,7 @@ class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]
     Example:
         >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
+        >>> from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
         >>> tables = [EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name="products", feature_names=["item"])]
         >>> plan = EmbeddingModuleShardingPlan(products=table_wise_sharding((8, 4), rank=0, device_type="cpu"))
         >>> sharder = EmbeddingBagCollectionSharder(fused_params={"learning_rate": 0.02})
@@ -249,15 +204,4 @@ class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]
     _module_type = EmbeddingBagCollection
     _tables_path = "embedding_bags"
     _types = tuple(POOLED_SHARDINGS)
-
-    def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedEmbeddingBagCollection:
-        """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
-        self._check_module(module)
-        return ShardedEmbeddingBagCollection(module, params, env, self.fused_params, device, self._codecs)
+    _sharded_type = ShardedEmbeddingBagCollection

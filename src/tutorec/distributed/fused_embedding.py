@@ -48,15 +48,5 @@ class FusedEmbeddingCollectionSharder(FusedKernelsOnly, EmbeddingCollectionShard
     """
 
     _module_type = FusedEmbeddingCollection
-
-    def shard(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        module: FusedEmbeddingCollection,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedFusedEmbeddingCollection:
-        """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
-        self._check_module(module)
-        return ShardedFusedEmbeddingCollection(module, params, env, device)
+    _sharded_type = ShardedFusedEmbeddingCollection
+    _arguments = ()

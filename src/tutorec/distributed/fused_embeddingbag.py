@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from tutorec.distributed.embedding_base import BaseEmbeddingSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding
 from tutorec.distributed.qcomm import QuantizedCommCodecs
+from tutorec.distributed.sharders import BaseEmbeddingSharder
 from tutorec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 
@@ -61,15 +61,5 @@ class FusedEmbeddingBagCollectionSharder(FusedKernelsOnly, EmbeddingBagCollectio
     """
 
     _module_type = FusedEmbeddingBagCollection
-
-    def shard(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-        module: FusedEmbeddingBagCollection,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedFusedEmbeddingBagCollection:
-        """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
-        self._check_module(module)
-        return ShardedFusedEmbeddingBagCollection(module, params, env, device, self._codecs)
+    _sharded_type = ShardedFusedEmbeddingBagCollection
+    _arguments = ("qcomm_codecs_registry",)

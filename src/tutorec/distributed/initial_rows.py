@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from tutorec.distributed.shard_geometry import ShardPiece
+from tutorec.distributed.tables import TableShard
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.types import data_type_to_dtype
 
 # Numbers that are drawn at once: 4 MB of rows are held beside the shard that is being drawn.
 _BLOCK = 1 << 20
+
+
+class InitialRows:
+    """Writes the first rows of a shard: those of the unsharded table, or newly drawn where that is on the meta device.
+
+    What is drawn depends on torch's seed and the table's name, not on the plan.
+
+    Args:
+        configs: The tables.
+        weights: Table name -> ``[R, D]`` of the unsharded collection.
+    """
+
+    def __init__(self, configs: Sequence[BaseEmbeddingConfig], weights: Mapping[str, torch.Tensor]) -> None:
+        self._configs = {config.name: config for config in configs}
+        self._weights = weights
+        on_meta = any(weight.is_meta for weight in weights.values())
+        self._seed = int(torch.randint(2**31, ())) if on_meta else 0
+
+    def __call__(self, shard: TableShard, rows: torch.Tensor) -> None:
+        """Write the rows ``[R, D]`` of a shard."""
+        weight, piece = self._weights[shard.table.name].detach(), shard.piece
+        if weight.is_meta:
+            draw_piece(self._configs[shard.table.name], piece, self._seed, rows)
+            return
+        source = weight[piece.row_offset : piece.row_offset + piece.rows]
+        rows.copy_(source[:, piece.column_offset : piece.column_offset + piece.columns])
 
 
 def draw_piece(

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.collectives.autograd import division_fact, get_gradient_division
 from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataParallelWrapper, sharded_parts
-from tutorec.distributed.embedding_base import ShardedEmbeddingModule, usable_device
+from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.gradient_norm import NormOverRanks
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingPlan
@@ -37,6 +37,7 @@ from tutorec.distributed.shard import (
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharded_module import ShardedModule as ShardedModule
 from tutorec.distributed.sharding_plan import check_plan_fits, get_default_sharders
+from tutorec.distributed.tables import usable_device
 from tutorec.optim.fused import FusedOptimizerModule
 from tutorec.optim.keyed import CombinedOptimizer
 

@@ -150,18 +150,7 @@ class QuantEmbeddingCollectionSharder(BaseQuantEmbeddingSharder[QuantEmbeddingCo
     """
 
     _module_type = QuantEmbeddingCollection
-
-    def shard(
-        self,
-        module: QuantEmbeddingCollection,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedQuantEmbeddingCollection:
-        """The sharded module. ``module_fqn`` is TorchRec's and has no effect."""
-        self._check_module(module)
-        return ShardedQuantEmbeddingCollection(module, params, env, self.fused_params, device)
+    _sharded_type = ShardedQuantEmbeddingCollection
 
 
 def _one_list_each(features: KeyedJaggedTensor) -> KeyedJaggedTensor:

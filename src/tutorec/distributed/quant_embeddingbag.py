@@ -220,15 +220,4 @@ class QuantEmbeddingBagCollectionSharder(BaseQuantEmbeddingSharder[EmbeddingBagC
     """
 
     _module_type = EmbeddingBagCollection
-
-    def shard(
-        self,
-        module: EmbeddingBagCollection,
-        params: Mapping[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedQuantEmbeddingBagCollection:
-        """The sharded module. ``module_fqn`` is TorchRec's and has no effect."""
-        self._check_module(module)
-        return ShardedQuantEmbeddingBagCollection(module, params, env, self.fused_params, device)
+    _sharded_type = ShardedQuantEmbeddingBagCollection

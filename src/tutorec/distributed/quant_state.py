@@ -11,7 +11,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,8 @@ from tutorec._spmd_device import device as own_device
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import FeatureOrder
 from tutorec.distributed.plan import ParameterSharding
-from tutorec.distributed.sharded_module import M, ModuleSharder, ShardedModule
+from tutorec.distributed.sharded_module import M, ShardedModule
+from tutorec.distributed.sharders import CollectionSharder
 from tutorec.distributed.sharding.infer_sharding import (
     INFER_KERNELS,
     INFER_TYPES,
@@ -30,6 +31,7 @@ from tutorec.distributed.sharding.infer_sharding import (
     place_quant_table,
     shard_quant_tables,
 )
+from tutorec.distributed.state_dict import copy_when_loading
 from tutorec.distributed.tables import check_plan_covers
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 from tutorec.modules.embedding_tables import get_embedding_names_by_table
@@ -114,7 +116,7 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         device: torch.device | None,
     ) -> None:
         super().__init__()
-        self._env = _serving(env, source.kind)
+        self._env = _serving(env)
         self._kind, self._path = source.kind, source.path
         self._split_scale_bias = source.tables.split_scale_bias
         self._is_weighted, self._output_dtype = source.weighted, source.output_dtype
@@ -271,7 +273,7 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
                 for index, rows in enumerate(sharding.rows_of(table.name)):
                     holder[table.name].register_buffer("weight" if index == 0 else f"weight_{index}", rows)
         for table in holder.values():
-            table.register_load_state_dict_pre_hook(_copy_in)
+            copy_when_loading(table)
         self.add_module(self._path, holder)
 
 
@@ -309,12 +311,8 @@ def serving_devices(device: torch.device | str, count: int) -> list[torch.device
     return [torch.device("cuda", first + index) for index in range(count)]
 
 
-def _serving(env: ShardingEnv, kind: str) -> ShardingEnv:
+def _serving(env: ShardingEnv) -> ShardingEnv:
     """The environment, if it is one of a single process."""
-    if not isinstance(env, ShardingEnv):
-        raise TypeError(
-            f"a ShardedQuant{kind} needs a ShardingEnv, got {type(env).__name__}: ShardingEnv.from_local(world_size, 0)"
-        )
     if env.process_group is not None and env.world_size > 1:
         raise ValueError(
             f"quantized tables are served by one process that drives all devices, and this ShardingEnv has a process "
@@ -323,7 +321,7 @@ def _serving(env: ShardingEnv, kind: str) -> ShardingEnv:
     return env
 
 
-class BaseQuantEmbeddingSharder(ModuleSharder[M]):
+class BaseQuantEmbeddingSharder(CollectionSharder[M]):
     """What the sharders of both quantized collections have in common.
 
     Args:
@@ -334,7 +332,7 @@ class BaseQuantEmbeddingSharder(ModuleSharder[M]):
         TorchRec's ``torchrec.distributed.embedding_types.BaseQuantEmbeddingSharder``.
     """
 
-    _module_type: ClassVar[type[nn.Module]]
+    _arguments = ("fused_params",)
 
     def __init__(
         self, fused_params: Mapping[str, Any] | None = None, shardable_params: Sequence[str] | None = None
@@ -348,21 +346,14 @@ class BaseQuantEmbeddingSharder(ModuleSharder[M]):
         """As they were given."""
         return self._fused_params
 
-    @property
-    def module_type(self) -> type[nn.Module]:
-        """The class of modules that it shards."""
-        return self._module_type
-
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Table name -> a stand-in without rows, ``[R, D]`` on the meta device: a plan is about rows and columns.
 
         The packed rows themselves, ``[R, bytes of a row]``, are buffers of the module.
 
         Raises:
-            TypeError: It is no quantized collection.
             ValueError: ``shardable_params`` leaves tables out.
         """
-        self._check_module(module)
         packed: Any = module
         tables = {name: packed.packed_table(name) for name in packed.table_names()}
         if self._shardable_params is not None and set(self._shardable_params) != set(tables):
@@ -382,13 +373,6 @@ class BaseQuantEmbeddingSharder(ModuleSharder[M]):
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """`EmbeddingComputeKernel` values that it can build, on any device."""
         return [kernel.value for kernel in INFER_KERNELS]
-
-    def _check_module(self, module: nn.Module) -> None:
-        if not isinstance(module, self._module_type):
-            raise TypeError(
-                f"this sharder shards a quantized {self._module_type.__name__}, got a {type(module).__name__}: "
-                "quantize it first, tutorec.quantize(model)"
-            )
 
 
 def _store_whole(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
@@ -463,8 +447,3 @@ def _joined_rows(pieces: Sequence[Tensor]) -> Tensor:
 
 def _cuts_columns(table: QuantTable) -> bool:
     return any(piece.columns != table.table.columns for piece in table.pieces)
-
-
-def _copy_in(module: Any, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *_: Any) -> None:
-    """With ``assign=True`` too, rows are copied: operators look them up where they are, and would not see others."""
-    local_metadata["assign_to_params_buffers"] = False

@@ -107,19 +107,11 @@ class ModuleSharder(ABC, Generic[M]):
         qcomm_codecs_registry: What rows and their gradients travel as, from ``get_qcomm_codecs_registry``; float32 by
             default.
 
-    Raises:
-        TypeError: ``qcomm_codecs_registry`` is not a mapping.
-
     Source:
         TorchRec's ``torchrec.distributed.types.ModuleSharder``.
     """
 
     def __init__(self, qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None) -> None:
-        if qcomm_codecs_registry is not None and not isinstance(qcomm_codecs_registry, Mapping):
-            raise TypeError(
-                f"qcomm_codecs_registry maps names of moves to codecs, got {type(qcomm_codecs_registry).__name__}: "
-                "make it with get_qcomm_codecs_registry(QCommsConfig(...))"
-            )
         self._codecs = qcomm_codecs_registry
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 
 from tutorec.distributed.env import ShardingEnv
@@ -203,3 +204,53 @@ def local_piece(value: ShardedTensor, offsets: Sequence[int], sizes: Sequence[in
         f"shards (offsets, sizes) {found} here: it was stored under another plan; load it under that plan, or save and "
         "load with tutorec.distributed.checkpoint"
     )
+
+
+def register_state_hooks(module: nn.Module) -> None:
+    """Make a sharded module of trained tables store and load each table whole, as said above."""
+    module.register_state_dict_post_hook(_store_sharded)
+    module.register_load_state_dict_pre_hook(_load_sharded)
+
+
+def copy_when_loading(table: nn.Module) -> None:
+    """Make rows of a table be copied when they are loaded, with ``assign=True`` too.
+
+    Operators look rows up where they are, and would not see others.
+    """
+    table.register_load_state_dict_pre_hook(_copy_in)
+
+
+def _local_keys(module: Any, state_dict: Mapping[str, Any], prefix: str, table: PlacedTable) -> list[str]:
+    """The keys of this rank's pieces of a table, in plan order."""
+    stem = f"{prefix}{module._path}.{table.name}.weight"
+    pieces = sum(piece.rank == module._env.rank for piece in table.pieces)
+    names = [stem, *(f"{stem}_{index}" for index in range(1, pieces))]
+    return [name for name in names if name in state_dict]
+
+
+def _store_sharded(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    """Name every table in the state dict, as a ShardedTensor; in a world of 1 without a process group as a tensor."""
+    module.flush()
+    if module._env.process_group is None and module._env.world_size > 1:
+        return
+    local = {
+        table.name: [state_dict.pop(key) for key in _local_keys(module, state_dict, prefix, table)]
+        for table in module._tables
+    }
+    for name, value in sharded_state(module._tables, local, module._env, module._device).items():
+        state_dict[f"{prefix}{module._path}.{name}.weight"] = value
+
+
+def _copy_in(module: Any, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *_: Any) -> None:
+    local_metadata["assign_to_params_buffers"] = False
+
+
+def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Leave in the state dict what this rank holds."""
+    module.flush()
+    stem = f"{prefix}{module._path}."
+    keys = {table.name: f"{stem}{table.name}.weight" for table in module._tables}
+    loaded = {name: state_dict.pop(key) for name, key in keys.items() if key in state_dict}
+    for name, pieces in local_state(module._tables, loaded, module._env.rank).items():
+        for index, rows in enumerate(pieces):
+            state_dict[keys[name] if index == 0 else f"{keys[name]}_{index}"] = rows

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
+from tutorec._spmd_device import device as own_device
 from tutorec.distributed.cache_params import CacheParams, TableCache, is_fp32, table_cache
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.placed_pieces import placed_pieces
@@ -32,6 +34,9 @@ _POOLINGS: dict[PoolingType, PoolingKind] = {
 _ROW_SPLITS = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 IN_FILE = (EmbeddingComputeKernel.FUSED_UVM, EmbeddingComputeKernel.FUSED_UVM_CACHING)
 _E = TypeVar("_E", bound=Enum)
+
+_logger = logging.getLogger(__name__)
+_noticed: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -327,3 +332,24 @@ def plan_member(kind: type[_E], value: str, built: Sequence[_E], table: str, wha
         names = ", ".join(str(each.value) for each in built)
         raise ValueError(f"the plan gives table {table!r} the {what} {value!r}; supported now: {names}")
     return member
+
+
+def usable_device(device: torch.device | None, plan: Mapping[str, ParameterSharding]) -> torch.device:
+    """The device, by default the rank's own; the CPU with one notice where CUDA is asked for and not there."""
+    wanted = torch.device(device) if device is not None else own_device()
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        _notice("CUDA is not available here: tables that were to live on cuda are placed on cpu")
+        return torch.device("cpu")
+    entries = plan.values() if isinstance(plan, Mapping) else ()
+    # What is no entry of a plan is named where the plan is read, on every rank.
+    shards = [shard for entry in entries if isinstance(entry, ParameterSharding) for shard in entry.shards()]
+    if wanted.type == "cpu" and any("cuda" in str(shard.placement) for shard in shards):
+        _notice("the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks")
+    return wanted
+
+
+def _notice(text: str) -> None:
+    """Say something once in the life of the process."""
+    if text not in _noticed:
+        _noticed.add(text)
+        _logger.warning(text)

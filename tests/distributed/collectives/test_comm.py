@@ -39,7 +39,7 @@ def check_sums(results: list[tuple], counts: list[int], dtype: torch.dtype) -> N
     due = torch.stack([slices_of(rank, counts, dtype).double() for rank in range(world_size)]).sum(0).split(counts)
     for rank, (mine, row, issues) in enumerate(results):
         assert torch.equal(mine.double(), due[rank])
-        assert mine.dtype == (torch.float32 if itemsize == 2 else dtype)
+        assert mine.dtype == dtype
         assert row == [0 if peer == rank else itemsize * counts[peer] for peer in range(world_size)]
         assert issues == {"sum": 1}
 

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import DrawnBatch, DrawnVariableBatch, jagged_batches
 
-from tutorec.distributed.collectives.kjt import KJTAllToAll
-from tutorec.distributed.collectives.slots import Slots
+from tutorec.distributed.collectives.kjt import KJTAllToAll, Slots
 from tutorec.distributed.traffic import count_traffic
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -89,7 +88,7 @@ def exchange(rank: int, world_size: int, cases: list[Case]) -> list[Got]:
                 arrival.batch_size_per_rank_per_feature,
                 features.stride_per_key_per_rank(),
                 (by_rank.values.tolist(), by_rank.counts),
-                arrival.sent_counts(),
+                arrival.sent_counts,
                 traffic.by_stage(),
                 dict(traffic.issues),
             )
@@ -231,7 +230,7 @@ def test_at_home_a_batch_in_order_is_passed_on():
         assert arrival.wait() is batch
         assert arrival.wait_by_rank().values is batch.values()
     assert (arrival.batch_size_per_rank, arrival.batch_size_per_rank_per_feature) == ([2], None)
-    assert arrival.sent_counts() == arrival.wait_by_rank().counts == [[1, 2]]
+    assert arrival.sent_counts == arrival.wait_by_rank().counts == [[1, 2]]
 
 
 def test_at_home_keys_are_repeated_and_left_out():
@@ -240,7 +239,7 @@ def test_at_home_keys_are_repeated_and_left_out():
     assert features.keys() == ["b", "b", "b"]
     assert features.values().tolist() == [2, 3] * 3
     assert features.weights().tolist() == [1.0, 2.0] * 3
-    assert arrival.sent_counts() == [[2, 2, 2]]
+    assert arrival.sent_counts == [[2, 2, 2]]
     assert KJTAllToAll(None, [1], order=[0])(small_batch()).wait().wait().keys() == ["a"]
 
 
@@ -263,8 +262,6 @@ def test_its_printed_form_is_torchrecs():
         (lambda: KJTAllToAll(None, [1, 1]), ValueError, r"splits \[1, 1\] are for 2 ranks, and there are 1"),
         (lambda: KJTAllToAll(None, [1], stagger=2), ValueError, "stagger 2 does not divide the 1 ranks"),
         (lambda: KJTAllToAll(None, [2], order=[0]), ValueError, r"order names 1 keys and splits \[2\] ask for 2"),
-        (lambda: KJTAllToAll(None, [1], order=[-1]), ValueError, r"order \[-1\] holds a negative position"),
-        (lambda: KJTAllToAll(None, [1], ids_dtype=torch.int16), ValueError, "torch.int32 or torch.int64, not as"),
         (lambda: KJTAllToAll(None, [1])(small_batch()), ValueError, r"the batch has 2 keys .* splits \[1\] send 1"),
         (lambda: KJTAllToAll(None, [3])(small_batch()), ValueError, r"the batch has 2 keys .* splits \[3\] send 3"),
         (

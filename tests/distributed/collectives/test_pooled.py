@@ -18,14 +18,14 @@ from torch import Tensor
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed import comm
-from tutorec.distributed.collectives.pooled import (
+from tutorec.distributed.collectives.rows import (
     GRADIENTS_STAGE,
     ROWS_STAGE,
     HostPooledEmbeddings,
     PooledEmbeddingsAllToAll,
     PooledEmbeddingsReduceScatter,
+    SequenceEmbeddingsAllToAll,
 )
-from tutorec.distributed.collectives.sequence import SequenceEmbeddingsAllToAll
 from tutorec.distributed.qcomm import CommCodec, QuantizedCommCodecs
 from tutorec.distributed.traffic import count_traffic
 from tutorec.spmd import device
@@ -335,9 +335,3 @@ def slices_with_gaps(rank: int, world_size: int) -> list[list[float]]:
 
 def test_a_column_of_a_wider_tensor_travels(ranks):
     assert ranks(2).run(slices_with_gaps) == [[[10.0], [0.0, 10.0]], [[18.0], [4.0, 14.0]]]
-
-
-@pytest.mark.parametrize("columns", [8, "8"])
-def test_columns_that_are_no_list_are_named(columns):
-    with pytest.raises(TypeError, match=r"dim_sum_per_rank='?8'? is no list: give each rank's number of columns"):
-        PooledEmbeddingsAllToAll(None, columns)

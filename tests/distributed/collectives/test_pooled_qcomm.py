@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tutorec.distributed import comm
-from tutorec.distributed.collectives.pooled import (
+from tutorec.distributed.collectives.rows import (
     GRADIENTS_STAGE,
     ROWS_STAGE,
     HostPooledEmbeddings,

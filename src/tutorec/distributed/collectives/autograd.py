@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -29,23 +29,14 @@ from tutorec.awaitable import Awaitable
 _divides = True  # of this process
 
 
-class Exchange(ABC):
-    """A move of a tensor between ranks and the reverse move of its gradient. Both issue now and deliver later."""
-
-    @abstractmethod
-    def issue(self, sent: torch.Tensor) -> Awaitable[torch.Tensor]:
-        """Start the move; the promise holds what arrives."""
-
-    @abstractmethod
-    def issue_back(self, gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
-        """Start the reverse move of the gradient of what arrived; the promise holds the gradient of what was sent."""
+Move = Callable[[torch.Tensor], Awaitable[torch.Tensor]]
 
 
 class _Flight:
-    """One use of an exchange in one graph: what its two nodes hand to each other."""
+    """One move in one graph: what its two nodes hand to each other."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
+    def __init__(self, move: Move, move_back: Move) -> None:
+        self.move, self.move_back = move, move_back
         self.there: Awaitable[torch.Tensor] | None = None
         self.back: Awaitable[torch.Tensor] | None = None
 
@@ -56,7 +47,7 @@ class _Issue(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, sent: torch.Tensor, flight: _Flight) -> torch.Tensor:
         ctx.flight = flight
-        flight.there = flight.exchange.issue(sent)
+        flight.there = flight.move(sent)
         return anchor.new_empty(1)
 
     @staticmethod
@@ -88,7 +79,7 @@ class _Collect(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *gradients: torch.Tensor
     ) -> tuple[torch.Tensor, None]:
-        ctx.flight.back = ctx.flight.exchange.issue_back(gradients[0])
+        ctx.flight.back = ctx.flight.move_back(gradients[0])
         return gradients[0].new_zeros(1), None
 
 
@@ -134,11 +125,17 @@ class _Collected(Awaitable[torch.Tensor]):
 _uncollected = _Uncollected()
 
 
-def issue(exchange: Exchange, sent: torch.Tensor) -> Awaitable[torch.Tensor]:
-    """Start ``exchange`` of ``sent`` and record it in the graph.
+def issue(move: Move, move_back: Move, sent: torch.Tensor) -> Awaitable[torch.Tensor]:
+    """Start a move of ``sent`` between ranks and record it in the graph.
 
-    The exchange takes part in backward on every rank, also where ``sent`` needs no gradient: a rank without tables has
-    to receive the gradients that the others send.
+    It takes part in backward on every rank, also where ``sent`` needs no gradient: a rank without tables has to receive
+    the gradients that the others send.
+
+    Args:
+        move: Issues the move; its awaitable holds what arrives.
+        move_back: Issues the reverse move of the gradient of what arrived; its awaitable holds the gradient of what was
+            sent.
+        sent: What is moved.
 
     Returns:
         A promise of what arrives; waiting for it adds the second node to the graph.
@@ -146,15 +143,12 @@ def issue(exchange: Exchange, sent: torch.Tensor) -> Awaitable[torch.Tensor]:
     Example:
         >>> import torch
         >>> from tutorec.awaitable import NoWait
-        >>> class Stay(Exchange):
-        ...     def issue(self, sent): return NoWait(2 * sent)
-        ...     def issue_back(self, gradient): return NoWait(2 * gradient)
         >>> x = torch.ones(3, requires_grad=True)
-        >>> issue(Stay(), x).wait().sum().backward()
+        >>> issue(lambda sent: NoWait(2 * sent), lambda gradient: NoWait(2 * gradient), x).wait().sum().backward()
         >>> x.grad
         tensor([2., 2., 2.])
     """
-    flight = _Flight(exchange)
+    flight = _Flight(move, move_back)
     anchor = torch.empty(0, device=sent.device, dtype=sent.dtype, requires_grad=True)
     token = cast(torch.Tensor, _Issue.apply(anchor, sent, flight))
     return _Collected(token, flight)
@@ -170,9 +164,6 @@ def set_gradient_division(val: bool) -> None:
     Args:
         val: Whether gradients are divided by the number of ranks.
 
-    Raises:
-        TypeError: It is no bool.
-
     Example:
         >>> set_gradient_division(False)
         >>> gradient_divisor(4)
@@ -184,10 +175,8 @@ def set_gradient_division(val: bool) -> None:
     Source:
         TorchRec's ``torchrec.distributed.comm_ops.set_gradient_division``, which reaches tables only.
     """
-    if not isinstance(val, bool):
-        raise TypeError(f"set_gradient_division takes True (mean over ranks) or False (sum), got {val!r}")
     global _divides
-    _divides = val
+    _divides = bool(val)
 
 
 def get_gradient_division() -> bool:
@@ -210,7 +199,7 @@ def division_fact() -> dict[str, str]:
 
 
 __all__ = [
-    "Exchange",
+    "Move",
     "division_fact",
     "get_gradient_division",
     "gradient_divisor",

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from tutorec.awaitable import Awaitable
-from tutorec.distributed.collectives.all_gather import PooledEmbeddingsAllGather
-from tutorec.distributed.collectives.pooled import PooledEmbeddingsAllToAll, PooledEmbeddingsReduceScatter
-from tutorec.distributed.collectives.rows import Then
-from tutorec.distributed.collectives.sequence import SequenceEmbeddingsAllToAll
+from tutorec.awaitable import Awaitable, map_awaitable
+from tutorec.distributed.collectives.rows import (
+    PooledEmbeddingsAllGather,
+    PooledEmbeddingsAllToAll,
+    PooledEmbeddingsReduceScatter,
+    SequenceEmbeddingsAllToAll,
+)
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 
 
@@ -112,7 +114,7 @@ def alltoall_sequence(
         rows = rows[_segments(lengths, forward_recat_tensor.long())]
     sent, arriving = [width * count for count in output_splits], [width * count for count in input_splits]
     moved = SequenceEmbeddingsAllToAll(ranks, codecs)(rows.reshape(-1), sent, arriving)
-    return Then(moved, lambda flat: flat.view(-1, width))
+    return map_awaitable(lambda flat: flat.view(-1, width), moved)
 
 
 def reduce_scatter_pooled(
@@ -168,7 +170,8 @@ def reduce_scatter_v_pooled(
     """
     exchange = PooledEmbeddingsReduceScatter(_ranks(group), codecs)
     row = input.shape[1:]
-    return Then(exchange(input.reshape(len(input), row.numel()), input_splits), lambda rows: rows.view(-1, *row))
+    summed = exchange(input.reshape(len(input), row.numel()), input_splits)
+    return map_awaitable(lambda rows: rows.view(-1, *row), summed)
 
 
 def reduce_scatter_v_per_feature_pooled(

@@ -36,10 +36,15 @@ from tutorec.distributed.collectives.sparse_gradients import (
 )
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.grouping import TableGroup
-from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
-from tutorec.distributed.lookup.grouped import GroupedLookup, GroupedPooledEmbeddingsLookup
+from tutorec.distributed.lookup.grouped import (
+    EmbeddingLookup,
+    GroupedLookup,
+    GroupedPooledEmbeddingsLookup,
+    ShardRows,
+    flatten_by_rank,
+    pad_bags,
+)
 from tutorec.distributed.lookup.rows import GroupedEmbeddingsLookup
-from tutorec.distributed.lookup.variable import flatten_by_rank, pad_bags
 from tutorec.optim.fused import EmbeddingFusedOptimizer
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 

@@ -1,25 +1,151 @@
-"""The lookup of one rank: one table-batched operator for each group of its tables."""
+"""The lookup of one rank: one table-batched operator for each group of its tables.
+
+A variable batch is padded with empty bags, so that every slot has as many samples, and the results are cut.
+An empty bag costs one number and looks nothing up.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from tutorec._kernels.tbe import FirstRows, GroupSpec
+from tutorec._kernels.tbe_build import build_table_batch
 from tutorec.distributed.grouped_configs import GroupedEmbeddingConfig, grouped_config
 from tutorec.distributed.grouping import TableGroup
-from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows, first_rows
-from tutorec.distributed.lookup.dense import BatchedDenseEmbeddingBag
-from tutorec.distributed.lookup.fused import BatchedFusedEmbeddingBag
-from tutorec.distributed.lookup.variable import flatten_by_rank, pad_bags
 from tutorec.distributed.plan import EmbeddingComputeKernel
-from tutorec.optim.fused import EmbeddingFusedOptimizer
+from tutorec.distributed.tables import TableShard
+from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizerModule
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-_KERNELS: dict[EmbeddingComputeKernel, type[BatchedFusedEmbeddingBag] | type[BatchedDenseEmbeddingBag]] = {
+# Writes the initial rows of a shard where they are to lie: a part of the unsharded table, or newly drawn.
+ShardRows = Callable[[TableShard, torch.Tensor], None]
+
+
+class EmbeddingLookup(nn.Module, ABC):
+    """This rank's shards of one sharding: rows out of them forward, gradients into them backward."""
+
+    @abstractmethod
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(``table.weight``, its rows as a parameter); ``table.weight_1`` ... for further pieces of the table here."""
+
+    @abstractmethod
+    def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
+        """Those that update rows during backward."""
+
+    def prefetch(self, ids: Any) -> None:
+        """Bring rows of a coming batch, the argument of its ``forward``, into memory; without a cache nothing."""
+
+    @abstractmethod
+    def rebind(self) -> None:
+        """Point parameters at the operators' memory again, after it has moved."""
+
+
+def first_rows(group: TableGroup, rows_of: ShardRows) -> FirstRows:
+    """``rows_of`` by the number of a shard in its group, as operators ask for rows."""
+    return lambda number, rows: rows_of(group.shards[number], rows)
+
+
+class BatchedEmbeddingBag(nn.Module):
+    """Bags of one group, looked up in one call.
+
+    Args:
+        group: The shards.
+        weights: Initial rows ``[R, D]`` of each shard, or what writes them.
+        device: Where the rows live.
+        spec: What the operator looks up; the group's features, each once, by default.
+    """
+
+    def __init__(
+        self, group: TableGroup, weights: FirstRows, device: torch.device, spec: GroupSpec | None = None
+    ) -> None:
+        super().__init__()
+        self._group = group
+        self._emb_module = build_table_batch(
+            spec or group.spec(), optimizer=group.optimizer, device=device, weights=weights, cache=group.cache
+        )
+
+    def forward(self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        """``values [N]``, ``offsets [F * B + 1]``, ``weights [N]`` -> pooled ``[B, D]``."""
+        return self._emb_module(values, offsets, weights)
+
+    @property
+    def kernel(self) -> EmbeddingComputeKernel:
+        """How the rows are kept."""
+        return self._group.kernel
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(``table.weight``, its rows as a parameter), in group order."""
+        yield from zip(self._group.parameter_names, self._parameters_of_tables(), strict=True)
+
+    def _parameters_of_tables(self) -> list[nn.Parameter]:
+        return cast(list[nn.Parameter], self._emb_module.table_weights())
+
+    def rebind(self) -> None:
+        """Point parameters at the operator's memory again, after it has moved; the operator's own move with it."""
+
+
+class BatchedDenseEmbeddingBag(BatchedEmbeddingBag):
+    """Bags of a group without an optimizer; backward fills ``.grad`` with a gradient as large as the table."""
+
+
+class BatchedFusedEmbeddingBag(BatchedEmbeddingBag, FusedOptimizerModule):
+    """Bags of a group of one optimizer, which backward applies; it leaves no gradient.
+
+    Args:
+        group: The shards, all of one optimizer.
+        weights: Initial rows ``[R, D]`` of each shard, or what writes them.
+        device: Where the rows live.
+        spec: What the operator looks up; the group's features, each once, by default.
+        path: Where the tables stand in the collection, for the optimizer's names.
+    """
+
+    def __init__(
+        self,
+        group: TableGroup,
+        weights: FirstRows,
+        device: torch.device,
+        spec: GroupSpec | None = None,
+        path: str = "embedding_bags",
+    ) -> None:
+        super().__init__(group, weights, device, spec)
+        # Views of the operator's rows: writing into a parameter moves the rows.
+        self._weights = [nn.Parameter(rows) for rows in self._emb_module.table_weights()]
+        names = [f"{path}.{name}" for name in group.parameter_names]
+        self._optimizer = EmbeddingFusedOptimizer(self._emb_module, names, self._weights)
+        for parameter in self._weights:
+            parameter._in_backward_optimizers = [self._optimizer]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def forward(self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        """``values [N]``, ``offsets [F * B + 1]``, ``weights [N]`` -> pooled ``[B, D]``."""
+        self._optimizer.check_parameters()
+        self._optimizer.apply_learning_rate()
+        return self._emb_module(values, offsets, weights)
+
+    def prefetch(self, values: torch.Tensor, offsets: torch.Tensor) -> None:
+        """Bring rows of a coming batch, ids and offsets of its ``forward``, into memory; without a cache nothing."""
+        self._emb_module.prefetch(values, offsets)
+
+    @property
+    def fused_optimizer(self) -> EmbeddingFusedOptimizer:
+        """What backward applies."""
+        return self._optimizer
+
+    def _parameters_of_tables(self) -> list[nn.Parameter]:
+        return self._weights
+
+    def rebind(self) -> None:
+        """Point parameters and optimizer at the operator's memory again, after it has moved."""
+        for parameter, rows in zip(self._weights, self._emb_module.table_weights(), strict=True):
+            parameter.data = rows
+        self._optimizer.rebind()
+
+
+_KERNELS: dict[EmbeddingComputeKernel, type[BatchedEmbeddingBag]] = {
     EmbeddingComputeKernel.FUSED: BatchedFusedEmbeddingBag,
     EmbeddingComputeKernel.FUSED_UVM: BatchedFusedEmbeddingBag,
     EmbeddingComputeKernel.FUSED_UVM_CACHING: BatchedFusedEmbeddingBag,
@@ -69,9 +195,9 @@ class GroupedLookup(EmbeddingLookup):
         for bags in self._bags():
             bags.rebind()
 
-    def _bags(self) -> Iterator[BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag]:
+    def _bags(self) -> Iterator[BatchedEmbeddingBag]:
         for bags in self._emb_modules:
-            assert isinstance(bags, BatchedFusedEmbeddingBag | BatchedDenseEmbeddingBag), f"unexpected {type(bags)}"
+            assert isinstance(bags, BatchedEmbeddingBag), f"unexpected {type(bags)}"
             yield bags
 
 
@@ -118,3 +244,37 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
         features = pad_bags(ids) if ids.variable_stride_per_key() else ids
         parts = [features] if len(self._splits) == 1 else features.split(self._splits)
         return [(part.values(), part.offsets(), part.weights_or_none()) for part in parts]
+
+
+def pad_bags(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The batch with empty bags behind those of each key, so that all keys have as many.
+
+    Example:
+        >>> batch = KeyedJaggedTensor(["a", "b"], torch.tensor([5, 6, 7]), lengths=torch.tensor([1, 1, 1]),
+        ...                           stride_per_key_per_rank=[[1], [2]])
+        >>> pad_bags(batch).lengths()
+        tensor([1, 0, 1, 1])
+    """
+    strides, lengths = features.stride_per_key(), features.lengths()
+    most = max(strides)
+    padded = lengths.new_zeros(len(strides), most)
+    for row, own in zip(padded, lengths.split(strides), strict=True):
+        row[: own.numel()] = own
+    return KeyedJaggedTensor._from_parts(
+        features.keys(), features.values(), features.weights_or_none(), padded.view(-1), None, most, None
+    )
+
+
+def flatten_by_rank(pooled: torch.Tensor, features: KeyedJaggedTensor, columns: Sequence[int]) -> torch.Tensor:
+    """What was pooled of padded bags, without the padding: for each rank and each slot its samples' columns, flat.
+
+    Args:
+        pooled: ``[most samples of a slot, D]``.
+        features: The batch before it was padded; its strides say whose samples they are.
+        columns: D of each slot.
+    """
+    of_slots = [
+        block[: sum(samples)].split(samples)
+        for block, samples in zip(pooled.split(list(columns), dim=1), features.stride_per_key_per_rank(), strict=True)
+    ]
+    return torch.cat([piece.reshape(-1) for of_rank in zip(*of_slots, strict=True) for piece in of_rank])

@@ -17,11 +17,14 @@ from torch import nn
 from tutorec._kernels.tbe import FirstRows, GroupSpec
 from tutorec.distributed.collectives.kjt import ArrivedIds
 from tutorec.distributed.grouping import TableGroup
-from tutorec.distributed.lookup.base import ShardRows, first_rows
-from tutorec.distributed.lookup.dense import BatchedDenseEmbeddingBag
-from tutorec.distributed.lookup.fused import BatchedFusedEmbeddingBag
-from tutorec.distributed.lookup.grouped import Batch, GroupedLookup
-from tutorec.distributed.plan import EmbeddingComputeKernel
+from tutorec.distributed.lookup.grouped import (
+    Batch,
+    BatchedDenseEmbeddingBag,
+    BatchedFusedEmbeddingBag,
+    GroupedLookup,
+    ShardRows,
+    first_rows,
+)
 from tutorec.sparse.layout import ints_on_device
 
 
@@ -53,14 +56,6 @@ class BatchedDenseEmbedding(BatchedDenseEmbeddingBag):
         super().__init__(group, weights, device, _of_ranks(group, ranks))
 
 
-_KERNELS: dict[EmbeddingComputeKernel, type[BatchedFusedEmbedding] | type[BatchedDenseEmbedding]] = {
-    EmbeddingComputeKernel.FUSED: BatchedFusedEmbedding,
-    EmbeddingComputeKernel.FUSED_UVM: BatchedFusedEmbedding,
-    EmbeddingComputeKernel.FUSED_UVM_CACHING: BatchedFusedEmbedding,
-    EmbeddingComputeKernel.DENSE: BatchedDenseEmbedding,
-}
-
-
 class GroupedEmbeddingsLookup(GroupedLookup):
     """The ids of every rank in my slots -> their rows.
 
@@ -81,7 +76,8 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         self._slot_bounds = [*accumulate((len(group.features) for group in groups), initial=0)]
         self._emb_modules = nn.ModuleList()
         for group in groups:
-            self._emb_modules.append(_KERNELS[group.kernel](group, first_rows(group, rows_of), device, ranks))
+            kind = BatchedDenseEmbedding if group.optimizer is None else BatchedFusedEmbedding
+            self._emb_modules.append(kind(group, first_rows(group, rows_of), device, ranks))
 
     def forward(self, ids: ArrivedIds) -> torch.Tensor:
         """Ids of each rank and slot -> their rows in the same order, flat."""

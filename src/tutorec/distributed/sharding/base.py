@@ -20,8 +20,7 @@ from tutorec.awaitable import Awaitable
 from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
-from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
-from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
+from tutorec.distributed.lookup.grouped import EmbeddingLookup, GroupedPooledEmbeddingsLookup, ShardRows
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.slots import PlacedSlots, Route
 from tutorec.distributed.tables import PlacedTable

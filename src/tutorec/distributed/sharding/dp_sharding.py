@@ -28,8 +28,8 @@ import torch
 from tutorec.awaitable import Awaitable, NoWait
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
-from tutorec.distributed.lookup.base import EmbeddingLookup, ShardRows
 from tutorec.distributed.lookup.data_parallel import ReplicatedEmbeddingsLookup, ReplicatedPooledEmbeddingsLookup
+from tutorec.distributed.lookup.grouped import EmbeddingLookup, ShardRows
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharding.base import (
     EmbeddingShardingContext,

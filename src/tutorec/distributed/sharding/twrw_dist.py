@@ -14,7 +14,7 @@ import torch
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed import comm
-from tutorec.distributed.collectives.pooled import HostPooledEmbeddings
+from tutorec.distributed.collectives.rows import HostPooledEmbeddings
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
 from tutorec.distributed.qcomm import CommOp, QuantizedCommCodecs

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
-from tutorec.distributed.embedding_base import BaseEmbeddingSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.qcomm import QuantizedCommCodecs
+from tutorec.distributed.sharders import BaseEmbeddingSharder
 
 
 class _OfOneType(BaseEmbeddingSharder[Any]):
