@@ -603,6 +603,9 @@ class _Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
     def wait_stream(self, stream: Any) -> None:
         if not isinstance(stream, _Stream):
             raise TypeError(f"wait_stream takes a torch.cuda.Stream, not a {type(stream).__name__}")
@@ -704,6 +707,18 @@ def _cuda_functions() -> dict[str, Any]:
     }
 
 
+def _accelerator_functions() -> dict[str, Any]:
+    """Of ``torch.accelerator``, by which an optimizer of torch 2.15 asks whether a graph is being captured."""
+    return {
+        "is_available": lambda: _Devices.count > 0,
+        "device_count": lambda: _Devices.count,
+        "current_accelerator": lambda check_available=False: torch.device("cuda") if _Devices.count else None,
+        "current_device_index": _current_device,
+        "current_stream": lambda device=None: _Stream(device),
+        "synchronize": lambda device=None: _use_device(),
+    }
+
+
 # ------------------------------------------------------------------------------------------------ all together
 
 
@@ -720,6 +735,8 @@ def install(count: int) -> None:
     sys.meta_path.insert(0, _GiveType())
     for name, value in _cuda_functions().items():
         setattr(torch.cuda, name, value)
+    for name, value in _accelerator_functions().items():
+        setattr(torch.accelerator, name, value)
     torch.cuda.nccl.version = lambda: (2, 28, 9)  # torch.distributed logs it with an error
     replaced = {
         "init_process_group": _init_process_group,
