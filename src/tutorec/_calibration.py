@@ -1,4 +1,4 @@
-"""What was measured of this machine: ``tutorec calibrate`` writes it, once for each user, and planners read it.
+"""The measured speeds of this machine, written by ``tutorec calibrate`` and read by planners.
 
 The file holds the speeds under the names of `Topology`'s arguments, the date, and a fingerprint: the hardware, the
 torch and the kernels that were measured. Where one of them has changed the speeds are those of another machine, and
@@ -96,7 +96,7 @@ def kept() -> Kept:
 
 
 def measure_in_own_process() -> None:
-    """Run ``tutorec calibrate``, whose ranks are as busy as those of a training program and nothing else is.
+    """Run ``tutorec calibrate`` in a new process, so that nothing else runs beside its ranks.
 
     Raises:
         subprocess.CalledProcessError: It failed; its own words stand in the standard error.
@@ -131,7 +131,7 @@ def processor_name() -> str:
 
 
 def cache_folder() -> Path:
-    """Where tutorec keeps what it makes once for each user: ``TUTOREC_CACHE``, else the system's folder for caches."""
+    """The user's cache folder of tutorec: ``TUTOREC_CACHE``, else below the system's."""
     if given := os.environ.get("TUTOREC_CACHE"):
         return Path(given)
     home = Path.home()

@@ -56,7 +56,7 @@ def require_one_of(name: str, value: Any, choices: Sequence[Any]) -> None:
 
 
 def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
-    """The end of a message: ``; did you mean 'item'?`` where one of the choices is close, else nothing."""
+    """The end of a message, ``; did you mean 'item'?``, if one of the choices is close."""
     close = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -181,7 +181,7 @@ def _cuda(choice: BackendChoice) -> str:
 
 
 def _kernels(device_types: list[str]) -> dict[str, dict[str, str]]:
-    """The kernels that really stand behind each request, read off operators built on one small table."""
+    """The kernels behind each request, read from operators that are built on a small table."""
     import torch
 
     from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec

@@ -1,4 +1,4 @@
-"""``tutorec migrate``: what of a project's code that uses TorchRec runs here, what does not, and the renaming."""
+"""``tutorec migrate``: which parts of a project that uses TorchRec run here, and the renaming."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _python(text: str, source: SourceText) -> str:
 
 
 def _findings(report: Migration, piece: PieceOfCode, uses: list[Use]) -> Iterator[tuple[int, str, str]]:
-    """Names that the other package lacks, and calls that it would refuse: line, name, and what to do."""
+    """Names that the other package lacks, and calls that it refuses: line, name, remedy."""
     for use in uses:
         if use.base and _missing(use.base, report):
             continue  # the import says it
@@ -188,7 +188,11 @@ def _missing(path: str, report: Migration) -> str | None:
 
 @cache
 def _resolved(path: str) -> object:
-    """What a path of dots is; None where its module needs a package that is not installed; LookupError: nothing."""
+    """The object at a dotted path; None where its module needs a package that is missing.
+
+    Raises:
+        LookupError: There is no such name.
+    """
     root, *names = path.split(".")
     value: object = importlib.import_module(root)
     for position, name in enumerate(names, 1):
@@ -215,7 +219,7 @@ def _imports(package: str) -> bool:
 
 
 def _is_import_path(text: str) -> bool:
-    """Whether names with dots between them begin as a path of TorchRec or tutorec does; ``torchrec.txt`` does not."""
+    """Whether dotted names begin like a path of TorchRec or tutorec, unlike ``torchrec.txt``."""
     below = text.split(".")[1:]
     try:
         _resolved(".".join(["tutorec", *below[:1]]))
@@ -225,7 +229,7 @@ def _is_import_path(text: str) -> bool:
 
 
 def _misfit(function: object, call: Call) -> str | None:
-    """Why a function refuses a call; None where it takes it, as far as names and numbers of arguments say."""
+    """Why a function refuses a call, by names and numbers of arguments, or None if it takes it."""
     try:
         takes = inspect.signature(function).parameters if callable(function) else {}
     except (TypeError, ValueError):

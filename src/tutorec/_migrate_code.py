@@ -1,4 +1,4 @@
-"""Where a piece of Python uses a package: names, calls, and the places where the package's own name is written."""
+"""Where Python code uses a package: names, calls, and the places of the package's own name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAGIC = re.compile(r"^(\s*)(?:[\w., ]+=\s*)?[%!?].*|^(\s*)[\w.]+\?{1,2}\s*$")
 
 @dataclass(frozen=True)
 class Use:
-    """A name that is used: imported, reached by dots, or in a string that looks like an import path."""
+    """A used name: imported, reached by dots, or in a string that looks like an import path."""
 
     line: int
     path: str  # with dots, from the package's name on
@@ -102,7 +102,7 @@ class PieceOfCode(ast.NodeVisitor):
         self._note(node, use)
 
     def _path(self, node: ast.expr) -> tuple[str, str] | None:
-        """What a chain of dots stands for, and what its first name does; None where no import has bound that."""
+        """The object of a dotted chain, and that of its first name; None if no import binds it."""
         names: list[str] = []
         while isinstance(node, ast.Attribute):
             names.insert(0, node.attr)
@@ -161,7 +161,7 @@ class PieceOfCode(ast.NodeVisitor):
             self._note_text(node, node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """What stands between the braces of an f-string; its nodes have no reliable places before Python 3.12."""
+        """The expressions of an f-string, whose nodes have reliable positions from Python 3.12."""
         before = len(self.words)
         for part in node.values:
             if isinstance(part, ast.FormattedValue):

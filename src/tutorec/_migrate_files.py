@@ -1,4 +1,4 @@
-"""The Python files and notebooks of a project, read so that they can be written back with nothing else changed."""
+"""The Python files and notebooks of a project, read so that nothing but the edits changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOT_THE_PROJECT = {"__pycache__", "node_modules", "site-packages"}
 
 
 def source_paths(path: Path) -> Iterator[Path]:
-    """The files below a folder, in order: hidden folders, environments and links to folders are passed over."""
+    """The files below a folder, in order, without hidden or linked folders and environments."""
     if path.is_file():
         yield path
         return

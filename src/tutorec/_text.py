@@ -1,4 +1,4 @@
-"""Tables for people: aligned text for a terminal, HTML for a notebook; and numbers as they stand in them."""
+"""Tables as aligned text for a terminal and as HTML for a notebook, and formatted numbers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TextTable:
         return self.html()
 
     def html(self, caption: str = "") -> str:
-        """The table as HTML without scripts or outside styles, so that it reads on a light and on a dark page."""
+        """The table as HTML without scripts or styles, legible on light and dark pages."""
         title = f"<caption style='text-align:left'>{escape(caption)}</caption>" if caption else ""
         body = "".join(self._html_row(row, "td") for row in self.rows)
         return f"<table>{title}<thead>{self._html_row(self.head, 'th')}</thead><tbody>{body}</tbody></table>"
@@ -74,7 +74,7 @@ class TextTable:
 
 
 def byte_unit(count: float) -> tuple[float, str]:
-    """The largest binary unit (1 KiB = 1024 B) that a number of bytes reaches: its bytes and its name.
+    """The largest binary unit (1 KiB = 1024 B) below a number of bytes: its size and its name.
 
     Example:
         >>> byte_unit(512), byte_unit(3 * 2**20)

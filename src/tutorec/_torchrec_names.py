@@ -20,7 +20,7 @@ _ROOT = "tutorec"
 
 @cache
 def absent_names() -> dict[str, str]:
-    """The table: what to use instead, by dotted name below the root; the name of a module stands for all inside it."""
+    """What to use instead, by dotted name below the root; a module's name covers all inside it."""
     import tomllib
     from pathlib import Path
 
@@ -29,7 +29,7 @@ def absent_names() -> dict[str, str]:
 
 
 def instead_of(name: str) -> str | None:
-    """What to use instead of a name of TorchRec, below the root; None where the table does not know it.
+    """What to use instead of a name of TorchRec, given below the root, or None if not in the table.
 
     Example:
         >>> instead_of("metrics.ne.NEMetric") == instead_of("metrics")
@@ -80,7 +80,7 @@ def _answer_for(module: ModuleType) -> None:
 
 
 def _get(module: ModuleType, previous: Callable[[str], object] | None, name: str) -> object:
-    """The module's own answer for a name that it does not hold, or an error that says what to use instead."""
+    """The module's own answer for a missing name, or an error that says what to use instead."""
     missing: AttributeError | None = None
     if previous is not None:
         try:
@@ -98,7 +98,7 @@ def _get(module: ModuleType, previous: Callable[[str], object] | None, name: str
 
 
 def _imports_from(frame: FrameType) -> bool:
-    """Whether the frame stands at ``from module import name``, which drops the text of an AttributeError."""
+    """Whether the frame executes ``from module import name``, which drops an error's text."""
     from opcode import opmap
 
     return frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]

@@ -13,7 +13,7 @@ __all__ = ["whole_file"]
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A draft to write, which takes its place when the block ends: a reader sees the old file or the new one.
+    """A draft that replaces the file when the block ends, so readers see the old or the new file.
 
     The draft has the file's own name, in a folder of its own beside it, so that what is written does not depend on
     where; an error or the end of the process leaves the old file as it was. A process that is killed leaves that

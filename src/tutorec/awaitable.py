@@ -54,7 +54,7 @@ class Awaitable(ABC, Generic[W]):
 
     @property
     def callbacks(self) -> list[Callable[[Any], Any]]:
-        """What ``wait()`` passes the value through, in order: each function once, so that a second ``wait()`` is equal.
+        """Functions that ``wait()`` applies to the value, in order; each is called only once.
 
         Example:
             >>> ready = NoWait(3)
@@ -125,7 +125,7 @@ def proxies_in(parts: Any) -> list[Any]:
 
 
 class _NodeWhenTraced(ABCMeta):
-    """A lazy value that traced code makes of proxies is a call in the graph (torch.fx's ``ProxyableClassMeta``)."""
+    """Lazy values made of proxies are calls in the graph (torch.fx's ``ProxyableClassMeta``)."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         fx = sys.modules.get("torch.fx._symbolic_trace")
@@ -183,7 +183,7 @@ class LazyAwaitable(Awaitable[W], metaclass=_NodeWhenTraced):
         return func(*_waited(args), **_waited(kwargs or {}))
 
     def __fx_create_arg__(self, tracer: Any) -> Any:
-        """What a traced graph takes in this one's place: ``proxy - lazy`` asks the proxy first, which asks here."""
+        """What a traced graph uses in place of this value, as in ``proxy - lazy``."""
         return tracer.create_arg(self.wait())
 
 
@@ -240,7 +240,7 @@ class GetItemLazyAwaitable(LazyAwaitable[W], Generic[W, V, K]):
 
 
 def _waited(value: Any) -> Any:
-    """``value`` with every lazy awaitable in it, lists, tuples and dicts included, replaced by its value."""
+    """``value`` with every lazy awaitable in it, also in lists, tuples and dicts, awaited."""
     if isinstance(value, LazyAwaitable):
         return value.wait()
     if type(value) in (list, tuple):

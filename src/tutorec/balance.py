@@ -45,7 +45,7 @@ class OwnedRows:
 
 
 def owned_rows(embeddings_per_feat: Sequence[int], bounds: Sequence[int]) -> list[list[OwnedRows]]:
-    """What each rank owns when the rows of all features, one after the other, are divided at ``bounds``.
+    """The rows of each rank when the concatenated rows of all features are cut at ``bounds``.
 
     Args:
         embeddings_per_feat: R of each of the F features.
@@ -72,7 +72,7 @@ def owned_rows(embeddings_per_feat: Sequence[int], bounds: Sequence[int]) -> lis
 def fair_initialize(
     embeddings_per_feat: Sequence[int], num_groups: int
 ) -> tuple[int, dict[int, list[int]], list[list[int]], list[Tensor]]:
-    """The document's fair division as it is written there. For rows that are to be looked up use `owned_rows`.
+    """The document's fair division, unchanged; to look rows up use `owned_rows` instead.
 
     Its results have four defects, which `LoadBalanceManager` corrects unless ``compat`` is asked for:
 
@@ -116,7 +116,7 @@ def fair_initialize(
 
 
 def lbmgr_fair_divide(field_dims: Sequence[int], num_groups: int) -> tuple[dict[int, list[int]], int]:
-    """The first half of `fair_initialize`: the cuts, and the rows of each rank (which the document calls emb_dim).
+    """The first half of `fair_initialize`: the cuts, and each rank's rows (the document's emb_dim).
 
     Args:
         field_dims: R of each of the F features.
@@ -209,7 +209,7 @@ class LoadBalanceManager:
         return sum(part.rows for part in self._owned[rank])
 
     def shard_tensor(self, x: Tensor, rank: int) -> Tensor:
-        """Ids of all features ``[B, F]`` -> rows of a rank ``[B, len(group)]``, -1 where another rank owns the id.
+        """Ids of all features ``[B, F]`` to a rank's rows ``[B, len(group)]``, -1 for ids it lacks.
 
         In ``compat`` an id of another rank is clamped to the nearest row of the feature that this rank owns.
 
@@ -239,7 +239,7 @@ class LoadBalanceManager:
         return self.offsets[rank]
 
     def get_block_dim(self, rank: int) -> int:
-        """D of a rank's rows: ``base_emb_dim``, halved as often as all rows are twice those of the rank; at least 2."""
+        """D of a rank's rows: ``base_emb_dim``, halved for each doubling of total over own rows."""
         rows = self.get_num_embeddings_on_rank(rank)
         ratio = self._num_groups if self._do_fair else sum(self.embeddings_per_feat) / rows
         return max(2, int(self._base_emb_dim / 2 ** int(math.log2(ratio))))

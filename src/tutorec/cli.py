@@ -1,4 +1,4 @@
-"""The command line: ``python -m tutorec doctor``, ``plan``, ``calibrate``, ``migrate`` and ``bench``."""
+"""The command line ``python -m tutorec``: doctor, plan, calibrate, migrate, bench."""
 
 from __future__ import annotations
 

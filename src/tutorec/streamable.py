@@ -1,4 +1,4 @@
-"""What a batch must offer so that a pipeline can move it to a device and keep it alive on a stream."""
+"""What a batch must offer so that a pipeline can move it to a device and record its stream."""
 
 from typing import Protocol, runtime_checkable
 

@@ -1,4 +1,4 @@
-"""What test programs written for TorchRec import: a free port, a process group on this machine, tests that are skipped.
+"""Helpers that tests written for TorchRec import: free ports, process groups, skipped tests.
 
 Names are those of ``torchrec.test_utils``. New tests need none of it: `tutorec.spmd.Ranks` starts ranks without a port.
 """
@@ -100,7 +100,7 @@ def seed_and_log(wrapped_func: Callable[P, T]) -> Callable[P, T]:
 def init_distributed_single_host(
     rank: int, world_size: int, backend: str, local_size: int | None = None
 ) -> dist.ProcessGroup:
-    """The default process group of ranks that are all on this machine; one that was there is left first.
+    """The default process group of ranks on this machine; leaves an earlier one first.
 
     The ranks meet at ``MASTER_ADDR`` and ``MASTER_PORT``. ``LOCAL_WORLD_SIZE`` and ``LOCAL_RANK`` are set for hosts of
     ``local_size`` ranks.

@@ -47,7 +47,7 @@ _DATA_TYPES: dict[torch.dtype, DataType] = {dtype: data_type for data_type, dtyp
 
 
 def data_type_to_dtype(data_type: DataType) -> torch.dtype:
-    """The torch dtype that holds a table of this format; 4 and 2 bit formats share a byte between ids' columns.
+    """The torch dtype that stores a table of this format; formats of 4 and 2 bits share bytes.
 
     Args:
         data_type: Format of the table.

@@ -1,4 +1,4 @@
-"""Tracing: a model's calls written down as a graph, which TorchScript can compile and another process can load."""
+"""Tracing: a model's calls as a graph, which TorchScript can compile and others can load."""
 
 from tutorec._lazy import lazy_package
 from tutorec.fx.tracer import Tracer, symbolic_trace

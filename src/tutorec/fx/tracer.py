@@ -119,7 +119,7 @@ class Tracer(torch.fx.Tracer):
         return super().create_arg(a)
 
     def _path_of_tensor(self, tensor: torch.Tensor) -> str | None:
-        """Where a parameter or buffer is in the model: `DistributedModelParallel` names them without itself."""
+        """The path of a parameter or buffer, without `DistributedModelParallel`'s own prefix."""
         modules = self.root.named_modules() if isinstance(self.root, nn.Module) else ()
         for path, module in modules:
             for name, value in (*module._parameters.items(), *module._buffers.items()):
@@ -128,7 +128,7 @@ class Tracer(torch.fx.Tracer):
         return None
 
     def path_of_module(self, mod: nn.Module) -> str:
-        """Where a module is in the model; one that hangs in no ``nn.Module`` attribute is traced through."""
+        """The path of a module; a module outside the ``nn.Module`` tree is traced through."""
         try:
             return super().path_of_module(mod)
         except NameError:
@@ -175,7 +175,7 @@ def symbolic_trace(
 
 
 def _resolve_annotations(graph: Graph, forward: Callable[..., Any]) -> None:
-    """Types in place of their names: where annotations are not evaluated, TorchScript would look for ``'Tensor'``."""
+    """Annotations as types instead of strings, which TorchScript would look up by name."""
     named = [node for node in graph.nodes if isinstance(node.type, str)]
     if not named:
         return

@@ -66,7 +66,7 @@ def is_marker_node(node: torch.fx.Node, marker_name: str) -> bool:
 
 
 def assert_fx_safe(condition: bool, message: str) -> None:
-    """Assert in eager code and in TorchScript; while a graph is traced there is no number to look at, and nothing runs.
+    """Assert in eager code and in TorchScript; does nothing while a graph is traced.
 
     Args:
         condition: What has to hold. A traced one may be used here, though not in an ``if``.
