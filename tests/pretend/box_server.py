@@ -1,7 +1,8 @@
 """Runs programs on a pretended GPU box, each in a fork of this process, which has imported torch and the library once.
 
 A program finds what it would find in an interpreter of its own: its arguments, folder, environment and ``__main__``.
-So does its fork server of ranks, another fork, made before the program starts. Requests and answers are JSON lines.
+So do its fork server of ranks and the workers of torchrun: forks of another fork, made before the program starts.
+Requests and answers are JSON lines.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -93,16 +96,71 @@ def _forked(run: Any, keep: list[int], out: int = 2, error: int = 2) -> int:
 
 
 def _serve_ranks(connection: socket.socket) -> None:
-    """Wait for what a fresh interpreter would be started with, and become the fork server of ranks."""
-    data, (fd,), *_ = socket.recv_fds(connection, 1 << 20, 1)
+    """Fork workers of torchrun until a program asks for the fork server of ranks; then become it.
+
+    A request for a worker holds its arguments and environment, and is answered with its pid. A pid
+    is answered with the exit code of that worker, null while it runs.
+    """
+    while True:
+        data, fds, *_ = socket.recv_fds(connection, 1 << 20, 2)
+        if not data:
+            return
+        request = json.loads(data)
+        if "sys_path" in request:
+            break
+        answer = _start_worker(request, *fds) if fds else _code_of(request["pid"])
+        connection.sendall(json.dumps(answer).encode())
     connection.close()
-    boot = json.loads(data)
     os.setsid()
-    _become(boot["environment"], boot["cwd"])
-    sys.path[:] = boot["sys_path"]
+    _become(request["environment"], request["cwd"])
+    sys.path[:] = request["sys_path"]
     from tutorec._spmd_server import serve
 
-    serve(fd, os.getppid())  # it ends with its parent, which is the program for a server that the library starts
+    serve(fds[0], os.getppid())  # not the caller's pid: the server ends when its parent has ended
+
+
+def _start_worker(request: dict[str, Any], out: int, error: int) -> int:
+    def work() -> None:
+        os.setsid()  # torchrun ends the group of its process
+        _become(request["environment"], request["cwd"])
+        _run_program(request["arguments"])
+
+    pid = _forked(work, [], out, error)
+    for fd in (out, error):
+        os.close(fd)
+    return pid
+
+
+def _code_of(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+class _Worker:
+    """Stands for ``subprocess.Popen`` of a worker of torchrun."""
+
+    def __init__(self, connection: socket.socket, command: Sequence[str], **options: Any) -> None:
+        self._connection, self._code = connection, None
+        arguments = [word for word in command[1:] if word != "-u"]
+        request = {"arguments": arguments, "environment": options["env"], "cwd": os.getcwd()}
+        files = [options["stdout"] or 1, options["stderr"] or 2]
+        fds = [file if isinstance(file, int) else file.fileno() for file in files]
+        socket.send_fds(connection, [json.dumps(request).encode()], fds)
+        self.pid = json.loads(connection.recv(64))
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            self._connection.sendall(json.dumps({"pid": self.pid}).encode())
+            self._code = json.loads(self._connection.recv(64))
+        return self._code
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a worker", timeout)
+            time.sleep(0.02)
+        return code
 
 
 class _Server:
@@ -151,18 +209,26 @@ def _run(request: dict[str, Any], connection: socket.socket, server: int) -> Non
     names = ("DEVNULL", "PIPE", "TimeoutExpired")
     _spmd_start.subprocess = SimpleNamespace(**known, **{name: getattr(subprocess, name) for name in names})
     _become(request["environment"], request["cwd"])
-    first, *rest = request["arguments"]
+    if "torch.distributed.run" in request["arguments"]:
+        name = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+        handlers = importlib.import_module(name)
+        handlers.Popen = lambda args, **options: _Worker(connection, args, **options)
+    _run_program(request["arguments"])
+
+
+def _run_program(arguments: list[str]) -> None:
+    first, *rest = arguments
     if first == "-c":
         sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
         module = sys.modules["__main__"] = ModuleType("__main__")
         exec(compile(rest[0], "<string>", "exec"), vars(module))
     elif first == "-m":
-        sys.argv, sys.path[0] = rest, request["cwd"]
+        sys.argv, sys.path[0] = rest, os.getcwd()
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif first.endswith(".ipynb"):
         _run_cells(Path(first), *rest)
     else:
-        sys.argv, sys.path[0] = request["arguments"], str(Path(first).parent)
+        sys.argv, sys.path[0] = arguments, str(Path(first).parent)
         runpy.run_path(first, run_name="__main__")
 
 

@@ -97,14 +97,19 @@ SMALL = "--rows 600 --test-rows 100 --items 30 --batch-size 100 --no-progress".s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("example", "ranks"), [("dlrm", 1), ("sequence", 2), ("criteo", 2)])
-def test_an_example_runs_under_torchrun(example, ranks, tmp_path):
-    """The two towers run on 2 ranks in the next test."""
+def test_the_examples_run_under_torchrun(tmp_path):
+    """The click model on 1 rank, two others on 2; the two towers run on 2 in the next test."""
+    launch = ["-m", "torch.distributed.run", "--standalone"]
     words = [*SMALL, "--epochs", "2"]
-    if example == "criteo":
-        words = [str(write_days(tmp_path, {"train": 700})), *CRITEO, "--interaction", "dcn"]
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    assert "steps, " in on_box(2, [*launch, "-m", f"tutorec.examples.{example}", *words])
+    alone = [*launch, "--nproc-per-node=1", "-m", "tutorec.examples.dlrm", *words]
+    assert "steps, " in on_box(2, alone)
+    of_criteo = [str(write_days(tmp_path, {"train": 700})), *CRITEO, "--interaction", "dcn"]
+    both = tmp_path / "both.py"
+    both.write_text(
+        "from tutorec.examples import criteo, sequence\n\n"
+        f"assert sequence.main({words}) == 0\nassert criteo.main({of_criteo}) == 0\n"
+    )
+    assert on_box(2, [*launch, "--nproc-per-node=2", both]).count("steps, ") == 2
 
 
 @pytest.mark.slow
