@@ -40,6 +40,7 @@ providers._get_local_constants = providers.Constants
 
 
 def _import_what_is_slow() -> None:
+    import scipy.optimize  # noqa: F401
     import torch._dynamo  # noqa: F401
 
 

@@ -126,7 +126,7 @@ def test_torchrun_and_one_process_take_turns_and_end_like_one_run(ranks: Callabl
     saved = [*words, "--checkpoints", str(tmp_path), "--save-every", "10"]
     under_torchrun = _start([*saved, "--steps", "23"], ranks=2)
     assert "2 rank(s), 50 samples each" in under_torchrun
-    alone = _start(saved, ranks=1)
+    alone = ranks(1).run(_run, dlrm.main, saved)[0]
     assert "goes on from step-23, saved by 2 rank(s) after 2,300 samples" in alone
     whole = ranks(1).run(_run, dlrm.main, words)[0]
     loss = [float(re.findall(r"log loss (0\.\d+)", text)[-1]) for text in (alone, whole)]
