@@ -10,7 +10,7 @@ from torch import nn
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import ShardingPlan
-from tutorec.distributed.shard import _shard_modules, shard, shard_modules
+from tutorec.distributed.shard import shard, shard_modules
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
@@ -84,18 +84,10 @@ def test_what_cannot_be_sharded_says_why():
     ebc = EmbeddingBagCollection(TABLES)
     with pytest.raises(ValueError, match="there is no sharder for a Linear: pass sharder="):
         shard(nn.Linear(1, 1), table_wise(rank=0), ALONE)
-    with pytest.raises(TypeError, match=r"plan is a int: pass one entry for each table"):
-        shard(ebc, 3, ALONE)
     with pytest.raises(ValueError, match="shard needs a process group, and none has been started"):
         shard(ebc, table_wise(rank=0))
     with pytest.raises(ValueError, match="shard_modules needs a process group, and none has been started"):
         shard_modules(nn.Sequential(ebc))
-    with pytest.raises(TypeError, match=r"a model is sharded, a torch\.nn\.Module, and this is a list"):
-        _shard_modules([ebc], ALONE)
-    with pytest.raises(TypeError, match=r"env is a int and no ShardingEnv: ShardingEnv\.from_local\(world_size, 0\)"):
-        shard_modules(nn.Sequential(ebc), 3)
-    with pytest.raises(TypeError, match="plan is a dict and no ShardingPlan"):
-        shard_modules(nn.Sequential(ebc), ALONE, plan={})
     with pytest.raises(ValueError, match="the plan names module 'no', which the model does not have"):
         plan = construct_module_sharding_plan(ebc, {"item": table_wise(0), "user": table_wise(0)}, world_size=1)
         shard_modules(nn.Sequential(ebc), ALONE, plan=ShardingPlan({"no": plan}))

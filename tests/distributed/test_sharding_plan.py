@@ -283,8 +283,6 @@ def test_table_column_wise_wants_a_host_or_ranks(given):
             r"for table 't': a rank is an integer from 0 to 1, got None",
         ),
         (lambda: table_row_wise("a"), r"table_row_wise\(host_index=a\) for table 't': a host is an integer.*got 'a'"),
-        (lambda: column_wise(ranks=3), r"ranks lists numbers, one for each piece, got 3: column_wise\(ranks=\[3\]\)"),
-        (lambda: grid_shard(0), r"host_indexes lists hosts, got 0: grid_shard\(host_indexes=\[0\]\)"),
         (lambda: "row_wise", r"table 't' is given 'row_wise': say how it is cut with table_wise\(rank=0\)"),
         (lambda: row_wise, r"table 't' is given row_wise, which is not called: say how it is cut with"),
         (lambda: table_wise(True), r"for table 't': a rank is an integer from 0 to 1, got True"),

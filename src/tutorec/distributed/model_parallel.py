@@ -8,7 +8,7 @@ many ranks tables may be replicated, too, a replica for each group of ranks (`DM
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         data_parallel_wrapper: Wraps the dense parts; `DefaultDataParallelWrapper` by default.
 
     Raises:
-        TypeError: An argument is of another kind than the ones above.
+        TypeError: ``sharders`` holds a class, or the plan is not a `ShardingPlan`.
         ValueError: There is no process group, the model is wrapped already, a dense part cannot be allocated, or the
             plan does not fit; `PlannerError` where none is given and none is found.
         AgreementError: Ranks differ.
@@ -84,7 +84,6 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         data_parallel_wrapper: DataParallelWrapper | None = None,
     ) -> None:
         super().__init__()
-        _check_arguments(module, env, data_parallel_wrapper)
         _check_wrapped_once(module)
         self._env = env if env is not None else default_env("DistributedModelParallel")
         self.device = usable_device(device, {})
@@ -206,13 +205,6 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         self, state_dict: Mapping[str, Any], prefix: str = "", strict: bool = True
     ) -> Any:
         """Copy state in, of names that begin with ``prefix``; tables may be whole, as an unsharded model's are."""
-        if not isinstance(prefix, str):
-            raise TypeError(f"load_state_dict(state_dict, {prefix!r}): the second argument is a prefix, write strict=")
-        if not (isinstance(state_dict, Mapping) and all(isinstance(name, str) for name in state_dict)):
-            raise TypeError(
-                f"what is loaded is a {type(state_dict).__name__}: pass a dict from names to tensors, as state_dict() "
-                "gives it"
-            )
         wanted = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         return self.module.load_state_dict(wanted, strict)
 
@@ -382,49 +374,20 @@ def _insert_wrapped_path(module: nn.Module, state_dict: dict[str, Any], prefix: 
         state_dict[f"{prefix}{inner}{name.removeprefix(prefix)}"] = state_dict.pop(name)
 
 
-def _check_arguments(module: Any, env: Any, wrapper: Any) -> None:
-    """Refuse what is no model, no ranks or no wrapper, before it is asked for anything."""
-    if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"DistributedModelParallel shards a torch.nn.Module, got {_a_or_class(module)}: pass the model, an object"
-        )
-    if env is not None and not isinstance(env, ShardingEnv):
-        raise TypeError(
-            f"env is {_a_or_class(env)} and no ShardingEnv: ShardingEnv.from_process_group(group), or leave it out "
-            "for all ranks"
-        )
-    if wrapper is not None and not isinstance(wrapper, DataParallelWrapper):
-        raise TypeError(
-            f"data_parallel_wrapper is {_a_or_class(wrapper)} and no DataParallelWrapper: pass an object, "
-            "DefaultDataParallelWrapper(...)"
-        )
-
-
-def _checked_sharders(sharders: Any) -> list[ModuleSharder[Any]]:
-    """The sharders, if they are some."""
-    if not isinstance(sharders, Iterable):
-        raise TypeError(
-            f"sharders is {_a_or_class(sharders)}: pass a list of sharders, [EmbeddingBagCollectionSharder()]"
-        )
-    found: list[ModuleSharder[Any]] = []
+def _checked_sharders(sharders: Sequence[ModuleSharder[Any]]) -> list[ModuleSharder[Any]]:
+    """The sharders; of a class nothing would be sharded, and nobody told."""
     for sharder in sharders:
-        if isinstance(sharder, type) or not (hasattr(sharder, "module_type") and hasattr(sharder, "shard")):
+        if isinstance(sharder, type):
             raise TypeError(
-                f"sharders holds {_a_or_class(sharder)} and no ModuleSharder: pass objects, "
-                "[EmbeddingBagCollectionSharder()]"
+                f"sharders holds the class {sharder.__name__}: pass objects, [EmbeddingBagCollectionSharder()]"
             )
-        found.append(sharder)
-    return found
+    return list(sharders)
 
 
 def _bad_world_size(world_size: int, everyone: ShardingEnv) -> Exception | None:
     if world_size == everyone.world_size:
         return None
     return ValueError(f"world_size={world_size}, and global_pg has {everyone.world_size} ranks: give that number")
-
-
-def _a_or_class(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _check_wrapped_once(module: nn.Module) -> None:

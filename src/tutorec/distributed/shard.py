@@ -8,7 +8,7 @@ loops that replicate by themselves.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -47,7 +47,7 @@ def shard(
         sharder: Shards it; the one for its class by default.
 
     Raises:
-        TypeError: The plan is neither.
+        TypeError: The plan is neither, or both.
         ValueError: There is no sharder for such a module, no process group, or the plan does not fit.
 
     Example:
@@ -73,18 +73,14 @@ def shard(
     device = torch.device(device) if device is not None else own_device()
     if isinstance(plan, ParameterShardingGenerator):
         plan = apply_to_all(module, plan, sharder)
-    if not isinstance(plan, Mapping):
+    plan = cast(Mapping[str, Any], plan)
+    generators = {name: entry for name, entry in plan.items() if isinstance(entry, ParameterShardingGenerator)}
+    if generators and len(generators) == len(plan):
+        made = construct_module_sharding_plan(module, generators, sharder, env.local_size, env.world_size, device.type)
+    elif generators:
         raise TypeError(
-            f"plan is a {type(plan).__name__}: pass one entry for each table, or table_wise(rank=0), row_wise() ... "
-            "for all of them"
-        )
-    words = {name: word for name, word in plan.items() if isinstance(word, ParameterShardingGenerator)}
-    if words and len(words) == len(plan):
-        made = construct_module_sharding_plan(module, words, sharder, env.local_size, env.world_size, device.type)
-    elif words:
-        raise TypeError(
-            f"tables {sorted(words)} are given words such as table_wise(rank=0), and the others entries of a plan: "
-            "use one of the two for all tables"
+            f"tables {sorted(generators)} are given words such as table_wise(rank=0), and the others entries "
+            "of a plan: use one of the two for all tables"
         )
     else:
         made = EmbeddingModuleShardingPlan(plan)
@@ -117,7 +113,6 @@ def shard_modules(
 
     Raises:
         PlannerError: No plan is given and none is found.
-        TypeError: It is no model, ``env`` no environment, or ``plan`` no plan.
         ValueError: There is no process group, or the plan does not fit.
 
     Example:
@@ -144,24 +139,12 @@ def _shard_modules(
     planner: Any = None,
 ) -> nn.Module:
     """`shard_modules` under the name that TorchRec's introduction calls; ``planner`` makes a plan if none is given."""
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"a model is sharded, a torch.nn.Module, and this is a {type(module).__name__}: {module!r}")
-    if env is not None and not isinstance(env, ShardingEnv):
-        raise TypeError(
-            f"env is a {type(env).__name__} and no ShardingEnv: ShardingEnv.from_local(world_size, 0) for the devices "
-            "of one process, ShardingEnv.from_process_group(group) for ranks"
-        )
     sharders = get_default_sharders() if sharders is None else list(sharders)
     env = env if env is not None else default_env("shard_modules")
     device = torch.device(device) if device is not None else own_device()
     found = dict(collections_of(module, sharders))
     if plan is None:
         plan = make_plan(module, sharders, env, device, planner)
-    if not isinstance(plan, ShardingPlan):
-        raise TypeError(
-            f"plan is a {type(plan).__name__} and no ShardingPlan, which maps the paths of collections to their plans: "
-            "ShardingPlan({'path.in.the.model': construct_module_sharding_plan(...)})"
-        )
     check_plan_fits(plan, {path: part for path, (part, _) in found.items()})
     for path in list(found):
         # Not held any longer than needed: once it is replaced in the model, the unsharded one can be freed.

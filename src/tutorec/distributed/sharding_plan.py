@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
+from tutorec._check import is_int
 from tutorec._spmd_device import device as own_device
 from tutorec.distributed import comm
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
@@ -65,12 +65,12 @@ class Machine:
 
     def __post_init__(self) -> None:
         for name, number in (("world_size", self.world_size), ("local_size", self.local_size)):
-            if not _is_whole(number) or number < 1:
+            if not is_int(number, 1):
                 raise ValueError(f"{name} is a number of ranks, at least 1, got {number!r}")
 
     def checked_rank(self, rank: int) -> int:
         """The rank, if there is one of that number."""
-        if not _is_whole(rank):
+        if not is_int(rank):
             raise TypeError(f"a rank is an integer from 0 to {self.world_size - 1}, got {rank!r}")
         if not 0 <= rank < self.world_size:
             raise ValueError(
@@ -82,7 +82,7 @@ class Machine:
     def checked_host(self, host: int) -> int:
         """The host, if there is one of that number."""
         hosts = self.world_size // self.local_size
-        if not _is_whole(host):
+        if not is_int(host):
             raise TypeError(f"a host is an integer from 0 to {hosts - 1}, got {host!r}")
         if self.world_size % self.local_size:
             raise ValueError(
@@ -255,19 +255,16 @@ def column_wise(
         device_types: The device of each piece; see `table_wise`.
 
     Raises:
-        TypeError: A number is given where a list of them is due, or a size is no whole number.
+        TypeError: A size is not a whole number.
 
     Example:
         >>> column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48])
         (column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48]))
     """
     given = {"ranks": ranks, "size_per_rank": size_per_rank}
-    for name, numbers in given.items():
-        if isinstance(numbers, Integral):
-            raise TypeError(f"{name} lists numbers, one for each piece, got {numbers}: column_wise({name}=[{numbers}])")
     words = ", ".join(f"{name}={list(numbers)}" for name, numbers in given.items() if numbers is not None)
     sizes = list(size_per_rank) if size_per_rank is not None else None
-    if sizes is not None and not all(map(_is_whole, sizes)):
+    if sizes is not None and not all(map(is_int, sizes)):
         raise TypeError(f"size_per_rank lists whole numbers of columns, got {sizes}")
 
     def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
@@ -349,15 +346,10 @@ def grid_shard(host_indexes: Sequence[int], compute_kernel: str | None = None) -
         host_indexes: The hosts, from 0, in column order.
         compute_kernel: As in `data_parallel`.
 
-    Raises:
-        TypeError: A number is given where a list of them is due.
-
     Example:
         >>> grid_shard(host_indexes=[0, 1])
         grid_shard(host_indexes=[0, 1])
     """
-    if isinstance(host_indexes, Integral):
-        raise TypeError(f"host_indexes lists hosts, got {host_indexes}: grid_shard(host_indexes=[{host_indexes}])")
     hosts = list(host_indexes)
 
     def cut(rows: int, columns: int, machine: Machine) -> list[ShardPiece]:
@@ -581,11 +573,6 @@ _WORDS = "say how it is cut with table_wise(rank=0), row_wise() ..."
 def _shown(word: object) -> str:
     """What was given in place of a word: the function itself, where it was not called."""
     return f"{word.__name__}, which is not called" if isinstance(word, FunctionType) else repr(word)
-
-
-def _is_whole(number: object) -> bool:
-    """Whether it is an integer; a bool is none here."""
-    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def _device_type(given: str | torch.device | None) -> str:

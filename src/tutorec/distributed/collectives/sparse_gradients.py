@@ -30,14 +30,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from tutorec.awaitable import Awaitable
+from tutorec.awaitable import Awaitable, map_awaitable
 from tutorec.distributed import comm
+from tutorec.distributed.collectives.kjt import feature_major
 
 SIZES_STAGE = "gradient sizes"
 IDS_STAGE = "gradient ids"
@@ -158,16 +159,20 @@ class PooledGradients:
         packed = torch.cat([lengths.reshape(-1).to(self._dtype), values.to(self._dtype)])
         sizes = [a + b for a, b in zip(lists, counts, strict=True)]
         arriving = comm.all_gather(packed, sizes, group, IDS_STAGE)
-        of_weights = None
+        of_weights = []
         if weights is not None:
-            of_weights = comm.all_gather(weights.float(), counts, group, WEIGHTS_STAGE)
+            of_weights.append(comm.all_gather(weights.float(), counts, group, WEIGHTS_STAGE))
         rows = [samples * sum(columns) for samples in agreed.samples]
         gradients = comm.all_gather(grad.reshape(-1), rows, group, ROWS_STAGE)
-        return _GlobalBags(arriving, of_weights, gradients, lists, ids, sum(columns))
 
-    def add(self, gradients: Sequence[torch.Tensor]) -> Awaitable[list[torch.Tensor]]:
-        """Issue the sum over ranks of gradients of whole tables ``[R, D]``; the second step is issued by waiting."""
-        return _Sums(gradients, self._group)
+        def bags(packed: torch.Tensor, grad: torch.Tensor, *given: torch.Tensor) -> GlobalBags:
+            slices = packed.split_with_sizes([*chain.from_iterable(zip(lists, counts, strict=True))])
+            lengths = torch.cat([part.view(len(chosen), -1) for part in slices[::2]], dim=1)
+            weights = [feature_major(each.split_with_sizes(counts), ids) for each in given]
+            values = feature_major(slices[1::2], ids)
+            return GlobalBags(values, lengths, weights[0] if weights else None, grad.view(-1, sum(columns)))
+
+        return map_awaitable(bags, arriving, gradients, *of_weights)
 
 
 class TableRows(NamedTuple):
@@ -226,11 +231,21 @@ class RowGradients:
         arriving = comm.all_gather(values.to(self._dtype), counts, group, IDS_STAGE)
         rows = comm.all_gather(grad, [sum(of_rank) for of_rank in elements], group, ROWS_STAGE)
         tables = [table for table, take in zip(self._tables, agreed.as_bags, strict=True) if take]
-        return _AllRows(arriving, rows, tables, ids)
 
-    def add(self, gradients: Sequence[torch.Tensor]) -> Awaitable[list[torch.Tensor]]:
-        """Issue the sum over ranks of gradients of whole tables ``[R, D]``; the second step is issued by waiting."""
-        return _Sums(gradients, self._group)
+        def of_tables(all_ids: torch.Tensor, all_rows: torch.Tensor) -> list[TableRows]:
+            of_ids = all_ids.split_with_sizes([*chain.from_iterable(ids)])
+            of_rows = all_rows.split_with_sizes([*chain.from_iterable(elements)])
+            gathered, first = [], 0
+            for table in tables:
+                features = range(first, first + table.features)
+                # Rank after rank.
+                places = [rank * len(columns) + feature for rank in range(len(ids)) for feature in features]
+                grad = torch.cat([of_rows[place] for place in places]).view(-1, table.columns)
+                gathered.append(TableRows(torch.cat([of_ids[place] for place in places]), grad))
+                first += table.features
+            return gathered
+
+        return map_awaitable(of_tables, arriving, rows)
 
 
 def cheaper_as_bags(table: CopiedTable, bytes_of_ids: int, bags: int) -> bool:
@@ -261,73 +276,19 @@ def features_of(tables: Sequence[CopiedTable], chosen: Sequence[bool]) -> list[i
     ]
 
 
-class _GlobalBags(Awaitable[GlobalBags]):
-    def __init__(
-        self,
-        packed: Awaitable[torch.Tensor],
-        weights: Awaitable[torch.Tensor] | None,
-        grad: Awaitable[torch.Tensor],
-        lists: list[int],
-        ids: list[list[int]],
-        columns: int,
-    ) -> None:
-        self._parts = (packed, weights, grad, lists, ids, columns)
+def add_over_ranks(gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Awaitable[list[torch.Tensor]]:
+    """Issue the sum over ranks of gradients of whole tables ``[R, D]``; the second step is issued by waiting."""
+    shapes = [gradient.shape for gradient in gradients]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    whole, rest = divmod(flat.numel(), group.size())
+    counts = [whole + (rank < rest) for rank in range(group.size())]
 
-    def _wait_impl(self) -> GlobalBags:
-        packed, weights, grad, lists, ids, columns = self._parts
-        counts = [sum(of_rank) for of_rank in ids]
-        slices = packed.wait().split_with_sizes([size for pair in zip(lists, counts, strict=True) for size in pair])
-        features = len(ids[0])
-        lengths = torch.cat([part.view(features, -1) for part in slices[::2]], dim=1)
-        of_weights = None
-        if weights is not None:
-            of_weights = _feature_major(weights.wait().split_with_sizes(counts), ids)
-        return GlobalBags(_feature_major(slices[1::2], ids), lengths, of_weights, grad.wait().view(-1, columns))
+    def sums(mine: torch.Tensor) -> list[torch.Tensor]:
+        every = comm.all_gather(mine, counts, group, SUMS_STAGE).wait()
+        parts = every.split_with_sizes([shape.numel() for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-
-class _AllRows(Awaitable[list[TableRows]]):
-    def __init__(
-        self,
-        ids: Awaitable[torch.Tensor],
-        rows: Awaitable[torch.Tensor],
-        tables: Sequence[CopiedTable],
-        counts: list[list[int]],
-    ) -> None:
-        self._parts = (ids, rows, tables, counts)
-
-    def _wait_impl(self) -> list[TableRows]:
-        ids, rows, tables, counts = self._parts
-        columns = [table.columns for table in tables for _ in range(table.features)]
-        flat = [count for of_rank in counts for count in of_rank]
-        elements = [n * width for of_rank in counts for n, width in zip(of_rank, columns, strict=True)]
-        of_ids, of_rows = ids.wait().split_with_sizes(flat), rows.wait().split_with_sizes(elements)
-        found, first, features = [], 0, len(columns)
-        for table in tables:
-            # Rank after rank.
-            places = [
-                rank * features + feature
-                for rank in range(len(counts))
-                for feature in range(first, first + table.features)
-            ]
-            grad = torch.cat([of_rows[place] for place in places]).view(-1, table.columns)
-            found.append(TableRows(torch.cat([of_ids[place] for place in places]), grad))
-            first += table.features
-        return found
-
-
-class _Sums(Awaitable[list[torch.Tensor]]):
-    def __init__(self, gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-        self._shapes = [gradient.shape for gradient in gradients]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        whole, rest = divmod(flat.numel(), group.size())
-        self._counts = [whole + (rank < rest) for rank in range(group.size())]
-        self._group = group
-        self._summed = comm.reduce_scatter(flat, self._counts, group, SUMS_STAGE)
-
-    def _wait_impl(self) -> list[torch.Tensor]:
-        flat = comm.all_gather(self._summed.wait(), self._counts, self._group, SUMS_STAGE).wait()
-        parts = flat.split_with_sizes([shape.numel() for shape in self._shapes])
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+    return map_awaitable(sums, comm.reduce_scatter(flat, counts, group, SUMS_STAGE))
 
 
 def _pick(values: torch.Tensor, counts: Sequence[int], chosen: Sequence[int]) -> torch.Tensor:
@@ -336,10 +297,13 @@ def _pick(values: torch.Tensor, counts: Sequence[int], chosen: Sequence[int]) ->
     return torch.cat([parts[feature] for feature in chosen]) if chosen else values[:0]
 
 
-def _feature_major(of_ranks: Sequence[torch.Tensor], counts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Rank after rank, and feature after feature in it -> feature after feature, rank 0 first in each."""
-    parts = [part.split_with_sizes(list(own)) for part, own in zip(of_ranks, counts, strict=True)]
-    return torch.cat([part for of_feature in zip(*parts, strict=True) for part in of_feature])
-
-
-__all__ = ["Agreed", "CopiedTable", "GlobalBags", "PooledGradients", "RowGradients", "TableRows", "cheaper_as_bags"]
+__all__ = [
+    "Agreed",
+    "CopiedTable",
+    "GlobalBags",
+    "PooledGradients",
+    "RowGradients",
+    "TableRows",
+    "add_over_ranks",
+    "cheaper_as_bags",
+]

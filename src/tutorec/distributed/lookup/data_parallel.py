@@ -32,6 +32,7 @@ from tutorec.distributed.collectives.sparse_gradients import (
     CopiedTable,
     PooledGradients,
     RowGradients,
+    add_over_ranks,
     features_of,
 )
 from tutorec.distributed.env import ShardingEnv
@@ -232,7 +233,7 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         in_sum = [table for table, as_bags in enumerate(agreed.as_bags) if not as_bags]
         if in_sum:
             mine = self._by_feature(lengths, batch.values(), weights, gradient, counts, self._columns)
-            summed = exchange.add([self._gradient_of_bags(table, mine) for table in in_sum])
+            summed = add_over_ranks([self._gradient_of_bags(table, mine) for table in in_sum], self.process_group())
         features: list[FeatureBags] = []
         if arriving is not None:
             chosen, every = features_of(self._tables, agreed.as_bags), arriving.wait()
@@ -336,7 +337,11 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
         agreed = exchange.agree(counts)
         in_sum = [table for table, as_bags in enumerate(agreed.as_bags) if not as_bags]
         arriving = exchange.gather(agreed, batch.values, gradient) if any(agreed.as_bags) else None
-        summed = exchange.add(self._gradients(batch.values, counts, gradient, in_sum)) if in_sum else None
+        summed = (
+            add_over_ranks(self._gradients(batch.values, counts, gradient, in_sum), self.process_group())
+            if in_sum
+            else None
+        )
         bags, sums = iter(arriving.wait() if arriving else ()), iter(summed.wait() if summed else ())
         totals: list[int] = []
         ids, rows = [], []

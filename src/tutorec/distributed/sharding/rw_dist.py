@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tutorec._kernels.jagged import bucketize
-from tutorec.awaitable import Awaitable
+from tutorec.awaitable import Awaitable, map_awaitable
 from tutorec.distributed.collectives.kjt import KJTAllToAll, KJTArrival
 from tutorec.distributed.sharding.base import EmbeddingShardingContext, SparseFeaturesDist
 from tutorec.distributed.sharding.slots import PlacedSlots, Route
@@ -122,7 +122,9 @@ class Scaling:
 
     def apply(self, arriving: Awaitable[torch.Tensor], ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
         """Promise of ``[B, D]``, or of a variable batch's pieces one after the other -> promise of the same, scaled."""
-        return arriving if ctx.factors is None else _Scaled(arriving, self, ctx)
+        if ctx.factors is None:
+            return arriving
+        return map_awaitable(lambda pooled: pooled * self.factor(ctx), arriving)
 
     def factor(self, ctx: EmbeddingShardingContext) -> torch.Tensor:
         """One number for each of the elements: ``[B, D]``, flat where the batch is variable."""
@@ -136,12 +138,3 @@ class Scaling:
         if ctx.batch_size_per_rank_per_feature is None:
             return torch.cat([factors[feature].unsqueeze(1).expand(-1, columns) for feature, columns in pieces], dim=1)
         return torch.cat([factors[feature].repeat_interleave(columns) for feature, columns in pieces])
-
-
-class _Scaled(Awaitable[torch.Tensor]):
-    def __init__(self, arriving: Awaitable[torch.Tensor], scaling: Scaling, ctx: EmbeddingShardingContext) -> None:
-        self._parts = (arriving, scaling, ctx)
-
-    def _wait_impl(self) -> torch.Tensor:
-        arriving, scaling, ctx = self._parts
-        return arriving.wait() * scaling.factor(ctx)
