@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tutorec.distributed import comm
+from tutorec.distributed.collectives.host_groups import host_groups
 from tutorec.distributed.traffic import Traffic, count_traffic
 
 
@@ -17,7 +18,7 @@ def send_to_all(rank: int, world_size: int) -> Traffic:
     into = [10 * peer + rank for peer in range(world_size)]
     with count_traffic() as traffic:
         comm.all_to_all(torch.zeros(sum(out), dtype=torch.uint8), out, into, world, "all").wait()
-        intra = comm.host_groups(world, 2).intra
+        intra = host_groups(world, 2).intra
         comm.all_gather(torch.zeros(1, dtype=torch.uint8), [1, 1], intra, "host").wait()
     return traffic
 

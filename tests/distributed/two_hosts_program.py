@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # torchrun starts 
 from distributed.byte_formulas import StepBatches, step_traffic
 
 from tutorec.datasets.random import shop
-from tutorec.distributed.comm import host_groups
+from tutorec.distributed.collectives.host_groups import host_groups
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv

@@ -12,14 +12,12 @@ import pickle
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from tutorec._spmd_device import backend_for
 from tutorec._spmd_end import give_threads_time
@@ -286,101 +284,6 @@ def all_gather_objects(value: Any, group: dist.ProcessGroup, stage: str) -> list
     return gathered
 
 
-@dataclass(frozen=True)
-class HostGroups:
-    """The two groups that a rank of a host belongs to, besides that of all ranks.
-
-    Args:
-        intra: The ranks of this rank's host: L of them, traffic that stays inside the machine.
-        cross: The ranks with this rank's number on every host: H of them, traffic between machines.
-    """
-
-    intra: dist.ProcessGroup
-    cross: dist.ProcessGroup
-
-
-# Subgroups of a group, by ranks per host; None where it is the group itself, which must not keep itself alive.
-_Subgroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
-_host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, _Subgroups]] = weakref.WeakKeyDictionary()
-# How often this rank has made subgroups with the other members of a group alone.
-_rounds_of_names = 0
-
-
-def host_groups(group: dist.ProcessGroup, local_size: int) -> HostGroups:
-    """The groups inside a host and across hosts, where ``local_size`` consecutive ranks of ``group`` share a host.
-
-    Every rank of ``group`` calls it together the first time; later calls give the same groups. With 4 ranks on 2 hosts
-    rank 3 gets ``intra = {2, 3}`` and ``cross = {1, 3}``.
-
-    Args:
-        group: The ranks; need not be all ranks of the program.
-        local_size: L, ranks of each host.
-
-    Raises:
-        ValueError: ``local_size`` does not divide the number of ranks.
-
-    Source:
-        TorchRec's ``torchrec.distributed.comm.intra_and_cross_node_pg``, which knows the default group only.
-    """
-    world_size = group.size()
-    if local_size < 1 or world_size % local_size:
-        fits = [size for size in range(1, world_size + 1) if world_size % size == 0]
-        raise ValueError(
-            f"{world_size} ranks cannot be split into hosts of {local_size}: local_size (LOCAL_WORLD_SIZE) may be one "
-            f"of {fits}"
-        )
-    known = _host_groups.setdefault(group, {})
-    if local_size not in known:
-        _check_thread(group)
-        known[local_size] = _make_host_groups(group, world_size // local_size, local_size)
-    intra, cross = known[local_size]
-    return HostGroups(group if intra is None else intra, group if cross is None else cross)
-
-
-def _make_host_groups(group: dist.ProcessGroup, hosts: int, local_size: int) -> _Subgroups:
-    """(intra, cross) of this rank; None for one that would be ``group`` itself."""
-    ranks = dist.get_process_group_ranks(group)
-    inside = [ranks[host * local_size : (host + 1) * local_size] for host in range(hosts)] if hosts > 1 else []
-    across = [ranks[place::local_size] for place in range(local_size)] if local_size > 1 else []
-    # torch names a group by how many groups the rank has made, so that every rank of the program makes every group.
-    # Ranks outside of `group` do not know of this one: then its members alone make it, and agree on its name.
-    alone = group != default_group()
-    backend, me = dist.get_backend(group), dist.get_rank()
-    found: list[dist.ProcessGroup | None] = []
-    with _agreed_names(group) if alone else nullcontext():
-        for subgroups in (inside, across):
-            made = [dist.new_group(members, backend=backend, use_local_synchronization=alone) for members in subgroups]
-            mine = [each for members, each in zip(subgroups, made, strict=True) if me in members]
-            found.append(cast(dist.ProcessGroup, mine[0]) if mine else None)
-    return found[0], found[1]
-
-
-def twin_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A new group of the same ranks over gloo, for another thread of each of them. Every rank of ``group`` calls it.
-
-    Args:
-        group: The ranks; need not be all ranks of the program.
-    """
-    ranks, alone = dist.get_process_group_ranks(group), group != default_group()
-    with _agreed_names(group) if alone else nullcontext():
-        return cast(dist.ProcessGroup, dist.new_group(ranks, backend="gloo", use_local_synchronization=alone))
-
-
-@contextmanager
-def _agreed_names(group: dist.ProcessGroup) -> Iterator[None]:
-    """Name what members of ``group`` make alone by a number they agree on: torch takes a count that may differ."""
-    global _rounds_of_names
-    number = max(rounds for (rounds,) in all_gather_ints([_rounds_of_names], group, "host groups"))
-    _rounds_of_names = number + 1
-    hashed, count = distributed_c10d._hash_ranks_to_str, distributed_c10d._world.group_count
-    distributed_c10d._hash_ranks_to_str = lambda ranks: f"tutorec_{number}_{'_'.join(map(str, ranks))}"
-    try:
-        yield
-    finally:
-        distributed_c10d._hash_ranks_to_str = hashed
-        distributed_c10d._world.group_count = count  # torch 2.15 counts them, and only where they are made
-
-
 def get_local_size(world_size: int | None = None) -> int:
     """L, the ranks of a host: ``LOCAL_WORLD_SIZE`` (or what MPI calls it), which torchrun and `Ranks` set.
 
@@ -456,7 +359,7 @@ def default_group() -> dist.ProcessGroup | None:
 
 
 def _announce(group: dist.ProcessGroup, stage: str, bytes_to: Sequence[int]) -> None:
-    _check_thread(group)
+    check_thread(group)
     note(stage)
     if observers:
         ranks = dist.get_process_group_ranks(group)
@@ -467,7 +370,12 @@ def _announce(group: dist.ProcessGroup, stage: str, bytes_to: Sequence[int]) -> 
             observer(issue)
 
 
-def _check_thread(group: dist.ProcessGroup) -> None:
+def check_thread(group: dist.ProcessGroup) -> None:
+    """Refuse a second thread of this rank that issues collectives on a group.
+
+    Raises:
+        RuntimeError: Another thread, which is alive, has issued before.
+    """
     thread = threading.get_ident()
     owner = _issuing_thread.get(group)
     if owner == thread:

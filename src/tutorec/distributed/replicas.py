@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from tutorec.distributed import comm
+from tutorec.distributed.collectives.host_groups import host_groups
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.env import sharding_groups
 
@@ -67,9 +68,9 @@ class ReplicaGroups:
         numbers = sharding_groups(len(everyone), sharding_group_size, use_inter_host_allreduce)
         ranks = [[everyone[number] for number in members] for members in numbers]
         if use_inter_host_allreduce:
-            found = comm.host_groups(group, sharding_group_size)
+            found = host_groups(group, sharding_group_size)
             return cls(found.intra, found.cross, ranks)
-        found = comm.host_groups(group, len(numbers))
+        found = host_groups(group, len(numbers))
         return cls(found.cross, found.intra, ranks)
 
 

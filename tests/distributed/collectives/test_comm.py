@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tutorec.distributed import comm
+from tutorec.distributed.collectives.host_groups import host_groups
 from tutorec.distributed.traffic import count_traffic
 from tutorec.spmd import device
 
@@ -106,8 +107,8 @@ def test_broadcast_overwrites_with_the_source_and_counts_at_the_source(ranks):
 
 
 def of_a_host(rank: int, world_size: int, local_size: int) -> tuple:
-    hosts = comm.host_groups(group(), local_size)
-    again = comm.host_groups(group(), local_size)
+    hosts = host_groups(group(), local_size)
+    again = host_groups(group(), local_size)
     members = [dist.get_process_group_ranks(each) for each in (hosts.intra, hosts.cross)]
     with count_traffic() as traffic:
         inside = (
@@ -144,7 +145,7 @@ def of_a_part(rank: int, world_size: int) -> list[list[int]] | None:
     if rank not in (1, 3):
         return None
     assert isinstance(part, dist.ProcessGroup), "this rank is one of the part"
-    hosts = comm.host_groups(part, 1)
+    hosts = host_groups(part, 1)
     both = comm.all_gather(torch.tensor([rank], device=device()), [1, 1], hosts.cross, "across").wait().tolist()
     one = comm.all_gather(torch.tensor([rank], device=device()), [1], hosts.intra, "inside").wait().tolist()
     return [both, one, dist.get_process_group_ranks(hosts.intra)]
@@ -161,7 +162,7 @@ def of_another_group(rank: int, world_size: int) -> list[list[int]]:
     dist.new_group([0])
     everyone = dist.new_group(list(range(world_size)))
     assert isinstance(everyone, dist.ProcessGroup), "all ranks are in it"
-    hosts = comm.host_groups(everyone, 2)
+    hosts = host_groups(everyone, 2)
     inside = comm.all_gather(torch.tensor([rank], device=device()), [1, 1], hosts.intra, "inside").wait().tolist()
     return [
         inside,
@@ -176,7 +177,7 @@ def test_host_groups_are_made_where_ranks_are_in_different_numbers_of_groups(ran
 
 def uneven_hosts(rank: int, world_size: int) -> str:
     try:
-        comm.host_groups(group(), 3)
+        host_groups(group(), 3)
     except ValueError as error:
         return str(error)
     return ""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed import comm
+from tutorec.distributed.collectives.host_groups import host_groups
 from tutorec.distributed.collectives.rows import (
     GRADIENTS_STAGE,
     ROWS_STAGE,
@@ -102,7 +103,7 @@ def begin(case: Case, rank: int, sent: Tensor) -> Awaitable[Tensor]:
     if case.kind == "reduce-scatter":
         move = PooledEmbeddingsReduceScatter(group(), case.codecs)
         return move.variable(sent, counts_out) if case.variable else move(sent, case.samples)
-    hosts = comm.host_groups(group(), case.local_size)
+    hosts = host_groups(group(), case.local_size)
     move = HostPooledEmbeddings(hosts, rank, case.local_size, case.columns, codecs=case.codecs)
     return move.variable(sent, counts_out, counts_in) if case.variable else move(sent, case.samples)
 
@@ -293,7 +294,7 @@ def late_hosts(rank: int, world_size: int, asleep: bool) -> list[Tensor]:
     observed = [sleep] if asleep else []
     comm.observers.extend(observed)
     try:
-        move = HostPooledEmbeddings(comm.host_groups(group(), 2), rank, 2, [2, 1])
+        move = HostPooledEmbeddings(host_groups(group(), 2), rank, 2, [2, 1])
         shape = world_size, [2, 1][rank // 2]
         sent = [torch.full(shape, 10.0 * i + rank, requires_grad=True, device=device()) for i in range(3)]
         home = [flight.wait() for flight in [move(rows, [1] * world_size) for rows in sent]]

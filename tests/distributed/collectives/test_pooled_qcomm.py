@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tutorec.distributed import comm
+from tutorec.distributed.collectives.host_groups import host_groups
 from tutorec.distributed.collectives.rows import (
     GRADIENTS_STAGE,
     ROWS_STAGE,
@@ -59,7 +60,7 @@ def group() -> dist.ProcessGroup:
 
 def narrow_and_wide(rank: int, world_size: int, codecs: QuantizedCommCodecs) -> list[tuple]:
     """(rows, rows without codecs, gradient, without, bytes forward, without, bytes back, without) of each move."""
-    hosts = comm.host_groups(group(), 2)
+    hosts = host_groups(group(), 2)
     moves = [
         lambda codecs: PooledEmbeddingsAllToAll(group(), [8] * world_size, codecs=codecs),
         lambda codecs: PooledEmbeddingsReduceScatter(group(), codecs),

@@ -15,7 +15,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from tutorec.distributed import comm
 from tutorec.distributed.checkpoint.contents import group_of
 from tutorec.distributed.checkpoint.folder import Folder, folder_of, path_below
 from tutorec.distributed.checkpoint.loading import load_checkpoint
@@ -24,6 +23,7 @@ from tutorec.distributed.checkpoint.ranks import RankBarrier
 from tutorec.distributed.checkpoint.reading import CheckpointInfo, subfolders, whole_step
 from tutorec.distributed.checkpoint.replicas import all_ranks_of, saved_by_the_first
 from tutorec.distributed.checkpoint.saving import Save, prepare_save, write_save
+from tutorec.distributed.collectives.host_groups import twin_group
 from tutorec.errors import AgreementError, CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 
@@ -264,7 +264,7 @@ class CheckpointManager:
         for original, twin in self._groups:
             if original is group:
                 return twin
-        twin = comm.twin_group(group)
+        twin = twin_group(group)
         self._groups.append((group, twin))
         return twin
 

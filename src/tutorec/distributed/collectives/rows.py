@@ -23,6 +23,7 @@ from torch import nn
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
 from tutorec.distributed import comm
 from tutorec.distributed.collectives.autograd import gradient_divisor, issue
+from tutorec.distributed.collectives.host_groups import HostGroups
 from tutorec.distributed.qcomm import QuantizedCommCodecs
 
 ROWS_STAGE = "output rows"
@@ -155,7 +156,7 @@ class HostPooledEmbeddings(nn.Module):
     So that each sum crosses between hosts once, and not once for each rank that holds a part of it.
 
     Args:
-        hosts: This rank's groups, `comm.host_groups`; None in a world of 1.
+        hosts: This rank's groups, `host_groups`; None in a world of 1.
         rank: This rank in the group of all.
         local_size: L, ranks of each host.
         dim_sum_per_host: D_h, the columns that each host looks up: H numbers.
@@ -167,7 +168,7 @@ class HostPooledEmbeddings(nn.Module):
 
     def __init__(
         self,
-        hosts: comm.HostGroups | None,
+        hosts: HostGroups | None,
         rank: int,
         local_size: int,
         dim_sum_per_host: Sequence[int],
@@ -286,7 +287,7 @@ def _into_sum(group: dist.ProcessGroup, counts: list[int], codecs: QuantizedComm
 
 
 def _into_host_sums(
-    hosts: comm.HostGroups, counts_out: list[int], counts_in: list[int], codecs: QuantizedCommCodecs | None
+    hosts: HostGroups, counts_out: list[int], counts_in: list[int], codecs: QuantizedCommCodecs | None
 ) -> _Moves:
     """Slice r of what the ranks of a host have is summed in the host, and the sums of all hosts go to rank r.
 

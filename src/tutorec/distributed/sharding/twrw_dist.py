@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from tutorec.awaitable import Awaitable
-from tutorec.distributed import comm
+from tutorec.distributed.collectives.host_groups import host_groups
 from tutorec.distributed.collectives.rows import HostPooledEmbeddings
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import ColumnPiece
@@ -43,7 +43,7 @@ class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
         if self._dist is not None:
             return
         env, group = self._slots.env, self._slots.process_group()
-        hosts = comm.host_groups(group, env.local_size) if group is not None else None
+        hosts = host_groups(group, env.local_size) if group is not None else None
         columns = [self._slots.columns[first] for first in first_ranks(env)]
         self._dist = HostPooledEmbeddings(hosts, env.rank, env.local_size, columns, self._codecs)
 
