@@ -1,4 +1,4 @@
-"""Predicted bytes: by hand for each type, and equal to what is counted, for any plan and any batch."""
+"""Predicted bytes, by hand for each type; `simulate/test_simulated_bytes.py` compares them with what is sent."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ from distributed.sharding.test_any_plan import (
     batch_of,
     cases,
     collection,
-    covering_cases,
     generator,
-    with_drawn,
 )
 from distributed.sharding.test_any_plan_rows import collection as row_collection
 from hypothesis import strategies as st
@@ -251,36 +249,3 @@ def count_cases(rank: int, world_size: int, drawn: list[Case], narrow: bool, poo
             step()
         found.append((traffic, sharded._tables))
     return found
-
-
-@pytest.mark.parametrize(
-    ("world_size", "hosts", "narrow", "pooled"),
-    [
-        (2, 1, False, True),
-        (2, 2, True, True),
-        (2, 2, True, False),
-        pytest.param(4, 2, False, True, marks=pytest.mark.world4),
-        pytest.param(4, 2, False, False, marks=[pytest.mark.world4, pytest.mark.slow]),
-    ],
-)
-def test_counted_bytes_are_the_predicted_ones_for_any_plan_and_batch(ranks, world_size, hosts, narrow, pooled):
-    local_size = world_size // hosts
-    drawn = with_drawn(covering_cases(world_size, local_size), cases_with_copies(world_size, local_size), 12)
-    of_ranks = ranks(world_size, hosts=hosts).run(count_cases, drawn, narrow, pooled)
-    kinds, stages = set(), set()
-    for index, case in enumerate(drawn):
-        counted = Traffic.merge(of_rank[index][0] for of_rank in of_ranks)
-        tables = of_ranks[0][index][1]
-        predicted = step_traffic(
-            tables,
-            StepBatches.of([batch_of(case, rank) for rank in range(world_size)]),
-            local_size,
-            row_bytes=2 if narrow else 4,
-            gradient_bytes=2 if narrow else 4,
-        )
-        assert counted.bytes == predicted, case
-        assert counted.total(crossing=True) == Traffic(predicted, local_size=local_size).total(crossing=True)
-        kinds |= {table.sharding_type for table in tables}
-        stages |= {stage for (stage, _, _), count in predicted.items() if count}
-    assert kinds == set(ShardingType)
-    assert stages >= {SIZES, STRIDES, IDS, ROWS, GRADIENTS, COPIES_SIZES, COPIES_IDS, COPIES_ROWS, COPIES_SUMS}

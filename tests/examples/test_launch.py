@@ -71,16 +71,14 @@ def test_the_command_of_the_pytorchjob_trains_under_the_variables_that_the_opera
     command[command.index("/checkpoints")] = str(tmp_path / "checkpoints")
     policy = spec["elasticPolicy"]
     operator = {
-        "PET_NNODES": f"{policy['maxReplicas']}",  # without waiting for one more
+        "PET_NNODES": "1",  # with both ranks
         "PET_RDZV_BACKEND": policy["rdzvBackend"],
         "PET_RDZV_ENDPOINT": f"localhost:{free_port()}",
         "PET_MAX_RESTARTS": str(policy["maxRestarts"]),
-        "PET_NPROC_PER_NODE": "1",
+        "PET_NPROC_PER_NODE": "2",
     }
     operator |= {each["name"]: each["value"] for each in container["env"] if "SOCKET" not in each["name"]}
-    script = tmp_path / "two"
-    script.write_text(SRUN)
-    assert trained_on_two_ranks(said(["sh", str(script), *command], tmp_path, **operator))
+    assert trained_on_two_ranks(said(command, tmp_path, **operator))
 
 
 def test_the_pytorchjob_has_the_names_that_the_operator_looks_for() -> None:

@@ -74,7 +74,7 @@ def unsharded(case: Case, world_size: int) -> tuple[list[Found], dict[str, Tenso
 )
 def test_any_plan_on_any_batch_equals_unsharded_row_by_row(ranks, world_size, hosts):
     local_size = world_size // hosts
-    drawn = with_drawn(covering_cases(world_size, local_size), cases(world_size, local_size), 30)
+    drawn = with_drawn(covering_cases(world_size, local_size), cases(world_size, local_size), 12)
     of_ranks = ranks(world_size, hosts=hosts).run(run_cases, drawn)
     for index, case in enumerate(drawn):
         results, tables = unsharded(case, world_size)
