@@ -17,10 +17,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tutorec import _spmd_pool
-from tutorec._spmd_pool import WorkerPool
 from tutorec.errors import RankError, RankTimeoutError
 from tutorec.spmd import Ranks
+from tutorec.spmd import pool as spmd_pool
+from tutorec.spmd.pool import WorkerPool
 
 Places = dict[int, dict[str, Any] | None]
 PATIENCE = 60.0  # of waits that end when what they wait for has happened
@@ -101,12 +101,12 @@ def test_a_raised_exception_names_the_rank_and_shows_its_traceback(world, failur
     assert "rank 1 raised in" in str(error)
     assert "step' (run 2): ValueError: table 'item' has 0 rows" in str(error)
     assert "in lookup\n" in error.child_traceback
-    assert "_spmd_rank" not in error.child_traceback
+    assert "spmd/worker" not in error.child_traceback
     assert str(error).endswith("ValueError: table 'item' has 0 rows")
 
 
 def test_the_same_exception_on_all_ranks_is_reported_for_the_lowest(world, failure, monkeypatch):
-    monkeypatch.setattr(_spmd_pool, "SAME_MOMENT_SECONDS", PATIENCE)
+    monkeypatch.setattr(spmd_pool, "SAME_MOMENT_SECONDS", PATIENCE)
 
     def step(rank):
         time.time = lambda: 100.0 - rank
@@ -116,7 +116,7 @@ def test_the_same_exception_on_all_ranks_is_reported_for_the_lowest(world, failu
 
 
 def test_of_two_exceptions_the_earlier_is_reported(world, failure, monkeypatch):
-    monkeypatch.setattr(_spmd_pool, "SAME_MOMENT_SECONDS", PATIENCE)
+    monkeypatch.setattr(spmd_pool, "SAME_MOMENT_SECONDS", PATIENCE)
 
     def step(rank):
         time.time = lambda: 100.0 - rank
@@ -198,7 +198,7 @@ def test_a_rank_killed_by_a_signal_is_named_with_the_signal(world, name, failure
 
 
 def test_a_lost_peer_is_no_cause_even_when_it_is_reported_first(world, failure, monkeypatch):
-    monkeypatch.setattr(_spmd_pool, "AFTERMATH_SECONDS", PATIENCE)
+    monkeypatch.setattr(spmd_pool, "AFTERMATH_SECONDS", PATIENCE)
 
     def step(rank):
         if rank == 0:
@@ -329,7 +329,7 @@ def test_a_value_that_cannot_be_pickled_names_its_type_and_says_keep(world, fail
         return {"model": [1, (x for x in ())]}
 
     message = str(failure(world, step))
-    assert r"the rank returned a generator (in ['model'][1] of the returned dict), which cannot be pickled" in message
+    assert "the rank returned a dict, which cannot be pickled: TypeError: cannot pickle 'generator' object" in message
     assert "return world.keep(obj), and pass the handle to a later run" in message
 
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tutorec import _spmd_pool
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.spmd import Ranks
+from tutorec.spmd import pool as spmd_pool
+from tutorec.spmd.pickling import dump_function
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +61,10 @@ def test_a_function_is_sent_again_when_a_global_of_a_helper_changed_and_only_the
     names["batch"] = names["Batch"](1)
     world.run(names["step"])
     workers = world._pools[-1]
-    prepared = workers.prepare(names["step"], (), {}).function
+    prepared = dump_function(names["step"])
     assert workers._news(prepared)["payload"] is None
     names["batch"] = names["Batch"](2)
-    changed = workers.prepare(names["step"], (), {}).function
+    changed = dump_function(names["step"])
     assert (changed.key, len(changed.constants)) == (prepared.key, 1)
     assert world.run(names["step"]) == [(2, "step")]
 
@@ -81,11 +82,11 @@ def test_closures_over_large_values_are_forgotten(world):
         assert world.run(use(Parcel(size))) == [size]
     world.run(gc.collect)
     (left,) = world.run(alive, "Parcel")
-    assert left * 1_000_000 <= _spmd_pool.FUNCTION_BYTES
+    assert left * 1_000_000 <= spmd_pool.FUNCTION_BYTES
 
 
 def test_the_function_that_was_not_used_for_longest_is_forgotten_and_sent_again(world, monkeypatch):
-    monkeypatch.setattr(_spmd_pool, "FUNCTIONS", 2)
+    monkeypatch.setattr(spmd_pool, "FUNCTIONS", 2)
 
     def counter():
         names = {"count": 0, "__name__": "__main__", "__builtins__": __builtins__}

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tutorec import _spmd_start
 from tutorec.errors import RankError
 from tutorec.spmd import Ranks
+from tutorec.spmd import start as spmd_start
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="uses Linux signals or /proc")
 METHODS = ["fork", "spawn"] if sys.platform == "linux" else ["spawn"]
@@ -119,8 +119,8 @@ def test_the_fork_server_has_one_thread_and_no_cuda(ranks):
 
 @linux_only
 def test_a_slow_module_is_imported_once_for_all_later_ranks(monkeypatch):
-    monkeypatch.setenv(_spmd_start.METHOD_VARIABLE, "fork")
-    monkeypatch.setattr(_spmd_start, "_servers", [])
+    monkeypatch.setenv(spmd_start.METHOD_VARIABLE, "fork")
+    monkeypatch.setattr(spmd_start, "_servers", [])
 
     def first():
         before = "torch._dynamo" in sys.modules
@@ -132,7 +132,7 @@ def test_a_slow_module_is_imported_once_for_all_later_ranks(monkeypatch):
 
     with Ranks(1) as world:
         assert world.run(first) == [False]
-    server = _spmd_start._server()._process.pid
+    server = spmd_start._server()._process.pid
     with Ranks(1) as world:
         assert world.run(later) == [(True, server)]  # forked still: the server has kept its one thread
 
@@ -140,16 +140,16 @@ def test_a_slow_module_is_imported_once_for_all_later_ranks(monkeypatch):
 @linux_only
 @pytest.mark.slow
 def test_a_fork_server_that_refuses_or_dies_is_replaced(monkeypatch, still_running):
-    monkeypatch.setattr(_spmd_start, "_servers", [])  # Not the server of the pools that other tests share.
+    monkeypatch.setattr(spmd_start, "_servers", [])  # Not the server of the pools that other tests share.
     with Ranks(1) as world:
         assert world.run(os.getppid) != [os.getpid()]
 
     class Refusing:
         def fork(self, boot):
-            raise _spmd_start._ServerRefused("2 threads")
+            raise spmd_start._ServerRefused("2 threads")
 
     with monkeypatch.context() as refusing, Ranks(1) as world:
-        refusing.setattr(_spmd_start, "_server", Refusing)
+        refusing.setattr(spmd_start, "_server", Refusing)
         assert world.run(os.getppid) == [os.getpid()]
     with Ranks(1) as world:
         (server,), pids = world.run(os.getppid), world.pids

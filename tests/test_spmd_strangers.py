@@ -18,10 +18,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tutorec import _spmd_pool
-from tutorec._spmd_rank import outlives_its_folder, prove
 from tutorec.errors import RankError
 from tutorec.spmd import Ranks
+from tutorec.spmd import pool as spmd_pool
+from tutorec.spmd.worker import outlives_its_folder, prove
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="uses Linux signals or /proc")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -124,7 +124,7 @@ def strangers(monkeypatch, tmp_path):
     folder = tmp_path / ("x" * 120)  # No socket of the file system has so long a name.
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    start, held = _spmd_pool.start_rank, []
+    start, held = spmd_pool.start_rank, []
 
     def start_rank(boot, environment):
         family, address = boot["address"]
@@ -138,7 +138,7 @@ def strangers(monkeypatch, tmp_path):
                 sock.sendall(message)
         return start(boot, environment)
 
-    monkeypatch.setattr(_spmd_pool, "start_rank", start_rank)
+    monkeypatch.setattr(spmd_pool, "start_rank", start_rank)
     yield
     for sock in held:
         sock.close()
@@ -168,7 +168,7 @@ def test_a_running_pool_needs_no_temporary_file(tmp_path, monkeypatch):
 
 def test_where_files_need_their_names_ranks_use_the_folder_and_it_is_removed_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(_spmd_pool, "outlives_its_folder", lambda: False)
+    monkeypatch.setattr(spmd_pool, "outlives_its_folder", lambda: False)
     with Ranks(2) as world:
         assert world.run(lambda rank: rank) == [0, 1]
         assert len(list(tmp_path.iterdir())) == 1
@@ -177,13 +177,13 @@ def test_where_files_need_their_names_ranks_use_the_folder_and_it_is_removed_at_
 
 LISTENING = """
     import os, re
-    from tutorec import spmd
-    join = spmd.join_group
+    from tutorec.spmd import worker
+    join = worker.join_group
     def join_group(*arguments):
         print(os.environ["GLOO_SOCKET_IFNAME"])
         join(*arguments)
-    spmd.join_group = join_group
-    spmd.init()
+    worker.join_group = join_group
+    worker.init()
     inodes = set()
     for name in os.listdir("/proc/self/fd"):
         try:

@@ -124,6 +124,17 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return ", ".join(words) or "none"
 
 
+def named_ranks(ranks: Iterable[int]) -> str:
+    """Numbers of ranks with their noun.
+
+    Example:
+        >>> named_ranks([1]), named_ranks([0, 2])
+        ('rank 1', 'ranks 0, 2')
+    """
+    numbers = [str(rank) for rank in ranks]
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+
+
 def several(count: int, one: str, many: str = "") -> str:
     """A number with its noun.
 

@@ -24,7 +24,6 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 "_text",
                 "_validation",
                 "spmd",
-                "_spmd",
                 "_doctor",
                 "_calibration",
                 "_whole_file",
@@ -109,7 +108,7 @@ FACADES += (
 FACADES += ("distributed.train_pipeline.train_pipelines", "distributed.train_pipeline.utils")
 
 SHARDING_TYPES = tuple(f"distributed.sharding.{name}_sharding" for name in "dp tw cw twcw rw twrw grid".split())
-COLLECTIVE_MODULES = ("distributed.collectives", "distributed.comm", "spmd", "_spmd")
+COLLECTIVE_MODULES = ("distributed.collectives", "distributed.comm", "spmd")
 COLLECTIVE_MODULES += ("test_utils", "distributed.test_utils")  # they start groups as TorchRec's tests do
 COLLECTIVES = frozenset(
     """all_gather all_gather_into_tensor all_gather_object all_gather_single all_reduce all_to_all all_to_all_single
@@ -121,7 +120,7 @@ COLLECTIVES = frozenset(
 
 
 def covers(entry: str, name: str) -> bool:
-    """Whether a layer's entry stands for a module: itself, what is inside it, a private part (`_spmd`: `_spmd_x`)."""
+    """Whether a layer's entry stands for a module: itself, what is inside it, a private part (`_x`: `_x_y`)."""
     return name == entry or name.startswith(entry + ".") or (entry.startswith("_") and name.startswith(entry + "_"))
 
 
@@ -303,4 +302,4 @@ def test_cycle_policy_rejects():
 
 
 def test_ground_modules_may_use_torch_distributed():
-    assert_none(foreign_violations(Tree.of({"_spmd_child": "import torch.distributed as dist\ndist.barrier()"})))
+    assert_none(foreign_violations(Tree.of({"spmd.child": "import torch.distributed as dist\ndist.barrier()"})))

@@ -27,7 +27,7 @@ from typing import Any
 
 IMPORTED = (
     "IPython.core.interactiveshell matplotlib.pyplot pytest scipy.optimize torch._dynamo torch.distributed.checkpoint "
-    "tutorec._spmd_rank tutorec._spmd_server tutorec.bench.harness tutorec.distributed.checkpoint "
+    "tutorec.spmd.worker tutorec.spmd.start tutorec.bench.harness tutorec.distributed.checkpoint "
     "tutorec.distributed.planner.planners tutorec.distributed.train_pipeline.train_pipelines "
     "tutorec.distributed.model_parallel tutorec.inference.modules tutorec.models.dlrm tutorec.teach.draw"
 ).split()
@@ -36,7 +36,7 @@ IMPORTED = (
 def main() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
-    from tutorec._spmd_server import _share_memory
+    from tutorec.spmd.start import _share_memory
 
     _share_memory()
     threads = len(os.listdir("/proc/self/task"))
@@ -114,7 +114,7 @@ def _serve_ranks(connection: socket.socket) -> None:
     os.setsid()
     _become(request["environment"], request["cwd"])
     sys.path[:] = request["sys_path"]
-    from tutorec._spmd_server import serve
+    from tutorec.spmd.start import serve
 
     serve(fds[0], os.getppid())  # not the caller's pid: the server ends when its parent has ended
 
@@ -171,7 +171,7 @@ class _Server:
         self._connection: socket.socket | None = connection
 
     def start(self, command: list[str], **options: Any) -> Any:
-        from tutorec._spmd_start import _SERVER_CODE
+        from tutorec.spmd.start import _SERVER_CODE
 
         if self._connection is None or _SERVER_CODE not in command:
             return subprocess.Popen(command, **options)
@@ -203,11 +203,11 @@ def _become(environment: dict[str, str], folder: str) -> None:
 
 
 def _run(request: dict[str, Any], connection: socket.socket, server: int) -> None:
-    from tutorec import _spmd_start
+    from tutorec.spmd import start as spmd_start
 
     known = {"Popen": _Server(connection, server).start}
     names = ("DEVNULL", "PIPE", "TimeoutExpired")
-    _spmd_start.subprocess = SimpleNamespace(**known, **{name: getattr(subprocess, name) for name in names})
+    spmd_start.subprocess = SimpleNamespace(**known, **{name: getattr(subprocess, name) for name in names})
     _become(request["environment"], request["cwd"])
     if "torch.distributed.run" in request["arguments"]:
         name = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"

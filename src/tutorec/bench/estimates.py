@@ -30,7 +30,7 @@ from tutorec.distributed.planner.measuring import (
     estimated_ms,
 )
 from tutorec.distributed.planner.topology import Topology, speeds_text
-from tutorec.spmd import Ranks
+from tutorec.spmd.pool import Ranks
 
 NAME = "estimates"
 ROUNDS = 30

@@ -23,7 +23,7 @@ from tutorec.bench.peer import OURS, Library, chosen, finish, libraries, time_ea
 from tutorec.bench.runner import Options
 from tutorec.bench.sharded import take_slowest
 from tutorec.bench.sharded_rank import Case, Sizes, measure
-from tutorec.spmd import Ranks
+from tutorec.spmd.pool import Ranks
 
 NAME = "gpu"
 ROUNDS = 30

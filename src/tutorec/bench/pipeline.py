@@ -29,7 +29,7 @@ from tutorec.bench.pipeline_rank import PLAIN, Contender, PipelineFound, measure
 from tutorec.bench.runner import Options
 from tutorec.bench.sharded_rank import Sizes
 from tutorec.bench.train_rank import Shape
-from tutorec.spmd import Ranks
+from tutorec.spmd.pool import Ranks
 
 NAME = "pipeline"
 ROUNDS = 30

@@ -35,7 +35,8 @@ from tutorec.bench.train_rank import dense_and_fused
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.spmd import Ranks, device
+from tutorec.spmd.devices import device
+from tutorec.spmd.pool import Ranks
 
 # The document's names; TorchRec calls the last one PrefetchTrainPipelineSparseDist.
 PIPELINES = ("TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSemiSync", "TrainPipelinePrefetch")

@@ -28,7 +28,7 @@ from tutorec.datasets.ids import power_law_ids
 from tutorec.distributed import comm
 from tutorec.distributed.cache_params import CacheAlgorithm, CacheParams
 from tutorec.distributed.sharded_module import ShardedModule
-from tutorec.spmd import device
+from tutorec.spmd.devices import device
 
 PLAIN = "plain loop"
 PIPELINES = "distributed.train_pipeline.train_pipelines"

@@ -22,7 +22,7 @@ from tutorec.bench.runner import Options
 from tutorec.bench.sharded_rank import Case, Found, Sizes, measure, step_memory
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.sharding.registry import POOLED_SHARDINGS
-from tutorec.spmd import Ranks
+from tutorec.spmd.pool import Ranks
 
 NAME = "sharded"
 ROUNDS = 30

@@ -33,7 +33,7 @@ from tutorec.distributed.sharding_plan import (
 )
 from tutorec.distributed.traffic import Traffic, count_traffic
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.spmd import device
+from tutorec.spmd.devices import device
 
 RATE = 0.01
 _STAGE = "bench"

@@ -20,7 +20,7 @@ from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, mach
 from tutorec.bench.peer import OURS, chosen, libraries
 from tutorec.bench.runner import Options
 from tutorec.bench.train_rank import Shape, TrainCase, TrainFound, measure_training
-from tutorec.spmd import Ranks
+from tutorec.spmd.pool import Ranks
 
 NAME = "train"
 ROUNDS = 30

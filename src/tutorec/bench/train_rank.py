@@ -29,7 +29,7 @@ from tutorec.distributed import comm
 from tutorec.distributed.cache_params import CacheParams
 from tutorec.distributed.plan import EmbeddingComputeKernel
 from tutorec.models.dlrm import InteractionArch
-from tutorec.spmd import device
+from tutorec.spmd.devices import device
 
 DENSE_RATE = 0.01
 _STAGE = "bench"

@@ -19,12 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tutorec._spmd_device import backend_for
-from tutorec._spmd_end import give_threads_time
-from tutorec._spmd_progress import note
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
 from tutorec.distributed.env import hosts_differ
 from tutorec.distributed.qcomm import CommCodec
+from tutorec.spmd.devices import backend_for, give_threads_time
+from tutorec.spmd.progress import note
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tutorec._spmd_device import backend_for
 from tutorec.distributed.collectives.autograd import get_gradient_division
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharded_module import ShardedModule
+from tutorec.spmd.devices import backend_for
 
 # Buffers are not sent around at each forward. torch 2.13 says so by another name and warns at the older one.
 _SYNC_BUFFERS = "forward_sync_buffers"

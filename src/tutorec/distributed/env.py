@@ -8,7 +8,7 @@ from itertools import groupby
 
 import torch.distributed as dist
 
-from tutorec._spmd_device import under_torchrun
+from tutorec.spmd.devices import under_torchrun
 
 
 class ShardingEnv:

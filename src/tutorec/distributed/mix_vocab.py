@@ -18,7 +18,6 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from tutorec._spmd_device import device as own_device
 from tutorec.distributed import comm
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -30,6 +29,7 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfi
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.id_check import FeatureRows, check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd.devices import device as own_device
 
 Mode = Literal["sum", "mean", "max"]
 _TABLE, _FEATURE = "all_rows", "all_ids"

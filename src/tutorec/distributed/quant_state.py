@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.packed import PackedTable
-from tutorec._spmd_device import device as own_device
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.layout import FeatureOrder
 from tutorec.distributed.plan import ParameterSharding
@@ -47,6 +46,7 @@ from tutorec.quant.packed_tables import (
 from tutorec.sparse.id_check import FeatureRows, check_ids
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
+from tutorec.spmd.devices import device as own_device
 
 _Out = TypeVar("_Out")
 

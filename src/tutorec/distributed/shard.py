@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from tutorec._spmd_device import device as own_device
 from tutorec.distributed import comm
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ModuleShardingPlan, ShardingPlan
@@ -27,6 +26,7 @@ from tutorec.distributed.sharding_plan import (
     get_module_to_default_sharders,
 )
 from tutorec.quant.packed_tables import PackedTables
+from tutorec.spmd.devices import device as own_device
 
 
 def shard(

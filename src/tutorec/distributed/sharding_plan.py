@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from tutorec._check import is_int
-from tutorec._spmd_device import device as own_device
 from tutorec.distributed import comm
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -44,6 +43,7 @@ from tutorec.distributed.shard_geometry import (
 from tutorec.distributed.shard_geometry import calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets
 from tutorec.distributed.shard_geometry import placement as placement_of
 from tutorec.distributed.sharded_module import ModuleSharder
+from tutorec.spmd.devices import device as own_device
 
 
 @dataclass(frozen=True)

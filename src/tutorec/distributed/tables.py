@@ -16,13 +16,13 @@ import torch
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.pooling import PoolingKind
-from tutorec._spmd_device import device as own_device
 from tutorec.distributed.cache_params import CacheParams, TableCache, is_fp32, table_cache
 from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 from tutorec.distributed.shard_geometry import ShardPiece
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, PoolingType
+from tutorec.spmd.devices import device as own_device
 from tutorec.types import data_type_to_dtype
 
 _POOLINGS: dict[PoolingType, PoolingKind] = {

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from tutorec._kernels.backend import fbgemm_module
-from tutorec._spmd_device import device as own_device
 from tutorec.distributed.cache_params import CACHE_KEYS
 from tutorec.distributed.fused_params import emb_optim_type
 from tutorec.distributed.plan import ParameterSharding
 from tutorec.distributed.sharded_module import ShardedModule
 from tutorec.optim.emb_optim_type import EmbOptimType
+from tutorec.spmd.devices import device as own_device
 from tutorec.types import DataType
 
 T = TypeVar("T")

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import torch
 
-from tutorec._spmd_device import device as own_device
 from tutorec.datasets.criteo import (
     CAT_FEATURE_COUNT,
     DEFAULT_CAT_NAMES,
@@ -51,6 +50,7 @@ from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.hashing import mixing_hash
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.spmd.devices import device as own_device
 
 NAME = "tutorec.examples.criteo"
 _M = 40_000_000  # MLPerf's largest table: more ids than that share its rows

@@ -17,7 +17,6 @@ from dataclasses import asdict
 
 import torch
 
-from tutorec._spmd_device import device as own_device
 from tutorec.datasets.random import DENSE_NAMES, Shop
 from tutorec.datasets.utils import Batch
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -38,6 +37,7 @@ from tutorec.models.dlrm import DLRM, DLRMTrain
 from tutorec.models.training import Metrics, combined_optimizer, evaluate
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.spmd.devices import device as own_device
 
 NAME = "tutorec.examples.dlrm"
 

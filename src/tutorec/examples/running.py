@@ -27,7 +27,7 @@ from tutorec.models.training import Trained, train
 from tutorec.models.two_tower import Towers
 from tutorec.optim.keyed import KeyedOptimizer
 from tutorec.optim.rates import check_rate
-from tutorec.spmd import init
+from tutorec.spmd.worker import init
 
 KS = (1, 10, 50)  # recall is given at these
 _KEPT = 2  # checkpoints: the latest, and one to fall back on

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import torch
 
-from tutorec._spmd_device import device as own_device
 from tutorec.datasets.sessions import Sessions
 from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
@@ -41,6 +40,7 @@ from tutorec.models.training import combined_optimizer
 from tutorec.models.two_tower import TwoTowerTrain
 from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingConfig
+from tutorec.spmd.devices import device as own_device
 
 NAME = "tutorec.examples.sequence"
 

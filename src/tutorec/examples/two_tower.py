@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import torch
 
-from tutorec._spmd_device import device as own_device
 from tutorec.datasets.random import Shop
 from tutorec.datasets.utils import Batch, RowBatches
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -41,6 +40,7 @@ from tutorec.models.training import combined_optimizer
 from tutorec.models.two_tower import TwoTower, TwoTowerTrain, clicks_of
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.spmd.devices import device as own_device
 
 NAME = "tutorec.examples.two_tower"
 

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tutorec._spmd_device import device
 from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
@@ -32,7 +31,8 @@ from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.spmd import Ranks
+from tutorec.spmd.devices import device
+from tutorec.spmd.pool import Ranks
 
 __all__ = ["KINDS", "LOOKUPS", "OPTIMIZERS", "Case", "Distance", "measure"]
 

@@ -15,9 +15,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tutorec._spmd_rank import file_store, join_group
-from tutorec._spmd_report import is_peer_loss
 from tutorec.errors import RankError, RankTimeoutError
+from tutorec.spmd.messages import is_peer_loss
+from tutorec.spmd.worker import file_store, join_group
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -40,7 +40,7 @@ from tutorec.distributed.shard_geometry import (
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.spmd import Ranks
+from tutorec.spmd.pool import Ranks
 
 _STAGE = "calibration"
 _FUSED = {"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.01}

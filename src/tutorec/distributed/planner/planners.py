@@ -22,7 +22,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from tutorec._spmd_device import device as own_device
 from tutorec._text import several
 from tutorec.distributed import comm
 from tutorec.distributed.env import local_world_size
@@ -62,6 +61,7 @@ from tutorec.distributed.shard_geometry import ShardPiece, sharding_spec
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharding_plan import get_default_sharders
 from tutorec.errors import PlannerError, PlannerErrorType
+from tutorec.spmd.devices import device as own_device
 
 _STAGE = "plan"
 

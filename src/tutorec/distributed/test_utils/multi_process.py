@@ -26,9 +26,9 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from tutorec._spmd_start import METHOD_VARIABLE
 from tutorec.errors import RankError
-from tutorec.spmd import Ranks
+from tutorec.spmd.pool import Ranks
+from tutorec.spmd.start import METHOD_VARIABLE
 from tutorec.test_utils import get_free_port, init_distributed_single_host, seed_and_log
 
 _TIMEOUT_SECONDS = 600.0

@@ -1,4 +1,4 @@
-"""One generation of rank processes, seen from the caller: start, hand out tasks, learn of failures, end."""
+"""The caller's side of a pool of ranks: start processes, hand out tasks, learn of failures, end."""
 
 from __future__ import annotations
 
@@ -6,35 +6,56 @@ import contextlib
 import os
 import pickle
 import secrets
-import selectors
 import shutil
 import signal
 import socket
 import struct
 import sys
 import tempfile
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from multiprocess import connection as mp_connection
 from multiprocess.connection import Connection
 
-from tutorec._spmd_device import loopback
-from tutorec._spmd_progress import read_progress, share_progress, uneven_exchanges
-from tutorec._spmd_rank import GREETING, outlives_its_folder
-from tutorec._spmd_report import death_message, is_peer_loss, scrub, stall_message, uneven_message
-from tutorec._spmd_side import live_tokens, name_of, take_dropped
-from tutorec._spmd_start import RankProcess, start_rank
-from tutorec._spmd_wire import FunctionPayload, dump, dump_function
+from tutorec._check import is_int
 from tutorec.errors import RankError, RankTimeoutError
+from tutorec.spmd.devices import loopback, under_torchrun
+from tutorec.spmd.messages import (
+    death_message,
+    is_peer_loss,
+    scrub,
+    stall_message,
+    uneven_message,
+)
+from tutorec.spmd.pickling import FunctionPayload, call_arguments, dump, dump_function, load, name_of
+from tutorec.spmd.progress import read_progress, share_progress, uneven_exchanges
+from tutorec.spmd.start import RankProcess, start_rank
+from tutorec.spmd.worker import (
+    GREETING,
+    Kept,
+    RankWorld,
+    checked_timeout,
+    init,
+    live_tokens,
+    outlives_its_folder,
+    restore_world,
+    take_dropped,
+)
 
-__all__ = ["START_SECONDS", "Task", "WorkerOptions", "WorkerPool"]
+if TYPE_CHECKING:
+    import torch
 
+_CLOSE_SECONDS = 2.0
 START_SECONDS = 120.0  # Importing torch W times on a busy machine is slow, and is no fault of the caller's function.
 ANSWER_SECONDS = 1.5  # How long a busy rank may take to say where it is before it counts as silent.
 SAME_MOMENT_SECONDS = 0.1
+GREETING_SECONDS = 1.0  # How long a connection may take to name its rank.
 AFTERMATH_SECONDS = 1.5  # How long to look for the cause when a rank only reports that another one has gone.
 # What the ranks remember of functions that were sent, and of how many bytes; a forgotten one is sent again.
 FUNCTIONS = 256
@@ -72,19 +93,234 @@ class WorkerOptions:
         return {**loopback(), **inherited, **{name: str(value) for name, value in place.items()}}
 
 
-@dataclass(frozen=True)
-class Task:
-    """A call, ready to travel.
+class Ranks:
+    """A pool of W rank processes with a process group, kept from call to call.
+
+    The processes start at the first :meth:`run`. Functions, classes and constants of notebook cells and scripts travel
+    to the ranks and keep their identity: a function is sent once, and an object of a class made in one call is an
+    instance of that class in the next. A rank never imports the caller's script, which therefore needs no
+    ``if __name__ == "__main__":``.
+
+    On Linux the first pool of a program starts a *fork server*, a fresh process that imports torch once; ranks are
+    forks of it and start in a moment. Where that would not be safe, on other systems, and with
+    ``TUTOREC_RANKS_START=spawn``, every rank is a fresh interpreter that imports torch itself.
+
+    When a rank raises, dies or stalls, all ranks are ended, the error names the rank and the place, and the next
+    :meth:`run` starts new ones; what the old ones kept is gone.
 
     Args:
-        name: The function's name, for messages.
-        function: The function.
-        arguments: Pickled positional and keyword arguments.
+        world_size: W, the number of ranks.
+        hosts: Number of simulated hosts that the ranks are split into, evenly and in order. It sets ``LOCAL_RANK``,
+            ``LOCAL_WORLD_SIZE`` and ``GROUP_RANK`` on each rank; all processes are on this machine all the same.
+        backend: ``"auto"``: where there is a GPU for every rank, one process group that carries CPU tensors by gloo
+            and CUDA tensors by NCCL, else gloo. ``"nccl"`` demands the first, ``"gloo"`` asks for the second.
+        timeout: Seconds that one run may take, at most 1,000,000. Starting the ranks does not count.
+
+    Raises:
+        ValueError: No such number of ranks, hosts or seconds.
+
+    Example:
+        >>> import torch
+        >>> def total(rank, x):
+        ...     value = torch.tensor([x + rank])
+        ...     torch.distributed.all_reduce(value)
+        ...     return value.item()
+        >>> with Ranks(2) as world:
+        ...     world.run(total, 10)
+        [21, 21]
     """
 
-    name: str
-    function: FunctionPayload
-    arguments: bytes
+    def __init__(self, world_size: int, hosts: int | None = None, backend: str = "auto", timeout: float = 60) -> None:
+        count = 1 if hosts is None else hosts
+        if not is_int(world_size, 1):
+            raise ValueError(f"world_size must be a whole number of ranks, 1 or more, got {world_size!r}")
+        if not is_int(count, 1) or world_size % count:
+            fits = [k for k in range(1, world_size + 1) if world_size % k == 0]
+            raise ValueError(f"hosts={hosts!r} cannot share {world_size} ranks evenly; hosts may be one of {fits}")
+        if backend not in ("auto", "gloo", "nccl"):
+            raise ValueError(f"backend must be 'auto', 'gloo' or 'nccl', got {backend!r}")
+        self._options = WorkerOptions(world_size, count, backend, checked_timeout(timeout))
+        self._lock = threading.Lock()
+        self._closed = False
+        self._pools: list[WorkerPool] = []
+        self._finalizer = weakref.finalize(self, _end_pools, self._pools)
+
+    @property
+    def world_size(self) -> int:
+        """W, the number of ranks."""
+        return self._options.world_size
+
+    @property
+    def rank(self) -> int:
+        """This process's rank: inside a run only."""
+        raise AttributeError("a pool has a rank inside of a run only, in the function given to run()")
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process's rank, as :func:`device` gives it: inside a run only."""
+        raise AttributeError(
+            "ranks have a device each: read it inside of a run, in the function given to run(); "
+            "tutorec.spmd.device() is the device of the process that calls it"
+        )
+
+    @property
+    def hosts(self) -> int:
+        """Simulated hosts that share the ranks."""
+        return self._options.hosts
+
+    @property
+    def backend(self) -> str:
+        """The backend in use, once the ranks run; before that the one asked for."""
+        return self._pools[-1].backend if self._pools else self._options.backend
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks in rank order, empty while none run."""
+        return self._pools[-1].pids if self._pools else []
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "running" if self._pools else "not started"
+        hosts = f", hosts={self.hosts}" if self.hosts > 1 else ""
+        return f"Ranks({self.world_size}{hosts}, backend={self.backend!r}) {state}"
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Call ``fn`` on every rank and return what each returned, in rank order.
+
+        Parameters of ``fn`` named ``rank`` and ``world_size`` are filled in when the call leaves them out. Arguments
+        are copied to every rank, except handles made by ``keep``, which become the object that the rank kept. Globals
+        that ``fn`` uses are copied when first used and when the caller changes them: what a rank changes in them stays
+        changed on that rank. Ranks forget functions when one of their globals changes, and those that were not used
+        for longest when there are more than 256 of them or 8 MiB: pass large values as arguments, or ``keep`` them.
+        Tensors travel through CPU memory and arrive on the CPU, in both directions: move them to
+        :func:`device` where they are used.
+
+        Raises:
+            RankError: A rank raised or died.
+            RankTimeoutError: The ranks did not finish in time.
+            RuntimeError: This process is a fork of the one that started the ranks.
+            TypeError: The arguments do not fit ``fn``.
+        """
+        __tracebackhide__ = True  # Notebooks and pytest then show the caller's line and the rank's own traceback.
+        for pool in self._pools[-1:]:
+            if pool.owner != os.getpid():
+                raise RuntimeError(
+                    f"process {pool.owner} started these ranks, and this is process {os.getpid()}, a fork of it: each "
+                    f"would get the other's values; make another Ranks({self.world_size}) in this process"
+                )
+        call_arguments(fn, args, kwargs, rank=0, world_size=self.world_size)
+        with self._lock:
+            if self._closed:
+                raise ValueError(f"{self!r}: run() after close(); make another Ranks({self.world_size})")
+            if not self._pools:
+                self._pools.append(WorkerPool(self._options))
+            # What cannot be pickled raises here and does the ranks no harm.
+            function, arguments = dump_function(fn), dump((args, kwargs))
+            try:
+                values = self._pools[-1].run(name_of(fn), function, arguments)
+            except RankError as error:
+                _end_pools(self._pools)
+                raise error.with_traceback(None) from None
+            except BaseException:
+                _end_pools(self._pools)
+                raise
+        return [load(value) for value in values]
+
+    def keep(self, obj: Any) -> Kept:
+        """Keep ``obj`` on a rank: inside a run only; returns a handle that later runs turn into the same object.
+
+        Example:
+            >>> world = Ranks(2)
+            >>> def build():
+            ...     return world.keep([0])
+            >>> def count(state, step):
+            ...     state[0] += step
+            ...     return state[0]
+            >>> handle = world.run(build)[0]
+            >>> world.run(count, handle, 2), world.run(count, handle, 3)
+            ([2, 2], [5, 5])
+            >>> world.close()
+        """
+        raise RuntimeError(
+            f"keep() was called outside of a run, with a {type(obj).__name__}: call it in the function given to run(), "
+            "where it keeps the object on each rank"
+        )
+
+    def close(self) -> None:
+        """End the ranks; what they kept is gone."""
+        with self._lock:
+            self._closed = True
+            _end_pools(self._pools, _CLOSE_SECONDS)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., RankWorld], tuple[str, int]]:
+        """Inside a run the pool is each rank's view of it."""
+        return restore_world, (self._pools[-1].token if self._pools else "", self.hosts)
+
+
+def _end_pools(pools: list[WorkerPool], grace: float = 0.0) -> None:
+    """End running pools and forget them; also what happens when a pool is garbage or the program ends."""
+    while pools:
+        pools.pop().end(grace)
+
+
+def run_ranks(
+    fn: Callable[..., Any],
+    world_size: int = 2,
+    *args: Any,
+    hosts: int | None = None,
+    backend: str = "auto",
+    timeout: float = 60,
+    **kwargs: Any,
+) -> list[Any]:
+    """Call ``fn`` once on ``world_size`` ranks and return their values in rank order.
+
+    Under ``torchrun`` this process already is one of several ranks: then ``fn`` is called here, in the group that
+    torchrun describes (its number of ranks counts, not ``world_size``), and every process gets the values of all.
+
+    Args:
+        fn: Called on each rank; parameters named ``rank`` and ``world_size`` are filled in.
+        world_size: W, the number of ranks to start.
+        *args: Positional arguments of ``fn``.
+        hosts: Simulated hosts, as in :class:`Ranks`.
+        backend: As in :class:`Ranks`.
+        timeout: Seconds that the call may take.
+        **kwargs: Keyword arguments of ``fn``.
+
+    Example:
+        >>> run_ranks(lambda rank: rank * rank, 2)
+        [0, 1]
+    """
+    __tracebackhide__ = True
+    if under_torchrun():
+        return _run_here(fn, args, kwargs, backend, timeout)
+    with Ranks(world_size, hosts=hosts, backend=backend, timeout=timeout) as world:
+        return world.run(fn, *args, **kwargs)
+
+
+def _run_here(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], backend: str, timeout: float
+) -> list[Any]:
+    """Call ``fn`` in this process of several and exchange the values."""
+    import torch.distributed as dist
+
+    init(backend, timeout)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    args, kwargs = call_arguments(fn, args, kwargs, rank, world_size)
+    payloads: list[Any] = [None] * world_size
+    dist.all_gather_object(payloads, dump(fn(*args, **kwargs)))
+    return [load(payload) for payload in payloads]
 
 
 class WorkerPool:
@@ -92,10 +328,9 @@ class WorkerPool:
 
     Args:
         options: What the pool was asked for.
-        validate: The caller's validation switch, None when it has none.
     """
 
-    def __init__(self, options: WorkerOptions, validate: bool | None) -> None:
+    def __init__(self, options: WorkerOptions) -> None:
         self.options = options
         self.token = secrets.token_hex(8)
         self.backend = ""
@@ -111,7 +346,7 @@ class WorkerPool:
         self._folder = tempfile.mkdtemp(prefix="tutorec-ranks-")
         self._progress = share_progress(self._folder, -1, options.world_size)
         try:
-            self._start(validate)
+            self._start()
         except BaseException:
             self.end()
             raise
@@ -122,8 +357,10 @@ class WorkerPool:
         """Process ids in rank order."""
         return [process.pid for process in self._processes]
 
-    def _start(self, validate: bool | None) -> None:
+    def _start(self) -> None:
         """Start the processes and wait until all have joined the group."""
+        from tutorec._validation import validation_enabled
+
         key = secrets.token_bytes(32)
         deadline = time.monotonic() + max(START_SECONDS, self.options.timeout)
         with _listener(self._folder) as listener:
@@ -136,7 +373,7 @@ class WorkerPool:
                 "backend": self.options.backend,
                 # The caller's deadline comes first, so that the rank that stalls is named, not the one that waits.
                 "timeout": 2 * max(START_SECONDS, self.options.timeout),
-                "validate": validate,
+                "validate": validation_enabled(),
             }
             for rank in range(self.options.world_size):
                 self._processes.append(start_rank({**boot, "rank": rank}, self.options.environment(rank)))
@@ -149,32 +386,22 @@ class WorkerPool:
     def _accept(self, listener: socket.socket, key: bytes, deadline: float) -> None:
         """Wait for two connections from every rank. One that is silent or has another key changes nothing."""
         ended: set[int] = set()
-        unknown: dict[socket.socket, bytes] = {}
-        try:
-            while len(self._tasks) + len(self._controls) < 2 * self.options.world_size:
-                ready = _readable([listener, *unknown])
-                if not ready or time.monotonic() > deadline:
-                    ended = self._check_starting(deadline, ended)
-                for sock in ready:
-                    if sock is listener:
-                        with contextlib.suppress(OSError):
-                            unknown[listener.accept()[0]] = b""
-                    else:
-                        self._greet(sock, unknown, key)
-        finally:
-            for sock in unknown:
-                sock.close()
+        listener.settimeout(0.1)
+        while len(self._tasks) + len(self._controls) < 2 * self.options.world_size:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                ended = self._check_starting(deadline, ended)
+            else:
+                self._greet(sock, key)
 
-    def _greet(self, sock: socket.socket, unknown: dict[socket.socket, bytes], key: bytes) -> None:
-        """Read from a connection until it has told its key and its rank, or has ended."""
-        try:
-            part = sock.recv(GREETING.size - len(unknown[sock]))
-        except OSError:
-            part = b""
-        unknown[sock] += part
-        if part and len(unknown[sock]) < GREETING.size:
-            return
-        greeting = unknown.pop(sock)
+    def _greet(self, sock: socket.socket, key: bytes) -> None:
+        """Read the key and the rank of a connection, which a rank sends at once."""
+        sock.settimeout(GREETING_SECONDS)
+        greeting = b""
+        with contextlib.suppress(OSError):
+            while len(greeting) < GREETING.size and (part := sock.recv(GREETING.size - len(greeting))):
+                greeting += part
         if len(greeting) < GREETING.size or not secrets.compare_digest(greeting[: len(key)], key):
             sock.close()
             return
@@ -198,18 +425,20 @@ class WorkerPool:
             raise RankTimeoutError(f"rank {late} did not start within {START_SECONDS:g} s", late)
         return set(dead)
 
-    def prepare(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Task:
-        """Pickle a call; what cannot be pickled raises here and does the ranks no harm."""
-        return Task(name_of(fn), dump_function(fn), dump((args, kwargs)))
+    def run(self, name: str, function: FunctionPayload, arguments: bytes) -> list[bytes]:
+        """Call a function on every rank; return the pickled values in rank order, or raise for the cause of a failure.
 
-    def run(self, task: Task) -> list[bytes]:
-        """Run ``task`` on every rank; return the pickled values in rank order, or raise for the cause of a failure."""
+        Args:
+            name: The function's name, for messages.
+            function: The function.
+            arguments: Pickled positional and keyword arguments.
+        """
         self._runs += 1
-        news = self._news(task.function)
+        news = self._news(function)
         message = {
             **news,
             "run": self._runs,
-            "arguments": task.arguments,
+            "arguments": arguments,
             "sys_path": list(sys.path) if sys.path != self._sys_path else None,
             "forget": [*take_dropped(self.token), *news["forget"]],
         }
@@ -220,7 +449,7 @@ class WorkerPool:
             # A rank that has died or does not read is found, and named, by the wait below.
             with contextlib.suppress(OSError):
                 self._tasks[rank].send_bytes(data)
-        return self._gather("value", f"{task.name!r} (run {self._runs})", deadline, self.options.timeout)
+        return self._gather("value", f"{name!r} (run {self._runs})", deadline, self.options.timeout)
 
     def _news(self, function: FunctionPayload) -> dict[str, Any]:
         """What the ranks do not know yet of a function and its constants, and which functions they forget."""
@@ -239,7 +468,7 @@ class WorkerPool:
         return {"function": function.key, "payload": payload, "constants": constants, "forget": forget}
 
     def _gather(self, expected: str, doing: str, deadline: float, timeout: float) -> list[Any]:
-        """One message of kind ``wanted`` from every rank, in rank order."""
+        """One message of kind ``expected`` from every rank, in rank order."""
         values: dict[int, Any] = {}
         failures: dict[int, dict[str, Any]] = {}
         while len(values) + len(failures) < self.options.world_size:
@@ -350,14 +579,6 @@ def _listener(folder: str) -> socket.socket:
     listener.bind(address)
     listener.listen(4096)  # The system lowers it to what it has.
     return listener
-
-
-def _readable(sockets: list[socket.socket]) -> list[socket.socket]:
-    """Sockets that have something to read or to accept, none after a moment."""
-    with selectors.DefaultSelector() as selector:
-        for sock in sockets:
-            selector.register(sock, selectors.EVENT_READ)
-        return [key.fileobj for key, _ in selector.select(0.1)]  # pyright: ignore[reportReturnType]
 
 
 def _limit_blocking(sock: socket.socket, seconds: float) -> None:

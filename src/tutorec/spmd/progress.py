@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Progress", "note", "operations_begun", "read_progress", "share_progress", "uneven_exchanges"]
-
-_SLOT = 512  # bytes of each rank
+_PROGRESS_BYTES = 512  # of each rank
 _FILE = "progress"
 
 
@@ -33,18 +31,19 @@ class Progress:
         return self.latest[index] if 0 <= index < len(self.latest) else None
 
 
-_begun = 0
+_exchanges = 0
 _latest: deque[str] = deque(maxlen=8)
 _memory: list[tuple[mmap.mmap, int]] = []
 
 
 def note(stage: str) -> None:
     """This rank begins an exchange; called before each."""
-    global _begun
-    _begun += 1
+    global _exchanges
+    _exchanges += 1
     _latest.append(stage)
     for memory, start in _memory:
-        memory[start : start + _SLOT] = f"{_begun}|{'|'.join(_latest)}".encode()[:_SLOT].ljust(_SLOT)
+        text = f"{_exchanges}|{'|'.join(_latest)}".encode()
+        memory[start : start + _PROGRESS_BYTES] = text[:_PROGRESS_BYTES].ljust(_PROGRESS_BYTES)
 
 
 def operations_begun() -> int | None:
@@ -68,19 +67,19 @@ def share_progress(folder: str, rank: int, world_size: int) -> mmap.mmap:
     """
     descriptor = os.open(os.path.join(folder, _FILE), os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        os.truncate(descriptor, _SLOT * world_size)
-        memory = mmap.mmap(descriptor, _SLOT * world_size)
+        os.truncate(descriptor, _PROGRESS_BYTES * world_size)
+        memory = mmap.mmap(descriptor, _PROGRESS_BYTES * world_size)
     finally:
         os.close(descriptor)
-    _memory[:] = [(memory, _SLOT * rank)] if rank >= 0 else _memory
+    _memory[:] = [(memory, _PROGRESS_BYTES * rank)] if rank >= 0 else _memory
     return memory
 
 
 def read_progress(memory: mmap.mmap) -> dict[int, Progress]:
     """How far each rank has come, by rank."""
     progress = {}
-    for rank, start in enumerate(range(0, len(memory), _SLOT)):
-        begun, *latest = memory[start : start + _SLOT].decode(errors="replace").strip("\0 ").split("|")
+    for rank, start in enumerate(range(0, len(memory), _PROGRESS_BYTES)):
+        begun, *latest = memory[start : start + _PROGRESS_BYTES].decode(errors="replace").strip("\0 ").split("|")
         progress[rank] = Progress(int(begun or 0), tuple(latest))
     return progress
 

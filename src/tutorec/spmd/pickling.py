@@ -15,12 +15,8 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from tutorec._spmd_side import name_of
-
-__all__ = ["Constants", "FunctionPayload", "call_arguments", "dump", "dump_function", "dump_value", "load"]
-
-
-_NEVER_SHIPPED = (sysconfig.get_path("stdlib") + os.sep, os.path.dirname(os.path.abspath(__file__)) + os.sep)
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_NEVER_SHIPPED = (sysconfig.get_path("stdlib") + os.sep, _LIBRARY + os.sep)
 # Immutable, or sent by other means: functions and classes as code, modules by name.
 _NOT_SHARED = (int, float, complex, str, bytes, type(None), type, FunctionType, BuiltinFunctionType, ModuleType)
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
@@ -56,26 +52,27 @@ def call_arguments(
         return args, dict(kwargs)
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     known = {"rank": rank, "world_size": world_size}
-    free = [
-        p.name for p in signature.parameters.values() if p.name in known and p.kind in named and p.name not in kwargs
-    ]
-    others = signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in free])
+    parameters = signature.parameters
+    filled = {n: known[n] for n, p in parameters.items() if n in known and p.kind in named and n not in kwargs}
     try:
+        others = signature.replace(parameters=[p for n, p in parameters.items() if n not in filled])
         given = others.bind(*args, **kwargs).arguments
     except TypeError as error:
         try:
             given = signature.bind_partial(*args, **kwargs).arguments
-            filled = {name: known[name] for name in free if name not in given}
-            signature.bind(*args, **kwargs, **filled)
+            signature.bind(*args, **kwargs, **{name: filled[name] for name in filled if name not in given})
         except TypeError:
             raise TypeError(f"{name_of(fn)}{signature}: {error}") from None
-        given = {**given, **filled}
-    else:
-        given = {**given, **{name: known[name] for name in free}}
-    merged = {name: given[name] for name in signature.parameters if name in given}
-    bound = inspect.BoundArguments(signature, merged)  # pyright: ignore[reportArgumentType]
+    given = {**filled, **given}
+    in_order = {name: given[name] for name in parameters if name in given}
+    bound = inspect.BoundArguments(signature, in_order)  # pyright: ignore[reportArgumentType]
     bound.apply_defaults()
     return bound.args, bound.kwargs
+
+
+def name_of(fn: Any) -> str:
+    """A function's name for messages."""
+    return getattr(fn, "__qualname__", None) or type(fn).__name__
 
 
 def _importable(module: ModuleType) -> bool:
@@ -84,11 +81,8 @@ def _importable(module: ModuleType) -> bool:
     if file is None or module.__name__ == "__main__" or file.startswith(_NEVER_SHIPPED) or _INSTALLED.search(file):
         return True
     top, *rest = module.__name__.split(".")
-    for finder in sys.meta_path:
-        spec = finder.find_spec(top, None)
-        if spec is not None:
-            break
-    else:
+    spec = next(filter(None, (finder.find_spec(top, None) for finder in sys.meta_path)), None)
+    if spec is None:
         return False
     if not rest:
         return spec.origin is not None and os.path.realpath(spec.origin) == os.path.realpath(file)
@@ -120,7 +114,7 @@ class _Globals:
     """
 
     def __init__(self, *namespaces: Mapping[str, Any]) -> None:
-        self.found: dict[str, tuple[str, bytes]] = {}
+        self.payloads: dict[str, tuple[str, bytes]] = {}
         self._names: dict[int, str] = {}
         self._open: set[int] = set()
         for number, namespace in enumerate(namespaces):
@@ -133,7 +127,7 @@ class _Globals:
         name = self._names.get(id(obj))
         if name is None or id(obj) in self._open:
             return None
-        if name not in self.found:
+        if name not in self.payloads:
             self._open.add(id(obj))
             try:
                 payload = dump(obj, self)
@@ -145,8 +139,8 @@ class _Globals:
                 ) from None
             finally:
                 self._open.discard(id(obj))
-            self.found[name] = (hashlib.sha256(payload).hexdigest(), payload)
-        return name, self.found[name][0] if self._open else ""
+            self.payloads[name] = (hashlib.sha256(payload).hexdigest(), payload)
+        return name, self.payloads[name][0] if self._open else ""
 
 
 def dump(obj: Any, constants: _Globals | None = None) -> bytes:
@@ -197,7 +191,7 @@ def dump_function(fn: Callable[..., Any]) -> FunctionPayload:
         inner = getattr(inner, "func", None) or getattr(inner, "__func__")  # noqa: B009
     constants = _Globals(getattr(inner, "__globals__", {}), sys.modules["__main__"].__dict__)
     payload = dump(fn, constants)
-    return FunctionPayload(hashlib.sha256(payload).hexdigest(), payload, constants.found)
+    return FunctionPayload(hashlib.sha256(payload).hexdigest(), payload, constants.payloads)
 
 
 def dump_value(value: Any) -> bytes:
@@ -209,32 +203,13 @@ def dump_value(value: Any) -> bytes:
     try:
         return dump(value)
     except Exception as error:
-        path, culprit = _unpicklable(value)
-        kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         kind = kind.removeprefix("__main__.")
-        inside = f" (in {path} of the returned {type(value).__name__})" if path else ""
         raise TypeError(
-            f"the rank returned a {kind}{inside}, which cannot be pickled: {type(error).__name__}: {error}\n"
+            f"the rank returned a {kind}, which cannot be pickled: {type(error).__name__}: {error}\n"
             "return plain values and tensors, or leave the object on its rank: return world.keep(obj), "
             "and pass the handle to a later run"
         ) from None
-
-
-def _unpicklable(value: Any, depth: int = 4) -> tuple[str, Any]:
-    """The innermost part of ``value`` that cannot be pickled, and the way to it."""
-    if isinstance(value, Mapping):
-        parts = [(f"[{key!r}]", part) for key, part in value.items()]
-    elif isinstance(value, list | tuple | set | frozenset):
-        parts = [(f"[{index}]", part) for index, part in enumerate(value)]
-    else:
-        parts = []
-    for step, part in parts if depth else []:
-        try:
-            dump(part)
-        except Exception:
-            path, culprit = _unpicklable(part, depth - 1)
-            return step + path, culprit
-    return "", value
 
 
 class Constants:

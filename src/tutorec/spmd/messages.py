@@ -1,29 +1,28 @@
-"""Words about ranks that failed: tracebacks without this machine's folders, where a rank stands, who waits for whom."""
+"""Ranks that failed or wait: readable tracebacks, where a rank is and how far it has come, who waits for whom."""
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import json
 import linecache
 import os
 import re
 import signal
 import sys
 import sysconfig
+import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "death_message",
-    "failure_traceback",
-    "is_peer_loss",
-    "scrub",
-    "stall_message",
-    "uneven_message",
-    "whereabouts",
-    "whereabouts_of_error",
-]
+from tutorec._text import named_ranks
+from tutorec.spmd.progress import operations_begun
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 _FILE_LINE = re.compile(r'^(\s*)File "([^"]+)", line (\d+)(, in .+)?$')
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")
@@ -34,8 +33,8 @@ _PEER_LOSS = re.compile(
     r"|NCCL error|ncclRemoteError|ncclSystemError|connectFullMesh failed|Connect timeout",
     re.IGNORECASE,
 )
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_HARNESS = ("_spmd_rank.py", "_spmd_server.py", "_spmd_wire.py")
+_HARNESS = os.path.dirname(os.path.abspath(__file__))
+_LIBRARY = os.path.dirname(_HARNESS)
 _DISTRIBUTED = os.path.join("torch", "distributed")
 
 
@@ -49,7 +48,7 @@ def failure_traceback(error: BaseException) -> str:
 
 
 def _is_harness(filename: str) -> bool:
-    return os.path.dirname(filename) == _HERE and os.path.basename(filename) in _HARNESS
+    return os.path.dirname(filename) == _HARNESS
 
 
 def whereabouts(frame: FrameType | None, in_a_run: bool = True) -> dict[str, Any]:
@@ -123,8 +122,8 @@ def _short_name(path: str) -> str:
     installed = _PACKAGES.match(path)
     if installed:
         short = path[installed.end() :]
-    elif path.startswith(_HERE + os.sep):
-        short = os.path.join("tutorec", os.path.relpath(path, _HERE))
+    elif path.startswith(_LIBRARY + os.sep):
+        short = os.path.join("tutorec", os.path.relpath(path, _LIBRARY))
     elif path.startswith(sysconfig.get_path("stdlib") + os.sep):
         short = os.path.join("python", os.path.relpath(path, sysconfig.get_path("stdlib")))
     elif path.startswith(os.getcwd() + os.sep):
@@ -209,11 +208,11 @@ def stall_message(
     lines = []
     if silent:
         lines.append(
-            f"{_ranks(silent)} did not finish {doing} within {timeout:g} s and is silent: not even the thread that "
-            "answers questions runs (the process is stopped, or compiled code holds Python's lock)"
+            f"{named_ranks(silent)} did not finish {doing} within {timeout:g} s and is silent: not even the thread "
+            "that answers questions runs (the process is stopped, or compiled code holds Python's lock)"
         )
     if stalled:
-        lines.append(f"{_ranks(stalled)} stalled: {doing} did not finish within {timeout:g} s")
+        lines.append(f"{named_ranks(stalled)} stalled: {doing} did not finish within {timeout:g} s")
     if not lines:
         lines.append(_uneven(doing, timeout, waiting, done))
     for rank in stalled:
@@ -221,14 +220,14 @@ def stall_message(
     for rank, place in waiting.items():
         lines.append(f"rank {rank} only waits, in {place['collective']}{_begun(place)}:\n{_place(place)}")
     if done and (silent or stalled):
-        lines.append(f"{_ranks(done)} had returned")
+        lines.append(f"{named_ranks(done)} had returned")
     return (silent or stalled or list(waiting))[0], "\n".join(lines)
 
 
 def _uneven(doing: str, timeout: float, waiting: Mapping[int, Mapping[str, Any]], done: Sequence[int]) -> str:
     """First line when nobody stalls: the ranks did not call the same collectives."""
     where = ", ".join(f"rank {rank} waits in {place['collective']}" for rank, place in waiting.items())
-    other = f"{_ranks(done)} returned without that call" if done else "no rank is on its way to join"
+    other = f"{named_ranks(done)} returned without that call" if done else "no rank is on its way to join"
     return (
         f"{doing} did not finish within {timeout:g} s: {where}, and {other}; "
         "every rank must call the same collectives in the same order"
@@ -244,6 +243,97 @@ def _place(place: Mapping[str, Any] | None) -> str:
     return scrub(place["stack"]) if place and place["stack"] else "  (outside of the function)"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 1`` or ``ranks 0, 2``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+_LOOK_SECONDS = 1.0
+_ANSWER_SECONDS = 5.0
+_TIMEOUT = re.compile(r"Timed out waiting|Application timeout caused pair closure")
+
+
+class Watch:
+    """This rank's part: it answers others, and adds a note to an uncaught error of a collective that waited too long.
+
+    Args:
+        store: What the ranks share.
+        rank: This rank.
+        world_size: W.
+        timeout: Seconds that a collective may take.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int, timeout: float) -> None:
+        from torch._C._distributed_c10d import PrefixStore
+
+        self._store = PrefixStore("tutorec watch", store.clone())  # pyright: ignore[reportAttributeAccessIssue]
+        self._rank, self._world_size, self._timeout = rank, world_size, timeout
+        self._raised = ""
+        self._waited: dict[str, Any] | None = None  # where a collective of this rank has waited too long
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._answer, name="tutorec watch", daemon=True)
+        self._thread.start()
+        self._previous, sys.excepthook = sys.excepthook, self._uncaught
+
+    def end(self) -> None:
+        """At the end of the process: say that this rank has left."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"left {self._rank}", json.dumps([self._raised, self._waited]))
+        self._ended.set()
+        self._thread.join(_LOOK_SECONDS)
+
+    def _answer(self) -> None:
+        main_thread, answered = threading.main_thread().ident or 0, 0
+        while not self._ended.wait(_LOOK_SECONDS):
+            try:
+                question = self._store.add("questions", 0)
+                if question > answered:
+                    frame = sys._current_frames().get(main_thread)
+                    place = {**whereabouts(frame, in_a_run=False), "collectives": operations_begun()}
+                    self._store.set(f"{question} {self._rank}", json.dumps(self._waited or place))
+                    answered = question
+            except RuntimeError:  # The store has ended, and with it the program.
+                return
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        text = str(error) if isinstance(error, RuntimeError) else ""
+        late = bool(_TIMEOUT.search(text))
+        if late or is_peer_loss({"kind": kind.__name__, "text": text}):
+            self._waited = {**whereabouts_of_error(trace), "collectives": operations_begun()}
+            with contextlib.suppress(RuntimeError):  # of the store
+                error.add_note(self._explain(late))
+        else:
+            self._raised = kind.__name__
+        self._previous(kind, error, trace)
+
+    def _explain(self, late: bool) -> str:
+        """Who stalled, left or waits, in words."""
+        places, left = self._ask()
+        raised = [f"rank {rank} had raised {kind}" for rank, kind in left.items() if kind]
+        if raised:
+            return "; ".join(raised)
+        if not late:
+            who = ", ".join(map(str, left)) or "of another process"
+            return (
+                f"rank {who} had ended, and rank {self._rank} still waited for it: every rank must make as many steps "
+                "as the others"
+            )
+        places[self._rank] = self._waited
+        doing = f"the collective that rank {self._rank} waits in"
+        return stall_message(doing, self._timeout, dict(sorted(places.items())), self._world_size)[1]
+
+    def _ask(self) -> tuple[dict[int, dict[str, Any] | None], dict[int, str]]:
+        """Places of the other ranks, None of a silent one; and the ranks that have left, with what they raised."""
+        number = self._store.add("questions", 1)
+        places: dict[int, dict[str, Any] | None] = {}
+        left: dict[int, str] = {}
+        missing = set(range(self._world_size)) - {self._rank}
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while missing and time.monotonic() < deadline:
+            for rank in sorted(missing):
+                if self._store.check([f"{number} {rank}"]):
+                    places[rank] = json.loads(self._store.get(f"{number} {rank}"))
+                elif self._store.check([f"left {rank}"]):
+                    raised, waited = json.loads(self._store.get(f"left {rank}"))
+                    if waited is None:
+                        left[rank] = raised
+                    else:  # Its wait ended, too.
+                        places[rank] = waited
+            missing -= places.keys() | left.keys()
+            time.sleep(0.05)
+        return {**places, **dict.fromkeys(missing)}, left

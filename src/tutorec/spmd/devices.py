@@ -1,19 +1,23 @@
-"""Which device is a rank's own, and which backends carry its process group."""
+"""Which device is a rank's own, which backends carry its process group, and how its process ends."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
+import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed
     from torch._C._distributed_c10d import Store
 
-__all__ = ["BOTH_BACKENDS", "backend_for", "device", "loopback", "own_gpu", "pick_backend", "under_torchrun"]
-
 BOTH_BACKENDS = "cpu:gloo,cuda:nccl"
+_END_SECONDS = 0.05
+_groups: weakref.WeakSet[torch.distributed.ProcessGroup] = weakref.WeakSet()
 
 
 def device() -> torch.device:
@@ -103,3 +107,20 @@ def loopback() -> dict[str, str]:
 def under_torchrun() -> bool:
     """Whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+
+
+def give_threads_time(group: torch.distributed.ProcessGroup) -> None:
+    """Wait a moment at the end of this process if the group is still there, with the interpreter free for others.
+
+    A thread of gloo that has ended a collective drops its tensors a moment later, and needs the interpreter for that.
+    If Python is going just then, the thread is ended in a place that C++ does not allow, and the process aborts with
+    "terminate called without an active exception": on a busy machine two in a hundred scripts whose last step is a
+    collective. ``destroy_process_group`` does not help where a model still holds the group.
+    """
+    _groups.add(group)
+
+
+@atexit.register
+def _wait() -> None:
+    if _groups:
+        time.sleep(_END_SECONDS)
