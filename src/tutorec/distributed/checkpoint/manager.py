@@ -20,7 +20,7 @@ from tutorec.distributed.checkpoint.folder import Folder, folder_of, path_below
 from tutorec.distributed.checkpoint.loading import load_checkpoint
 from tutorec.distributed.checkpoint.manifest import MANIFEST, TRIES, remove_checkpoint
 from tutorec.distributed.checkpoint.ranks import RankBarrier
-from tutorec.distributed.checkpoint.reading import CheckpointInfo, subfolders, whole_step
+from tutorec.distributed.checkpoint.reading import CheckpointInfo, subfolders, whole_step, whole_steps
 from tutorec.distributed.checkpoint.replicas import all_ranks_of, saved_by_the_first
 from tutorec.distributed.checkpoint.saving import Save, prepare_save, write_save
 from tutorec.distributed.collectives.host_groups import twin_group
@@ -121,15 +121,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: The folder cannot be looked into.
         """
-        names: set[str] | None = None
-        steps: list[int] = []
-        while not steps:
-            known, names = names, subfolders(self._folder)
-            if names == known:
-                break
-            # The run may have removed the listed checkpoints meanwhile and added others.
-            steps = [step for step in map(self._whole, names) if step is not None]
-        return sorted(steps)
+        return sorted(whole_steps(self._folder, self._whole).values())
 
     def load(
         self, model: nn.Module, optimizer: KeyedOptimizer | None = None, *, optimizer_state: bool = True

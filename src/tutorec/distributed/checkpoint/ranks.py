@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from tutorec._text import named_ranks
 from tutorec.distributed import comm
 from tutorec.distributed.agreement import check_agreement
 from tutorec.distributed.env import ShardingEnv
@@ -105,7 +106,7 @@ class RankBarrier:
             raise CheckpointError(f"{self._doing} failed: {text}") from problem
         # All ranks that read a damaged file report the same error: name it once.
         lines = dict.fromkeys(found for _, found in failures)
-        named = [f"{_ranks([rank for rank, each in failures if each == line])}: {line}" for line in lines]
+        named = [f"{named_ranks([rank for rank, each in failures if each == line])}: {line}" for line in lines]
         raise CheckpointError(f"{self._doing} failed on " + "; ".join(named)) from problem
 
     def _named(self, collective: Callable[[], V]) -> V:
@@ -119,9 +120,9 @@ class RankBarrier:
                 raise
             numbers = ", ".join(str(process) for process in ended.values())
             if None in ended.values():
-                what = f"{_ranks(list(ended))} did not come to it: ended before, or does something else"
+                what = f"{named_ranks(list(ended))} did not come to it: ended before, or does something else"
             else:
-                what = f"{_ranks(list(ended))} ended meanwhile (process {numbers})"
+                what = f"{named_ranks(list(ended))} ended meanwhile (process {numbers})"
             raise CheckpointError(
                 f"{self._doing} failed: {what}; a checkpoint that was complete before still is: start the ranks again "
                 "and load it"
@@ -187,12 +188,5 @@ def _runs(process: int) -> bool:
         return False
 
 
-def _ranks(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
 def _text(problem: Exception) -> str:
     return str(problem) if isinstance(problem, CheckpointError) else f"{type(problem).__name__}: {problem}"
-
-
-__all__ = ["RankBarrier"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -96,19 +96,10 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | str | None:
         True
     """
     parent = folder_of(folder)
-    checkpoints: list[tuple[int, float, str]] = []
-    names: set[str] | None = None
-    while not checkpoints:
-        known, names = names, subfolders(parent)
-        if names == known:
-            return None
-        # While a run adds and removes checkpoints, all listed ones may be gone.
-        for name in names:
-            below = parent.below(name)
-            step = whole_step(below)
-            if step is not None:
-                checkpoints.append((step, below.modified(MANIFEST), name))
-    return path_below(folder, max(checkpoints)[2])
+    steps = whole_steps(parent, lambda name: whole_step(parent.below(name)))
+    latest = [name for name, step in steps.items() if step == max(steps.values())]
+    newest = max(latest, key=lambda name: (parent.below(name).modified(MANIFEST), name), default=None)
+    return None if newest is None else path_below(folder, newest)
 
 
 def subfolders(parent: Folder) -> set[str]:
@@ -121,6 +112,27 @@ def subfolders(parent: Folder) -> set[str]:
         return set(parent.folders())
     except Exception as error:  # object stores have errors of their own
         raise CheckpointError(f"{parent} cannot be looked into ({error}): name another folder") from None
+
+
+def whole_steps(parent: Folder, step_of: Callable[[str], int | None]) -> dict[str, int]:
+    """Name -> step of the complete checkpoints in a folder.
+
+    Args:
+        parent: The folder.
+        step_of: The step of a complete checkpoint by its name, None for anything else.
+
+    Raises:
+        CheckpointError: The folder cannot be looked into.
+    """
+    names: set[str] | None = None
+    steps: dict[str, int] = {}
+    while not steps:
+        known, names = names, subfolders(parent)
+        if names == known:
+            break
+        # A run may have removed the listed checkpoints meanwhile and added others.
+        steps = {name: step for name in names if (step := step_of(name)) is not None}
+    return steps
 
 
 def whole_step(folder: Folder) -> int | None:

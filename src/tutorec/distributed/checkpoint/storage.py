@@ -45,10 +45,6 @@ from tutorec.distributed.checkpoint.folder import Folder
 from tutorec.distributed.checkpoint.manifest import FileFacts
 from tutorec.errors import CheckpointError
 
-_READ_BYTES = 4 * 2**20
-# Most files that are held open; of more the others are opened when it is their turn.
-_MOST_OPEN = 200
-
 
 @dataclass(frozen=True)
 class Written:
