@@ -411,8 +411,6 @@ from_float = QuantEmbeddingBagCollection.from_float
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (lambda: from_float(nn.Linear(2, 2)), TypeError, "a float EmbeddingBagCollection, got Linear"),
-        (lambda: from_float(EmbeddingBagCollection([table()])), ValueError, "has no qconfig"),
         (lambda: from_float(bags([table()], torch.int8)[1]), ValueError, r"quantized already .*\['t'\]"),
         (lambda: bags([table()], "int8"), TypeError, "table 't': 'int8' is no number format"),
         (lambda: made(table()).packed_rows("x"), KeyError, r"no table 'x'; the tables are \['t'\]"),

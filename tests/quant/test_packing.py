@@ -1,5 +1,7 @@
 """Packed rows: byte for byte fbgemm's, read back within the bound, and no number that is not finite gets by."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -141,7 +143,7 @@ def test_packing_again_changes_nothing():
 def test_chunks_are_one_table(monkeypatch):
     rows = torch.randn(37, 6)
     whole = {data_type: (pack_rows(rows, data_type), round_trip_bound(rows, data_type)) for data_type in ALL}
-    monkeypatch.setattr(packing, "_AT_ONCE", 24)
+    monkeypatch.setattr(packing, "enumerate_chunks", partial(packing.enumerate_chunks, numbers=24))
     for data_type, (packed, bound) in whole.items():
         assert torch.equal(pack_rows(rows, data_type), packed)
         assert torch.equal(round_trip_bound(rows, data_type), bound)

@@ -227,7 +227,7 @@ def test_subclasses_are_quantized_to_the_class_that_is_named():
         model, torch.int8, False, additional_qconfig_spec_keys=[Derived], additional_mapping={Derived: QuantDerived}
     )
     assert type(quantized[0]) is QuantDerived
-    with pytest.raises(KeyError, match=r"no quantized class for \['Derived'\]"):
+    with pytest.raises(KeyError, match="Derived"):
         quantize_embeddings(model, torch.int8, False, additional_qconfig_spec_keys=[Derived])
 
 

@@ -18,10 +18,8 @@ from tutorec.distributed.quant_embedding import QuantEmbeddingCollectionSharder
 from tutorec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
 from tutorec.distributed.shard import _shard_modules, collections_of
 from tutorec.inference.table_rows import assign_weights_to_tbe, get_table_to_weights_from_tbe, set_pruning_data
-from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import QuantConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
-from tutorec.quant.packed_tables import PackedTables
 from tutorec.quant.preparing import quant_prep_enable_register_tbes
 from tutorec.quant.whole_model import QUANTIZED, Swap, swap_collections
 
@@ -60,7 +58,7 @@ def quantize_embeddings(
 
     Raises:
         KeyError: A format is given for a table that there is not, or a further class without its quantized one.
-        TypeError: A format is not one, or a further class is not a collection.
+        TypeError: A format is not one.
         ValueError: As ``tutorec.quantize``.
 
     Example:
@@ -74,13 +72,8 @@ def quantize_embeddings(
         TorchRec's ``torchrec.inference.modules.quantize_embeddings``; ``tutorec.quantize`` takes all collections.
     """
     known = {EmbeddingBagCollection: QUANTIZED[EmbeddingBagCollection], **(additional_mapping or {})}
-    requested = [EmbeddingBagCollection, *(additional_qconfig_spec_keys or [])]
-    missing = [kind.__name__ for kind in requested if kind not in known]
-    if missing:
-        raise KeyError(f"additional_mapping has no quantized class for {missing}; it has some for {list(known)}")
+    kinds = {kind: known[kind] for kind in [EmbeddingBagCollection, *(additional_qconfig_spec_keys or [])]}
     config = QuantConfig(output_dtype, dtype, per_table_weight_dtype)
-    kinds = {kind: known[kind] for kind in requested}
-    _check_classes(kinds)
     return swap_collections(module, config, Swap(kinds, inplace)).eval()
 
 
@@ -108,7 +101,7 @@ def quantize_inference_model(
 
     Raises:
         KeyError: A format is given for a table that there is not.
-        TypeError: A format is not one, or the mapping names a class that is not a collection.
+        TypeError: A format is not one.
         ValueError: As ``tutorec.quantize``; or no module is of a class in the mapping.
 
     Example:
@@ -127,7 +120,6 @@ def quantize_inference_model(
     kinds = {type(each): by_name[torch.typename(each)] for each in model.modules() if torch.typename(each) in by_name}
     if quantization_mapping is not None and not kinds:
         raise ValueError(f"no module is of a class in quantization_mapping, {[*quantization_mapping]}; leave it out")
-    _check_classes(kinds)
     quant_prep_enable_register_tbes(model, [*kinds])
     config = QuantConfig(output_dtype, quantization_dtype, per_table_weight_dtype)
     return swap_collections(model, config, Swap(kinds or QUANTIZED, inplace=True)).eval()
@@ -194,15 +186,6 @@ def shard_quant_model(
         )
     device = torch.device(sharding_device or compute_device)
     return _shard_modules(model, env, device, plan, sharders), plan
-
-
-def _check_classes(kinds: Mapping[type[nn.Module], type[Any]]) -> None:
-    """Check that only collections are to be quantized, to quantized collections."""
-    for kind, quantized in kinds.items():
-        if not issubclass(kind, EmbeddingBagCollection | EmbeddingCollection) or not issubclass(
-            quantized, PackedTables
-        ):
-            raise TypeError(f"{kind.__name__} -> {quantized.__name__}: give a collection and its quantized class")
 
 
 def default_quant_sharders() -> list[Any]:

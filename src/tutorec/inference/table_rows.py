@@ -14,6 +14,7 @@ from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.quant.packed_tables import PackedTables, check_packed
 from tutorec.quant.preparing import MODULE_ATTR_EMB_CONFIG_NAME_TO_NUM_ROWS_POST_PRUNING_DICT
+from tutorec.quant.whole_model import QUANTIZED, tables_of
 
 __all__ = ["assign_weights_to_tbe", "get_table_to_weights_from_tbe", "set_pruning_data"]
 
@@ -49,13 +50,12 @@ def set_pruning_data(
     Source:
         TorchRec's ``torchrec.inference.modules.set_pruning_data``, which passes over names that no table has.
     """
-    kinds = tuple(module_types or (EmbeddingBagCollection, EmbeddingCollection))
-    collections: list[tuple[nn.Module, dict[str, int]]] = []
-    for module in model.modules():
-        if isinstance(module, EmbeddingBagCollection) and type(module) in kinds:
-            collections.append((module, {one.name: one.num_embeddings for one in module.embedding_bag_configs()}))
-        elif isinstance(module, EmbeddingCollection) and type(module) in kinds:
-            collections.append((module, {one.name: one.num_embeddings for one in module.embedding_configs()}))
+    kinds = tuple(module_types or QUANTIZED)
+    collections = [
+        (module, {one.name: one.num_embeddings for one in tables_of(module)[1]})
+        for module in model.modules()
+        if isinstance(module, EmbeddingBagCollection | EmbeddingCollection) and type(module) in kinds
+    ]
     known = {name for _, tables in collections for name in tables}
     unknown = sorted(set(tables_to_rows_post_pruning) - known)
     if unknown:

@@ -20,7 +20,7 @@ from tutorec._kernels.packed_layout import RowAlignment, row_layout
 from tutorec._kernels.packed_layout import row_alignment as alignment_for
 from tutorec.quant.packing import pack_rows, unpack_rows
 from tutorec.quant.table_formats import enumerate_chunks, packed_type
-from tutorec.quant.whole_model import FloatTable, float_tables, named_formats
+from tutorec.quant.whole_model import FloatTable, float_tables, named_formats, shown_names
 from tutorec.types import data_type_to_dtype
 
 FORMATS: tuple[torch.dtype, ...] = (torch.quint2x4, torch.quint4x2, torch.int8, torch.float16)
@@ -91,9 +91,8 @@ def table_menu(
     lookups_of = named_formats(tables, lookups or {})
     for name, count in lookups_of.items():
         require_finite(f"lookups of table {name!r}", count, 0)
-    names = [table.name for table in tables]
     menus = {}
-    for table in tables:
+    for name, table in zip(shown_names(tables), tables, strict=True):
         weight = _sample(table.weight, sample_rows)
         rows, columns = table.weight.shape
         entries = []
@@ -103,7 +102,7 @@ def table_menu(
             size = rows * row_layout(columns, kind, alignment).row_bytes
             loss = lookups_of.get(table.full_name, table.features) * _squared_error(weight, table, dtype)
             entries.append(Entry(data_type_to_dtype(kind), size, loss))
-        menus[table.name if names.count(table.name) == 1 else table.full_name] = entries
+        menus[name] = entries
     return menus
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tutorec._kernels.packed_layout import RowLayout
+from tutorec.quant.packing import join_codes
 
 __all__ = ["cut_columns", "join_columns"]
 
@@ -94,10 +95,4 @@ def _write(out: Tensor, layout: RowLayout, scale_and_bias: Tensor, codes: Tensor
     out.zero_()
     out[:, : layout.scale_bytes] = scale_and_bias
     payload = out[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes]
-    if layout.bits >= 8:
-        payload[:, : codes.shape[1] * codes.shape[2]] = codes.flatten(1)
-        return
-    per_byte = 8 // layout.bits
-    padded = torch.nn.functional.pad(codes, (0, layout.stored_columns - layout.columns))
-    shifts = torch.arange(0, 8, layout.bits, dtype=torch.uint8, device=out.device)
-    payload.copy_((padded.unflatten(1, (-1, per_byte)) << shifts).sum(2, dtype=torch.uint8))
+    payload.copy_(codes.flatten(1) if layout.bits >= 8 else join_codes(codes, layout))

@@ -1,20 +1,16 @@
 """Quantized EmbeddingCollection: one row per id out of tables of a few bits a number, nothing pooled."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment, row_layout
 from tutorec._kernels.pooling import PoolingKind
-from tutorec.modules.embedding_collection import EmbeddingCollection as FloatEmbeddingCollection
 from tutorec.modules.embedding_collection import EmbeddingCollectionInterface
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
 from tutorec.quant.feature_order import features_in_order
-from tutorec.quant.packed_tables import ROWS_FOLLOW, Packed, PackedTables, rows_of
-from tutorec.quant.preparing import device_of, prepared, qconfig_of, quantized_configs, weight_of
+from tutorec.quant.packed_tables import Packed, PackedTables, rows_of
 from tutorec.quant.table_formats import output_type, packed_type
 from tutorec.sparse.id_check import FeatureRows, check_ids
 from tutorec.sparse.jagged import JaggedTensor
@@ -54,6 +50,7 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
     Example:
         >>> import torch
         >>> from tutorec.modules.embedding_configs import QuantConfig
+        >>> from tutorec.modules.embedding_collection import EmbeddingCollection as FloatEmbeddingCollection
         >>> ec = FloatEmbeddingCollection([EmbeddingConfig(10, 4, "item_table", feature_names=["item"])])
         >>> ec.qconfig = QuantConfig(activation=torch.float, weight=torch.quint4x2)
         >>> quantized = EmbeddingCollection.from_float(ec)
@@ -66,7 +63,7 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         TorchRec's ``torchrec.quant.embedding_modules.EmbeddingCollection``, whose tables have one width.
     """
 
-    _holder = "embeddings"
+    _holder, _configs, _flag = "embeddings", "embedding_configs", "need_indices"
 
     def __init__(
         self,
@@ -148,39 +145,6 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
     def need_indices(self) -> bool:
         """Whether the results carry the ids that they belong to, as weights."""
         return self._need_indices
-
-    def output_dtype(self) -> torch.dtype:
-        """Of the rows."""
-        return self._output_dtype
-
-    @classmethod
-    def from_float(
-        cls, module: FloatEmbeddingCollection, use_precomputed_fake_quant: bool = False
-    ) -> "EmbeddingCollection":
-        """The quantized form of a float collection, which stays as it is; ``module.qconfig`` names the formats.
-
-        Args:
-            module: Its attribute ``qconfig`` is a ``QuantConfig``, or torch's ``QConfig``.
-            use_precomputed_fake_quant: torch's convention; no effect.
-
-        Raises:
-            TypeError: It is no float collection.
-            ValueError: It has no ``qconfig``, is quantized already, or a table cannot be packed.
-        """
-        quantized = cls.without_rows(module, qconfig_of(module, FloatEmbeddingCollection))
-        for name, table in module.embeddings.items():
-            quantized.pack(name, weight_of(table))
-        return quantized
-
-    @classmethod
-    def without_rows(
-        cls, module: FloatEmbeddingCollection, qconfig: Any, row_alignment: RowAlignment | None = None
-    ) -> "EmbeddingCollection":
-        """The quantized form of a float collection, its rows still to be packed."""
-        settings = prepared(module, qconfig, row_alignment)
-        configs = quantized_configs(module.embedding_configs(), qconfig, module)
-        device = device_of(module.embeddings, module.device)
-        return cls(configs, device, module.need_indices(), table_name_to_quantized_weights=ROWS_FOLLOW, **settings)
 
     def _looked_up(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
         """The rows of each result, of a batch whose features stand as the operators read them."""

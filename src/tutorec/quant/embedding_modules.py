@@ -1,6 +1,6 @@
 """Quantized EmbeddingBagCollection: the same ids in, the same pooled rows out, from tables of a few bits a number."""
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -8,14 +8,12 @@ from torch import Tensor, nn
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, pooling_type_to_str
-from tutorec.modules.embedding_modules import EmbeddingBagCollection as FloatEmbeddingBagCollection
 from tutorec.modules.embedding_modules import EmbeddingBagCollectionInterface, check_pooling
 from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
 from tutorec.modules.pooled_lookup import join_samples
 from tutorec.quant.embedding_collection import EmbeddingCollection as EmbeddingCollection
 from tutorec.quant.feature_order import features_in_order, with_equal_strides
-from tutorec.quant.packed_tables import ROWS_FOLLOW, Packed, PackedTables, rows_of
-from tutorec.quant.preparing import device_of, prepared, qconfig_of, quantized_configs, weight_of
+from tutorec.quant.packed_tables import Packed, PackedTables, rows_of
 from tutorec.quant.preparing import for_each_module_of_type_do as for_each_module_of_type_do
 from tutorec.quant.preparing import quant_prep_customize_row_alignment as quant_prep_customize_row_alignment
 from tutorec.quant.preparing import (
@@ -65,6 +63,7 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
     Example:
         >>> import torch
         >>> from tutorec.modules.embedding_configs import QuantConfig
+        >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection as FloatEmbeddingBagCollection
         >>> tables = [EmbeddingBagConfig(10, 4, "item_table", feature_names=["item"])]
         >>> ebc = FloatEmbeddingBagCollection(tables)
         >>> ebc.qconfig = QuantConfig(activation=torch.float, weight=torch.int8)
@@ -79,7 +78,7 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         TorchRec's ``torchrec.quant.embedding_modules.EmbeddingBagCollection``, which orders columns by pooling.
     """
 
-    _holder = "embedding_bags"
+    _holder, _configs, _flag = "embedding_bags", "embedding_bag_configs", "is_weighted"
 
     def __init__(
         self,
@@ -139,39 +138,6 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
     def is_weighted(self) -> bool:
         """Whether each id carries a weight."""
         return self._is_weighted
-
-    def output_dtype(self) -> torch.dtype:
-        """Of the pooled rows."""
-        return self._output_dtype
-
-    @classmethod
-    def from_float(
-        cls, module: FloatEmbeddingBagCollection, use_precomputed_fake_quant: bool = False
-    ) -> "EmbeddingBagCollection":
-        """The quantized form of a float collection, which stays as it is; ``module.qconfig`` names the formats.
-
-        Args:
-            module: Its attribute ``qconfig`` is a ``QuantConfig``, or torch's ``QConfig``.
-            use_precomputed_fake_quant: torch's convention; no effect.
-
-        Raises:
-            TypeError: It is no float collection.
-            ValueError: It has no ``qconfig``, is quantized already, or a table cannot be packed.
-        """
-        quantized = cls.without_rows(module, qconfig_of(module, FloatEmbeddingBagCollection))
-        for name, table in module.embedding_bags.items():
-            quantized.pack(name, weight_of(table))
-        return quantized
-
-    @classmethod
-    def without_rows(
-        cls, module: FloatEmbeddingBagCollection, qconfig: Any, row_alignment: RowAlignment | None = None
-    ) -> "EmbeddingBagCollection":
-        """The quantized form of a float collection, its rows still to be packed."""
-        settings = prepared(module, qconfig, row_alignment)
-        configs = quantized_configs(module.embedding_bag_configs(), qconfig, module)
-        device = device_of(module.embedding_bags, module.device)
-        return cls(configs, module.is_weighted(), device, table_name_to_quantized_weights=ROWS_FOLLOW, **settings)
 
     def _looked_up(self, features: KeyedJaggedTensor) -> Tensor:
         """Pooled rows of a batch whose features stand as the operators read them, columns in the tables' order."""

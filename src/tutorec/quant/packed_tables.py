@@ -9,7 +9,7 @@ view of that buffer. Whatever moves a module's tensors or writes to them (``to``
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from tutorec._kernels.packed_layout import RowAlignment, row_alignment
 from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.quant.packing import OnNonfinite, pack_rows
+from tutorec.quant.preparing import device_of, prepared, quantized_configs, weight_of
 from tutorec.quant.table_formats import enumerate_chunks, packed_type
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
@@ -50,9 +51,39 @@ class PackedTables(nn.Module):
 
     _output_dtype: torch.dtype
     _holder: str  # name of the submodule that shows the tables
+    _configs: str  # method of the float collection that gives the tables' configs
+    _flag: str  # method of the float collection, and argument of the quantized one
     _operators: list[tuple[IntNBitTableBatchedEmbeddingBagsCodegen, tuple[str, ...]]]
     _features: list[str]
     _feature_splits: list[int]
+
+    @classmethod
+    def from_float(cls, module: Any, use_precomputed_fake_quant: bool = False) -> Self:
+        """The quantized form of a float collection, which stays as it is; ``module.qconfig`` names the formats.
+
+        Args:
+            module: Its attribute ``qconfig`` is a ``QuantConfig``, or torch's ``QConfig``.
+            use_precomputed_fake_quant: torch's convention; no effect.
+
+        Raises:
+            ValueError: It is quantized already, or a table cannot be packed.
+        """
+        if isinstance(module, PackedTables):
+            tables = f"(tables {module.table_names()})"
+            raise ValueError(f"this {cls.__name__} is quantized already {tables}; quantize the float model")
+        quantized = cls.without_rows(module, module.qconfig)
+        for name, table in getattr(module, cls._holder).items():
+            quantized.pack(name, weight_of(table))
+        return quantized
+
+    @classmethod
+    def without_rows(cls, module: Any, qconfig: Any, row_alignment: RowAlignment | None = None) -> Self:
+        """The quantized form of a float collection, its rows still to be packed."""
+        arguments: dict[str, Any] = prepared(module, qconfig, row_alignment)
+        arguments[cls._flag] = getattr(module, cls._flag)()
+        configs = quantized_configs(getattr(module, cls._configs)(), qconfig, module)
+        device = device_of(getattr(module, cls._holder), module.device)
+        return cls(tables=configs, device=device, table_name_to_quantized_weights=ROWS_FOLLOW, **arguments)
 
     def _hold(
         self,
@@ -113,6 +144,10 @@ class PackedTables(nn.Module):
     def device(self) -> torch.device:
         """Where the tables are."""
         return self._device
+
+    def output_dtype(self) -> torch.dtype:
+        """Of the looked-up rows."""
+        return self._output_dtype
 
     @property
     def _shown(self) -> nn.ModuleDict:

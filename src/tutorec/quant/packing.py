@@ -10,7 +10,6 @@ Scale and bias are rounded before the codes are chosen, so that the codes make u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -19,13 +18,12 @@ from torch import Tensor
 from tutorec._check import require_one_of
 from tutorec._kernels.packed_layout import LEAST_ALIGNMENT, ROW_ALIGNMENT, RowLayout, row_layout
 from tutorec._kernels.packed_torch import numbers_of_rows
+from tutorec.quant.table_formats import enumerate_chunks
 from tutorec.types import DataType
 
 __all__ = ["OnNonfinite", "pack_rows", "round_trip_bound", "unpack_rows"]
 
 OnNonfinite = Literal["raise", "keep"]
-# Numbers that are worked on at a time, so that what is made on the way is small beside a table.
-_AT_ONCE = 1 << 18
 _LARGEST_HALF = 65504.0
 
 
@@ -73,7 +71,7 @@ def pack_rows(
     elif out.shape != shape or out.dtype != torch.uint8:
         given = f"out is {out.dtype} {list(out.shape)}"
         raise ValueError(f"table {name!r}: {given}, and packed rows are uint8 {list(shape)}; pass out=None")
-    for first, some in _chunks(rows.detach()):
+    for first, some in enumerate_chunks(rows):
         unfit = _unfit_rows(some, layout)
         if on_nonfinite == "raise" and bool(unfit.any()):
             raise ValueError(_describe_unfit(some, unfit, first, layout, name))
@@ -135,7 +133,7 @@ def round_trip_bound(rows: Tensor, data_type: DataType) -> Tensor:
         (0.167, tensor(True))
     """
     layout = _layout_of(rows, data_type)
-    bounds = [_bound_of_chunk(some.float(), layout) for _, some in _chunks(rows.detach())]
+    bounds = [_bound_of_chunk(some.float(), layout) for _, some in enumerate_chunks(rows)]
     return torch.cat(bounds) if bounds else torch.empty(0)
 
 
@@ -191,7 +189,7 @@ def _pack_chunk(rows: Tensor, layout: RowLayout, out: Tensor) -> None:
         return
     codes, scale, bias = _quantize(rows.float(), layout)
     out[:, : layout.scale_bytes] = torch.cat([scale, bias], dim=1).view(torch.uint8)
-    out[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes] = _join_codes(codes, layout)
+    out[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes] = join_codes(codes, layout)
 
 
 def _quantize(rows: Tensor, layout: RowLayout) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,7 +209,7 @@ def _scale_and_bias(rows: Tensor, layout: RowLayout) -> tuple[Tensor, Tensor]:
     return scale.masked_fill(unusable, 1.0), bias
 
 
-def _join_codes(codes: Tensor, layout: RowLayout) -> Tensor:
+def join_codes(codes: Tensor, layout: RowLayout) -> Tensor:
     """Codes [R, D] -> payload bytes: codes of 4 or 2 bits share a byte, the first column in its lowest bits."""
     if layout.bits == 8:
         return codes
@@ -229,10 +227,3 @@ def _layout_of(rows: Tensor, data_type: DataType, name: str = "", alignment: int
         given = f"{rows.dtype} {list(rows.shape)}"
         raise ValueError(f"table {name!r}: rows to be packed are float32 or float16 [R, D], got {given}")
     return row_layout(rows.shape[1], data_type, alignment)
-
-
-def _chunks(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Some rows at a time, and the number of the first."""
-    step = max(_AT_ONCE // max(rows.shape[1], 1), 1)
-    for first in range(0, rows.shape[0], step):
-        yield first, rows[first : first + step]

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from tutorec._kernels.packed_layout import ROW_ALIGNMENT, RowAlignment
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
-from tutorec.quant.packed_tables import PackedTables
 from tutorec.quant.table_formats import output_type, packed_type
 
 MODULE_ATTR_REGISTER_TBES_BOOL = "__register_tbes_in_named_modules"
@@ -104,28 +103,6 @@ def quant_prep_customize_row_alignment(
     for_each_module_of_type_do(
         module, module_types, lambda each: setattr(each, MODULE_ATTR_ROW_ALIGNMENT_INT, row_alignment)
     )
-
-
-def qconfig_of(module: nn.Module, expected: type[nn.Module]) -> Any:
-    """The formats that a float collection is to be quantized to, ``module.qconfig``.
-
-    Args:
-        module: The float collection.
-        expected: Its class.
-
-    Raises:
-        TypeError: It is another module.
-        ValueError: It is quantized already, or has no ``qconfig``.
-    """
-    name = expected.__name__
-    if isinstance(module, PackedTables):
-        raise ValueError(f"this {name} is quantized already (tables {module.table_names()}); quantize the float model")
-    if not isinstance(module, expected):
-        raise TypeError(f"from_float takes a float {name}, got {type(module).__name__}")
-    qconfig = getattr(module, "qconfig", None)
-    if qconfig is None:
-        raise ValueError(f"this {name} has no qconfig: set module.qconfig, or call tutorec.quantize(model)")
-    return qconfig
 
 
 def prepared(module: nn.Module, qconfig: Any, row_alignment: RowAlignment | None = None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.quant.accuracy import measured_errors, promised_error
 from tutorec.quant.packed_tables import PackedTables
 from tutorec.quant.preparing import weight_of
+from tutorec.quant.whole_model import shown_names, tables_of
 from tutorec.types import DataType
 
 _HEAD = ("table", "format", "rows", "before", "after", "saved", "possible error", "largest", "mean")
@@ -97,8 +98,7 @@ class AccuracyReport:
 
     def names(self) -> list[str]:
         """The tables' names; with the path of the collection where it alone is not unique."""
-        names = [table.name for table in self.tables]
-        return [table.name if names.count(table.name) == 1 else table.full_name for table in self.tables]
+        return shown_names(self.tables)
 
     def __str__(self) -> str:
         return "\n".join([str(self._table()), *self._notes()])
@@ -191,8 +191,7 @@ def _float_tables(float_model: nn.Module, path: str, quantized: PackedTables) ->
     if not isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
         tables = quantized.table_names()
         raise ValueError(f"the float model has no collection {where}, where the quantized one has the tables {tables}")
-    held = module.embedding_bags if isinstance(module, EmbeddingBagCollection) else module.embeddings
-    weights = {name: weight_of(table) for name, table in held.items()}
+    weights = {name: weight_of(table) for name, table in tables_of(module)[0].items()}
     for name in quantized.table_names():
         table = quantized.packed_table(name)
         shape = list(weights[name].shape) if name in weights else None

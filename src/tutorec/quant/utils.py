@@ -20,9 +20,6 @@ def meta_to_cpu_placement(module: nn.Module) -> None:
     Args:
         module: A quantized collection, or a model with some in it.
 
-    Raises:
-        TypeError: It is no module.
-
     Example:
         >>> import torch
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -36,8 +33,6 @@ def meta_to_cpu_placement(module: nn.Module) -> None:
         TorchRec's ``torchrec.quant.utils.meta_to_cpu_placement``, which replaces the collections by new ones and leaves
         a model that is one as it is.
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"quantized tables are in a torch.nn.Module, got {type(module).__name__}")
     for each in module.modules():
         if isinstance(each, PackedTables) and each.device.type == "meta":
             each.to_empty(device="cpu")

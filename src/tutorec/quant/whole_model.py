@@ -220,13 +220,19 @@ def float_tables(model: nn.Module, kinds: Collection[type[nn.Module]] = tuple(QU
         _check_kind(path, module, kinds)
     tables = []
     for path, collection in _collections(model, kinds):
-        held, configs = _tables_of(collection)
+        held, configs = tables_of(collection)
         for config in configs:
             tables.append(FloatTable(path, config.name, held[config.name], len(config.feature_names)))
     if not any(True for _ in _collections(model, kinds)):
         names = " and no ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"{type(model).__name__} has no {names}, so there is nothing to quantize")
     return tables
+
+
+def shown_names(tables: Sequence[Any]) -> list[str]:
+    """Names of tables; with the path of the collection where the name alone is not unique."""
+    names = [table.name for table in tables]
+    return [table.name if names.count(table.name) == 1 else table.full_name for table in tables]
 
 
 def named_formats(tables: Sequence[FloatTable], per_table: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,7 +269,8 @@ def _collections(model: nn.Module, kinds: Collection[type[nn.Module]]) -> Iterat
             yield path, module  # pyright: ignore[reportReturnType]
 
 
-def _tables_of(collection: _Float) -> tuple[nn.ModuleDict, Sequence[Any]]:
+def tables_of(collection: _Float) -> tuple[nn.ModuleDict, Sequence[Any]]:
+    """The modules that hold a float collection's weights, by table, and the tables' configs."""
     if isinstance(collection, EmbeddingBagCollection):
         return collection.embedding_bags, collection.embedding_bag_configs()
     return collection.embeddings, collection.embedding_configs()
