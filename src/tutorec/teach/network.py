@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from tutorec.awaitable import Awaitable
 from tutorec.distributed import comm
+from tutorec.distributed.qcomm import CommCodec
 from tutorec.distributed.train_pipeline.timeline import Interval
 
 __all__ = ["Message", "in_flight", "slow_network", "waits"]
@@ -84,9 +85,11 @@ def slow_network(seconds: Mapping[str, float], messages: list[Message] | None = 
         receive_counts: Sequence[int],
         group: dist.ProcessGroup,
         stage: str,
+        codec: CommCodec | None = None,
     ) -> Awaitable[torch.Tensor]:
-        arriving = direct(send, send_counts, receive_counts, group, stage)
-        if stage not in seconds or len(send_counts) == 1:
+        arriving = direct(send, send_counts, receive_counts, group, stage, codec)
+        # What is encoded is sent by a second call, which is delayed.
+        if codec is not None or stage not in seconds or len(send_counts) == 1:
             return arriving
         now = time.monotonic()
         messages.append(Message(stage, count[stage], now, now + seconds[stage]))
