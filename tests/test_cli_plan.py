@@ -97,7 +97,7 @@ def test_what_does_not_fit_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFix
     ("words", "message"),
     [
         (["--topology", "8xB999"], "there is no preset '8xB999'"),
-        (["--topology", "laptop", "--batch-size", "0"], "batch_size=0 is"),
+        (["--topology", "laptop", "--batch-size", "0"], "batch_size=0 must"),
         (["--topology", "laptop", "--out", "absent/plan.json"], "absent/plan.json: there is no folder"),
         (["--topology", "laptop", "--plot", "plan.txt"], "--plot plan.txt: write a name that ends in .svg"),
         (["--topology", "laptop", "--time-limit", "0"], "--time-limit 0.0: give a positive number"),

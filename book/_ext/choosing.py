@@ -20,7 +20,7 @@ from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner.cost import fixed_cost, piece_perf
 from tutorec.distributed.planner.options import TableFacts
-from tutorec.distributed.planner.storage import piece_storage
+from tutorec.distributed.planner.shard_estimators import piece_storage
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_geometry import cut_arrays
 

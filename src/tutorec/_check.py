@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -14,8 +14,14 @@ def is_int(value: Any, least: int | None = None) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and (least is None or int(value) >= least)
 
 
-def require_int(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """The value as an int.
+def require_int(
+    name: str,
+    value: Any,
+    least: int | None = None,
+    most: int | None = None,
+    error: Callable[[str], ValueError] = ValueError,
+) -> int:
+    """The value as an int; ``error`` makes what is raised otherwise.
 
     Raises:
         ValueError: It is not a whole number, or is outside of ``least`` to ``most``.
@@ -27,20 +33,28 @@ def require_int(name: str, value: Any, least: int | None = None, most: int | Non
         ValueError: epochs=1.5 must be a whole number, at least 1
     """
     if not is_int(value, least) or (most is not None and value > most):
-        raise ValueError(f"{name}={value!r} must be a whole number{_limits(least, most)}")
+        raise error(f"{name}={value!r} must be a whole number{_limits(least, most)}")
     return int(value)
 
 
-def require_finite(name: str, value: Any, least: float | None = None) -> float:
-    """The value as a float.
+def require_finite(
+    name: str,
+    value: Any,
+    least: float | None = None,
+    most: float | None = None,
+    positive: bool = False,
+    error: Callable[[str], ValueError] = ValueError,
+) -> float:
+    """The value as a float; ``error`` makes what is raised otherwise.
 
     Raises:
-        ValueError: It is not a finite number, or is below ``least``.
+        ValueError: It is not a finite number, is outside of ``least`` to ``most``, or is not positive.
     """
-    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or (least is not None and value < least):
-        raise ValueError(f"{name}={value!r} must be a finite number{_limits(least, None)}")
-    return float(value)
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    outside = (least is not None and number < least) or (most is not None and number > most)
+    if not math.isfinite(number) or outside or (positive and number <= 0):
+        raise error(f"{name}={value!r} must be a {'positive ' * positive}finite number{_limits(least, most)}")
+    return number
 
 
 def require_one_of(name: str, value: Any, choices: Sequence[Any]) -> None:

@@ -139,8 +139,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _calibrate() -> int:
     """``tutorec calibrate``."""
-    from tutorec.distributed.planner.measuring import calibrate
-    from tutorec.distributed.planner.topology import Topology, speeds_text
+    from tutorec.bench.calibration import calibrate, speeds_text
+    from tutorec.distributed.planner.topology import Topology
 
     calibration = calibrate()
     for device in calibration.speeds:

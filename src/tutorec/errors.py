@@ -63,6 +63,11 @@ class PlannerError(ValueError):
         return type(self), (str(self), self.error_type)
 
 
+def bad_input(message: str) -> PlannerError:
+    """The error for input of a planner that cannot be."""
+    return PlannerError(message, PlannerErrorType.INPUT_VALIDATION)
+
+
 class BackendError(ImportError):
     """A kernel backend was demanded (``TUTOREC_BACKEND=fbgemm``) and cannot be had on this machine.
 

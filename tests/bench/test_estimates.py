@@ -7,11 +7,11 @@ import pytest
 
 from tutorec._calibration import Calibration
 from tutorec.bench import estimates
+from tutorec.bench.calibration import Cut, TableSize, estimated_ms
 from tutorec.bench.estimates import draw_plan, draw_tables, rank_correlation
 from tutorec.bench.harness import Bar
 from tutorec.bench.runner import Options
 from tutorec.distributed.planner.cost import fixed_cost
-from tutorec.distributed.planner.measuring import Cut, TableSize, estimated_ms
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_geometry import exact_cover
 

@@ -25,7 +25,7 @@ ABOUT_A_DEVICE = {
     "tests/distributed/quant_plans.py": "served from the CPU, as above",
     "tests/distributed/test_quant_embeddingbag.py": "served from the CPU, as above",
     "tests/distributed/planner/test_topology.py": "a topology is of a kind of device",
-    "tests/distributed/planner/test_measuring.py": "the processor is what is measured",
+    "tests/bench/test_calibration.py": "the processor is what is measured",
     "tests/distributed/test_sharding_plan.py": "a plan is for a kind of device",
     "tests/distributed/test_bad_inputs.py": "a plan for another device; an id found at once, on the CPU",
     "tests/distributed/test_model_parallel.py": "a device that is not here",

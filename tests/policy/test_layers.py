@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 f"distributed.{name}"
                 for name in (
                     "plan plan_diff plan_json env tables placed_pieces initial_rows sharded_module "
-                    "shard_geometry traffic layout grouping grouped_configs cache_params fused_params "
+                    "shard_geometry traffic layout grouping grouped_configs cache_params hit_rate fused_params "
                     "comm qcomm agreement"
                 ).split()
             ),
@@ -69,7 +69,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "sharding_plan shard utils data_parallel gradient_norm planner.planners planner.measuring "
+                    "sharding_plan shard utils data_parallel gradient_norm planner.planners "
                     "replicas model_parallel checkpoint"
                 ).split()
             ),

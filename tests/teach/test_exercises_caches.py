@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tutorec.distributed.planner.hit_rate import hit_rate
+from tutorec.distributed.hit_rate import hit_rate
 from tutorec.teach import check
 
 

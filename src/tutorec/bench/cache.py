@@ -35,7 +35,7 @@ from tutorec._kernels.tbe_cached import CachedTableBatch
 from tutorec.bench.harness import Bar, Comparison, Report, Sample, compare, interleave, machine, time_call
 from tutorec.bench.runner import Options
 from tutorec.datasets.ids import power_law_ids
-from tutorec.distributed.planner.hit_rate import hit_rate
+from tutorec.distributed.hit_rate import hit_rate
 
 NAME = "cache"
 ROUNDS = 30

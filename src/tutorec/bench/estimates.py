@@ -16,10 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tutorec.bench.harness import Bar, Comparison, Ratio, Report, Sample, interleave, machine, time_call
-from tutorec.bench.runner import Options
-from tutorec.distributed import comm
-from tutorec.distributed.planner.measuring import (
+from tutorec.bench.calibration import (
     Cut,
     Plan,
     Step,
@@ -28,8 +25,12 @@ from tutorec.distributed.planner.measuring import (
     default_group,
     draw_batch,
     estimated_ms,
+    speeds_text,
 )
-from tutorec.distributed.planner.topology import Topology, speeds_text
+from tutorec.bench.harness import Bar, Comparison, Ratio, Report, Sample, interleave, machine, time_call
+from tutorec.bench.runner import Options
+from tutorec.distributed import comm
+from tutorec.distributed.planner.topology import Topology
 from tutorec.spmd.pool import Ranks
 
 NAME = "estimates"

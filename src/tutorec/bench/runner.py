@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 _NOT_BENCHMARKS = (
+    "calibration",
     "harness",
     "memory",
     "peer",

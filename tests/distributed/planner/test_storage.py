@@ -19,12 +19,15 @@ from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fused_params import optimizer_spec
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner import kernels
-from tutorec.distributed.planner.cost import piece_perf
-from tutorec.distributed.planner.kernels import KernelModel, register_kernel
+from tutorec.distributed.planner import cost
+from tutorec.distributed.planner.cost import KernelModel, piece_perf, register_kernel
 from tutorec.distributed.planner.options import CachedRows, PartitionByType, Shard, ShardingOption, TableFacts
-from tutorec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
-from tutorec.distributed.planner.storage import piece_storage, stored_bytes
+from tutorec.distributed.planner.shard_estimators import (
+    EmbeddingPerfEstimator,
+    EmbeddingStorageEstimator,
+    piece_storage,
+    stored_bytes,
+)
 from tutorec.distributed.planner.topology import Topology
 from tutorec.distributed.shard_geometry import data_parallel_pieces, pieces_of
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
@@ -164,7 +167,7 @@ def test_bytes_stand_in_the_memory_of_the_device(device, column):
 
 
 def test_a_kernel_may_keep_rows_elsewhere(monkeypatch):
-    monkeypatch.setattr(kernels, "_kernels", dict(kernels._kernels))
+    monkeypatch.setattr(cost, "_kernels", dict(cost._kernels))
 
     def on_host(topology: Topology, stored: Any) -> Any:
         return np.stack([0 * stored, stored, 0 * stored], axis=1)

@@ -63,7 +63,7 @@ def lower_bound(problem: PlanningProblem) -> Bound:
     if not problem.choices:
         return Bound(0.0, "there are no tables")
     fixed = np.zeros(0) if problem.fixed is None else problem.fixed
-    usable = [[c for c in of_table if _fits(problem, c)] for of_table in problem.choices]
+    usable = [[c for c in of_table if fits(problem, c)] for of_table in problem.choices]
     for table, choices in enumerate(usable):
         if not choices:
             return Bound(math.inf, f"{_name(problem, table)} fits on the ranks in none of its ways")
@@ -173,7 +173,7 @@ def _longest(choice: Choice, fixed: Floats) -> float:
     return float(choice.time.max(initial=0.0)) + latency
 
 
-def _fits(problem: PlanningProblem, choice: Choice) -> bool:
+def fits(problem: PlanningProblem, choice: Choice) -> bool:
     """Whether each shard of a choice fits on some rank that it may lie on."""
     if choice.spread is Spread.ALL:
         pinned = choice.allowed is not None and not choice.allowed.all()

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from tutorec.distributed.cache_params import CacheParams
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner.constants import DEVICES, POOLING_FACTOR
-from tutorec.distributed.planner.input_checks import bad_input
-from tutorec.errors import PlannerError
+from tutorec.errors import PlannerError, bad_input
 
 _E = TypeVar("_E", bound=Enum)
 _NAMED = 5  # tables in a message; others are counted
@@ -201,12 +200,18 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
         raise wrong("pin", "leaves it no rank: name one, or pin=None for all")
 
 
-def warn_without_effect(constraints: Mapping[str, ParameterConstraints]) -> None:
+def warn_without_effect(constraints: Mapping[str, ParameterConstraints], effects: Mapping[str, Sequence[str]]) -> None:
     """Warn of constraints that have no effect here, and of a ``colocate`` that only one table has.
 
+    Args:
+        constraints: Of the tables.
+        effects: What else has no effect -> the tables.
+
     Example:
-        >>> warn_without_effect({"item": ParameterConstraints(sharding_types=["row_wise"])})
+        >>> warn_without_effect({"item": ParameterConstraints(sharding_types=["row_wise"])}, {})
     """
+    for what, tables in effects.items():
+        warn_of(tables, what)
     for unused, reason in _WITHOUT_EFFECT.items():
         given = [name for name, each in constraints.items() if getattr(each, unused) not in (None, False)]
         warn_of(given, f"{unused} has no effect: {reason}")

@@ -19,25 +19,163 @@ more), its weight b_w (4, or none), a number of a row b_r, a number of a gradien
 The time of an exchange is that of the slower of two wires, since both are busy at once: what a rank sends inside its
 host, and what it sends to others. To be added for each collection and sharding type: `fixed_cost`, the latency of its
 exchanges.
+
+A kernel that is added to the library registers its model here, and the planner takes it into account::
+
+    register_kernel("dense", KernelModel(row_bandwidth=lambda topology: topology.ddr_mem_bw / 2, updates=False))
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.constants import DENSE_GRADIENT_PASSES, ROW_READ_BYTES
-from tutorec.distributed.planner.kernels import KernelModel, kernel_model, slower_bandwidth
+from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
+from tutorec.distributed.planner.constants import DENSE_BANDWIDTH, DENSE_GRADIENT_PASSES, ROW_READ_BYTES
 from tutorec.distributed.planner.options import Floats, Ints, TableFacts
 from tutorec.distributed.planner.topology import CollectiveType, Topology
+from tutorec.errors import PlannerError, PlannerErrorType
 
 _FLOAT = 4  # bytes of a number that is computed with
 _ID = 8  # bytes of an id that is read
 
 Size = tuple[int, int]  # rows and columns of a piece
+
+
+# Kernels
+
+
+def device_bandwidth(topology: Topology) -> float:
+    """Bytes per ms of the memory that a rank computes in.
+
+    Example:
+        >>> device_bandwidth(Topology(1, "cuda", hbm_mem_bw=5.0)), device_bandwidth(Topology(1, "cpu", ddr_mem_bw=3.0))
+        (5.0, 3.0)
+    """
+    return topology.ddr_mem_bw if topology.compute_device == "cpu" else topology.hbm_mem_bw
+
+
+def slower_bandwidth(topology: Topology) -> float:
+    """Bytes per ms between a rank's memory and the next slower one: on the CPU a disk, else the host's memory.
+
+    Example:
+        >>> slower_bandwidth(Topology(1, "cpu", ssd_mem_bw=2.0))
+        2.0
+    """
+    return topology.ssd_mem_bw if topology.compute_device == "cpu" else topology.hbm_to_ddr_mem_bw
+
+
+def on_device(topology: Topology, stored: Ints, slower: int = 0) -> Ints:
+    """Rows in the memory of the device: bytes ``[P]`` -> ``[P, 3]``, HBM, DDR and SSD.
+
+    Args:
+        topology: The machines.
+        stored: Bytes of each piece.
+        slower: 1 for the next slower memory.
+
+    Example:
+        >>> on_device(Topology(1, "cpu"), np.array([7])).tolist()
+        [[0, 7, 0]]
+    """
+    memory = np.zeros((len(stored), 3), dtype=np.int64)
+    memory[:, (topology.compute_device == "cpu") + slower] = stored
+    return memory
+
+
+def in_slower_memory(topology: Topology, stored: Ints) -> Ints:
+    """Rows in the next slower memory: bytes ``[P]`` -> ``[P, 3]``, on the CPU SSD, else DDR."""
+    return on_device(topology, stored, slower=1)
+
+
+@dataclass(frozen=True)
+class KernelModel:
+    """What the planner knows of a kernel.
+
+    Args:
+        row_bandwidth: Bytes per ms at which rows are looked up and updated on a topology.
+        updates: Whether backward updates the rows, and keeps the state that this takes; else it leaves a gradient as
+            large as the shard.
+        memory: Where rows and state lie: ``(topology, bytes [P]) -> [P, 3]``, HBM, DDR and SSD.
+        devices: Where it runs.
+        serves: Whether rows are looked up only, for one process that drives all devices: nothing is updated, and ids
+            and rows travel between that process and its devices.
+
+    Example:
+        >>> registered_kernels()["fused"].updates, registered_kernels()["dense"].updates
+        (True, False)
+    """
+
+    row_bandwidth: Callable[[Topology], float] = device_bandwidth
+    updates: bool = True
+    memory: Callable[[Topology, Ints], Ints] = on_device
+    devices: tuple[str, ...] = ("cpu", "cuda", "mtia")
+    serves: bool = False
+
+
+_kernels: dict[str, KernelModel] = {}
+
+
+def register_kernel(value: str, model: KernelModel) -> None:
+    """Let the planner consider a kernel, or estimate it in another way.
+
+    Args:
+        value: The `EmbeddingComputeKernel` value.
+        model: What it costs.
+
+    Raises:
+        PlannerError: There is no kernel of that name.
+    """
+    names = [kernel.value for kernel in EmbeddingComputeKernel]
+    if value not in names:
+        raise PlannerError(
+            f"compute kernel {value!r} is unknown: register one of {', '.join(names)}",
+            PlannerErrorType.INVALID_COMPUTE_KERNEL,
+        )
+    _kernels[value] = model
+
+
+def registered_kernels(device: str | None = None) -> dict[str, KernelModel]:
+    """Value -> model of the kernels that the planner may choose; those that run on ``device`` where one is named.
+
+    Example:
+        >>> sorted(registered_kernels("cpu"))
+        ['dense', 'fused', 'fused_uvm', 'fused_uvm_caching', 'quant']
+    """
+    return {value: model for value, model in _kernels.items() if device is None or device in model.devices}
+
+
+def kernel_model(value: str) -> KernelModel:
+    """The model of a kernel, by the name of today or of 2022.
+
+    Raises:
+        PlannerError: None has been registered.
+
+    Example:
+        >>> kernel_model("batched_fused") is kernel_model("fused")
+        True
+    """
+    model = _kernels.get(value) or _kernels.get(value.removeprefix("batched_"))
+    if model is None:
+        raise PlannerError(
+            f"the planner cannot estimate the compute kernel {value!r}: it knows {', '.join(_kernels)}; "
+            "register_kernel(value, KernelModel(...)) adds one",
+            PlannerErrorType.INVALID_COMPUTE_KERNEL,
+        )
+    return model
+
+
+register_kernel("fused", KernelModel())
+register_kernel("fused_uvm", KernelModel(memory=in_slower_memory))
+register_kernel("fused_uvm_caching", KernelModel(memory=in_slower_memory))
+register_kernel("dense", KernelModel(lambda topology: DENSE_BANDWIDTH * device_bandwidth(topology), updates=False))
+register_kernel("quant", KernelModel(devices=("cpu", "cuda"), serves=True))
+
+
+# Work
 
 
 class Leg(NamedTuple):
@@ -285,19 +423,16 @@ def distinct_sizes(sizes: Ints) -> tuple[list[Size], Ints]:
     Example:
         >>> few, places = distinct_sizes(np.array([[3, 4], [3, 4], [1, 4]]))
         >>> few, places.tolist()
-        ([(3, 4), (1, 4)], [0, 0, 1])
+        ([(1, 4), (3, 4)], [1, 1, 0])
     """
-    places = np.zeros(len(sizes), dtype=np.int64)
-    if not len(sizes):
-        return [], places
-    found: dict[Size, int] = {(int(sizes[0, 0]), int(sizes[0, 1])): 0}
-    if len(sizes) > 1:
-        for piece in np.flatnonzero((sizes != sizes[0]).any(axis=1)).tolist():
-            places[piece] = found.setdefault((int(sizes[piece, 0]), int(sizes[piece, 1])), len(found))
-    return list(found), places
+    if (sizes == sizes[:1]).all():  # np.unique takes 30 us, and there are thousands of options
+        few, places = sizes[:1], np.zeros(len(sizes), dtype=np.int64)
+    else:
+        few, places = np.unique(sizes, axis=0, return_inverse=True)
+    return [(rows, columns) for rows, columns in few.tolist()], places.ravel()
 
 
-def spread_lines(lines: Floats, places: Ints) -> Floats:
+def spread_lines(lines: NDArray[Any], places: Ints) -> NDArray[Any]:
     """For each piece the line of its size; a view where there is one."""
     if len(lines) == 1:
         return np.broadcast_to(lines, (len(places), lines.shape[1]))

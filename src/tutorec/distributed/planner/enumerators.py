@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 
+from tutorec._check import require_int
+from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.cache_params import CacheParams, sharder_cache
+from tutorec.distributed.fused_params import optimizer_spec, optimizer_spec_of_parameter
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingType
 from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import (
@@ -27,10 +32,9 @@ from tutorec.distributed.planner.constraints import (
     warn_of,
     warn_without_effect,
 )
+from tutorec.distributed.planner.cost import registered_kernels
 from tutorec.distributed.planner.interfaces import Enumerator, ShardEstimator
-from tutorec.distributed.planner.kernels import registered_kernels
-from tutorec.distributed.planner.model_tables import ModelTable, model_tables
-from tutorec.distributed.planner.options import CachedRows, PartitionByType, Pieces, ShardingOption
+from tutorec.distributed.planner.options import CachedRows, PartitionByType, Pieces, ShardingOption, TableFacts
 from tutorec.distributed.planner.options import Shard as Shard
 from tutorec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from tutorec.distributed.planner.topology import Topology
@@ -39,13 +43,12 @@ from tutorec.distributed.shard_geometry import MIN_CW_DIM, cut_arrays, slice_wid
 from tutorec.distributed.shard_geometry import calculate_shard_sizes_and_offsets as calculate_shard_sizes_and_offsets
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.tables import IN_FILE
-from tutorec.errors import PlannerError, PlannerErrorType
+from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
+_DENSE, _FUSED = EmbeddingComputeKernel.DENSE.value, EmbeddingComputeKernel.FUSED.value
 _IN_FILE = [kernel.value for kernel in IN_FILE]
 _LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # half an order of magnitude apart: each halves the memory or so
 _COLUMN_CUTS = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID_SHARD)
-_BLOCK = 1024  # options that are estimated at once
-_ONLY_COLUMN_CUTS = {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE}
 _EVERY_RANK = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 _WHOLE_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 # A table has these only where a constraint asks for them; none of them is built here.
@@ -55,6 +58,7 @@ GUARDED_COMPUTE_KERNELS: set[EmbeddingComputeKernel] = {
     EmbeddingComputeKernel.DRAM_VIRTUAL_TABLE,
     EmbeddingComputeKernel.DRAM_SSD_VIRTUAL_TABLE,
 }
+_CARRIED = "enforce_hbm stochastic_rounding bounds_check_mode output_dtype key_value_params".split()
 _PARTITION_BY = {
     ShardingType.TABLE_WISE: PartitionByType.DEVICE,
     ShardingType.COLUMN_WISE: PartitionByType.DEVICE,
@@ -144,20 +148,13 @@ class EmbeddingEnumerator(Enumerator):
         self._batch_size = batch_size
         self._constraints = dict(constraints or {})
         if estimator is None:
-            self._estimators: list[ShardEstimator] = [
-                EmbeddingPerfEstimator(topology, self._constraints),
-                EmbeddingStorageEstimator(topology, self._constraints),
-            ]
-        else:
-            self._estimators = list(estimator) if isinstance(estimator, Sequence) else [estimator]
+            estimator = [EmbeddingPerfEstimator(topology), EmbeddingStorageEstimator(topology)]
+        self._estimators = estimator if isinstance(estimator, Sequence) else [estimator]
         self._breadth_first = bool(use_exact_enumerate_order)
         self._sharder_map: dict[str, ModuleSharder[Any]] = {}
         self._last_options: list[ShardingOption] | None = None
-        self._costed: frozenset[str] = frozenset()
         self.refusals: list[Refusal] = []
         """What was no option in the last enumeration, and why."""
-        self.progress: Callable[[float], None] | None = None
-        """Called with the part of the estimates that is done, for a bar."""
 
     @property
     def sharder_map(self) -> dict[str, ModuleSharder[Any]]:
@@ -189,28 +186,27 @@ class EmbeddingEnumerator(Enumerator):
         else:
             warn_of(list(self._constraints), "without sharders, sharders=[], no table is sharded")
         self.refusals = []
-        self._costed = frozenset(registered_kernels(self._topology.compute_device))
-        cuts = _Cuts(self._topology.world_size, self._local_size)
-        effects = _Effects(self._topology.world_size)
-        options = [option for table in tables for option in self._options_of(table, cuts, effects)]
+        effects: dict[str, list[str]] = {}
+        world_size, local_size = self._topology.world_size, self._local_size
+
+        @cache  # tables of one shape share their arrays
+        def cut(kind: ShardingType, rows: int, columns: int, width: int) -> Any:
+            return cut_arrays(kind, (rows, columns), world_size, local_size, width)
+
+        options = [option for table in tables for option in self._options_of(table, cut, effects)]
         self.populate_estimates(options)
-        effects.warn()
-        warn_without_effect(self._constraints)
+        warn_without_effect(self._constraints, effects)
         self._last_options = options
         return options
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
         """Write costs into options, in place of those that they had."""
-        done, total = 0, len(sharding_options) * len(self._estimators)
         for estimator in self._estimators:
-            for first in range(0, len(sharding_options), _BLOCK):
-                block = sharding_options[first : first + _BLOCK]
-                estimator.estimate(block, self._sharder_map)
-                done += len(block)
-                if self.progress is not None:
-                    self.progress(done / total)
+            estimator.estimate(sharding_options, self._sharder_map)
 
-    def _options_of(self, table: ModelTable, cuts: _Cuts, effects: _Effects) -> Iterator[ShardingOption]:
+    def _options_of(
+        self, table: ModelTable, cut: Callable[..., Any], effects: dict[str, list[str]]
+    ) -> Iterator[ShardingOption]:
         facts, constraint = table.facts, table.constraint
         device = self._topology.compute_device
         if constraint.device_group not in (None, device):
@@ -224,42 +220,36 @@ class EmbeddingEnumerator(Enumerator):
             head = f"the constraints of table {facts.name!r} leave no way to shard it: {self._remedy(table)}"
             raise PlannerError("\n  ".join([head, *removed]), PlannerErrorType.STRICT_CONSTRAINTS)
         width = slice_width(facts.columns, constraint.min_partition or MIN_CW_DIM)
-        effects.note(facts.name, facts.columns, width, constraint, {kind for kind, _ in ways})
-        words = {
-            "input_lengths": table.input_lengths,
-            "num_poolings": table.num_poolings,
-            "batch_size": self._batch_size,
-            "enforce_hbm": constraint.enforce_hbm,
-            "stochastic_rounding": constraint.stochastic_rounding,
-            "bounds_check_mode": constraint.bounds_check_mode,
-            "output_dtype": constraint.output_dtype,
-            "key_value_params": constraint.key_value_params,
-        }
-        cache = constraint.cache_params or sharder_cache(getattr(table.sharder, "fused_params", None))
-        kept = [(*way, *sized) for way in ways for sized in _caches(way[1], cache)]
-        for kind, kernel, cache_params, cached_rows in kept:
-            yield ShardingOption.from_pieces(
-                replace(facts, cache=cached_rows) if cached_rows else facts,
-                table.tensor,
-                table.module,
-                cuts.pieces(kind, (facts.rows, facts.columns), width),
-                sharding_type=kind.value,
-                partition_by=get_partition_by_type(kind.value),
-                compute_kernel=kernel,
-                cache_params=cache_params,
-                **words,
-            )
+        effect = _without_effect(facts.columns, width, constraint.min_partition, {kind for kind, _ in ways})
+        if effect and (constraint.min_partition or self._topology.world_size > 1):
+            effects.setdefault(effect, []).append(facts.name)
+        cache_params = constraint.cache_params or sharder_cache(getattr(table.sharder, "fused_params", None))
+        for kind, kernel in ways:
+            for params, cached_rows in _caches(kernel, cache_params):
+                yield ShardingOption.from_pieces(
+                    replace(facts, cache=cached_rows) if cached_rows else facts,
+                    table.tensor,
+                    table.module,
+                    Pieces(*cut(kind, facts.rows, facts.columns, width if kind in _COLUMN_CUTS else 0)),
+                    sharding_type=kind.value,
+                    partition_by=get_partition_by_type(kind.value),
+                    compute_kernel=kernel,
+                    cache_params=params,
+                    input_lengths=table.input_lengths,
+                    num_poolings=table.num_poolings,
+                    batch_size=self._batch_size,
+                    **{name: getattr(constraint, name) for name in _CARRIED},
+                )
 
     def _ways(self, table: ModelTable) -> Iterator[tuple[ShardingType, str]]:
         """The types and kernels that a table may have, in its sharder's order; the others are refused with a reason."""
         wanted_types = asked_types(table.constraint, table.facts.name)
-        wanted_kernels = asked_kernels(table.constraint, table.facts.name)
-        wanted_values = [kernel.value for kernel in wanted_kernels]
-        device = self._topology.compute_device
+        wanted = [kernel.value for kernel in asked_kernels(table.constraint, table.facts.name)]
+        device, sharder = self._topology.compute_device, type(table.sharder).__name__
         built = [ShardingType(value) for value in table.sharder.sharding_types(device)]
         for kind in wanted_types:
             if kind not in built:
-                self._refuse(table, kind.value, "", f"{type(table.sharder).__name__} does not build it")
+                self._refuse(table, kind.value, "", f"{sharder} does not build it")
         for kind in built:
             reason = self._type_refused(table, kind, wanted_types)
             if reason is not None:
@@ -268,16 +258,37 @@ class EmbeddingEnumerator(Enumerator):
             offered = table.sharder.compute_kernels(kind.value, device)
             # Nobody gets a table in a file unasked: a constraint asks for it, or a sharder that builds nothing else.
             in_file = table.constraint.cache_params is not None or all(each in _IN_FILE for each in offered)
-            kernels = [each for each in offered if in_file or each not in _IN_FILE or each in wanted_values]
-            for kernel in _known(wanted_kernels, kernels):
-                self._refuse(table, kind.value, kernel, f"{type(table.sharder).__name__} does not build this kernel")
-            for kernel, why in _kernels(table, kind, kernels, wanted_kernels, self._costed):
-                if why is None and kernel == EmbeddingComputeKernel.DENSE.value and kernel in wanted_values:
-                    why = _dense_refused(kind, wanted_types)
-                if why is None:
-                    yield kind, kernel
-                else:
+            kernels = [each for each in offered if in_file or each not in _IN_FILE or each in wanted]
+            for kernel in wanted:
+                if kernel not in kernels:
+                    self._refuse(table, kind.value, kernel, f"{sharder} does not build this kernel")
+            for kernel in kernels:
+                why = self._kernel_refused(table, kind, kernel, kernels, wanted)
+                # The kernel dense alone asks for a replicated table, as in TorchRec; with a type it may be any.
+                if kernel == _DENSE and _DENSE in wanted and not (wanted_types or kind is ShardingType.DATA_PARALLEL):
+                    why = why or "the kernel 'dense' without a sharding type means data_parallel"
+                if why:
                     self._refuse(table, kind.value, kernel, why)
+                else:
+                    yield kind, kernel
+
+    def _kernel_refused(
+        self, table: ModelTable, kind: ShardingType, kernel: str, built: Sequence[str], wanted: Sequence[str]
+    ) -> str:
+        """Why a table cannot have a kernel that its sharder builds; empty where it can."""
+        costed = registered_kernels(self._topology.compute_device)
+        if kernel not in costed:
+            return "its cost is not known: register_kernel(...) tells it"
+        if wanted and kernel not in wanted:
+            return f"its constraints allow only {', '.join(wanted)}"
+        spare, instead = _DENSE, "fused computes the same and keeps no gradient"
+        if kind is ShardingType.DATA_PARALLEL and not table.names_optimizer:
+            spare, instead = _FUSED, "replicated tables are dense unless an optimizer is named for them"
+        both = all(each in built and each in costed and (not wanted or each in wanted) for each in (_DENSE, _FUSED))
+        if kernel != spare or not both:
+            return ""
+        ask = f"sharding_types=[{kind.value!r}], compute_kernels=[{kernel!r}]"
+        return f"{instead}; ParameterConstraints({ask}) asks for it"
 
     def _type_refused(self, table: ModelTable, kind: ShardingType, wanted: Sequence[ShardingType]) -> str | None:
         """Why a table cannot be sharded so whatever the kernel, or None."""
@@ -327,37 +338,6 @@ def _caches(kernel: str, asked_for: CacheParams) -> list[tuple[CacheParams | Non
     ]
 
 
-def _known(wanted: Sequence[EmbeddingComputeKernel], built: Sequence[str]) -> list[str]:
-    """The kernels that are asked for and not built."""
-    return [kernel.value for kernel in wanted if kernel.value not in built]
-
-
-def _kernels(
-    table: ModelTable,
-    kind: ShardingType,
-    built: Sequence[str],
-    wanted: Sequence[EmbeddingComputeKernel],
-    costed: frozenset[str],
-) -> Iterator[tuple[str, str | None]]:
-    """Each kernel that a sharder builds, with the reason why it is no option, or None."""
-    names = [kernel.value for kernel in wanted]
-    left = [kernel for kernel in built if kernel in costed and (not names or kernel in names)]
-    dense, fused = EmbeddingComputeKernel.DENSE.value, EmbeddingComputeKernel.FUSED.value
-    spare, instead = dense, "fused computes the same and keeps no gradient"
-    if kind is ShardingType.DATA_PARALLEL and not table.names_optimizer:
-        spare, instead = fused, "replicated tables are dense unless an optimizer is named for them"
-    for kernel in built:
-        if kernel not in costed:
-            yield kernel, "its cost is not known: register_kernel(...) tells it"
-        elif kernel not in left:
-            yield kernel, f"its constraints allow only {', '.join(names)}"
-        elif kernel == spare and dense in left and fused in left:
-            ask = f"sharding_types=[{kind.value!r}], compute_kernels=[{kernel!r}]"
-            yield kernel, f"{instead}; ParameterConstraints({ask}) asks for it"
-        else:
-            yield kernel, None
-
-
 def get_partition_by_type(sharding_type: str) -> str:
     """Which ranks a sharding type spreads a table over, a `PartitionByType` value.
 
@@ -371,63 +351,216 @@ def get_partition_by_type(sharding_type: str) -> str:
     return _PARTITION_BY[ShardingType(sharding_type)].value
 
 
-def _dense_refused(kind: ShardingType, wanted_types: Sequence[ShardingType]) -> str | None:
-    """The kernel dense alone asks for a replicated table, as in TorchRec; with a type it may be any."""
-    if wanted_types or kind is ShardingType.DATA_PARALLEL:
+def _without_effect(columns: int, width: int, least: int | None, kinds: set[ShardingType]) -> str:
+    """What a constraint on the width of slices does not do, or the default width; empty where all is well."""
+    cuts = kinds.intersection(_COLUMN_CUTS)
+    if least is not None and not cuts:
+        return f"min_partition={least} has no effect: no sharding type that is left cuts columns"
+    if least is not None and width != least and width == slice_width(columns, MIN_CW_DIM):
+        return (
+            f"min_partition={least} has no effect: {columns} columns have no equal slices of {least} to {width - 1} "
+            "columns that are multiples of 4"
+        )
+    only_cuts = kinds <= {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE}
+    if least is None and width == columns and only_cuts and slice_width(columns, 1) < columns:
+        half = slice_width(columns, -(-columns // 2))
+        fitting = half if half < columns else slice_width(columns, 1)
+        return (
+            f"column-wise leaves {columns} columns in one slice, as slices have at least {MIN_CW_DIM} columns: "
+            f"min_partition={fitting} makes {columns // fitting}"
+        )
+    return ""
+
+
+# The tables of a model
+
+
+@dataclass(frozen=True, eq=False)
+class ModelTable:
+    """A table of a model.
+
+    Args:
+        facts: What is known of it, as numbers.
+        tensor: Its weight ``[R, D]``.
+        module: ``(path, module)`` of its collection.
+        sharder: Who would shard the collection.
+        constraint: What is laid down for it; `ParameterConstraints` without content where nothing is.
+        names_optimizer: Whether it, or its sharder, says what is to update it.
+        input_lengths: Pooling factor of each feature.
+        num_poolings: Bags of a sample for each feature, where the constraint gives them.
+    """
+
+    facts: TableFacts
+    tensor: torch.Tensor
+    module: tuple[str, nn.Module]
+    sharder: ModuleSharder[Any]
+    constraint: ParameterConstraints
+    names_optimizer: bool
+    input_lengths: list[float]
+    num_poolings: list[float] | None
+
+
+def shardable_modules(
+    module: nn.Module, sharders: Sequence[ModuleSharder[Any]], breadth_first: bool = False
+) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
+    """Path, module and sharder of each collection of a model; what lies inside one is not looked at.
+
+    Args:
+        module: The model, or a collection itself.
+        sharders: One for each class; of two for the same class the last counts.
+        breadth_first: Outer modules before inner ones; by default in the order in which the model prints them.
+
+    Example:
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
+        >>> list(shardable_modules(nn.Sequential(EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "item")])), []))
+        []
+    """
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    waiting = [("", module)]
+    while waiting:
+        path, part = waiting.pop(0)
+        sharder = by_type.get(type(part))
+        if sharder is not None:
+            yield path, part, sharder
+            continue
+        children = [(f"{path}.{name}" if path else name, child) for name, child in part.named_children()]
+        waiting = [*waiting, *children] if breadth_first else [*children, *waiting]
+
+
+def model_tables(
+    module: nn.Module,
+    sharders: Sequence[ModuleSharder[Any]],
+    batch_size: int,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    breadth_first: bool = False,
+) -> list[ModelTable]:
+    """Every table that a sharder of ours can shard, in the order of the model.
+
+    Args:
+        module: The model, or a collection itself; it may be on the meta device.
+        sharders: One for each class of collections.
+        batch_size: B of a rank.
+        constraints: Of the tables, by name.
+        breadth_first: See `shardable_modules`.
+
+    Raises:
+        PlannerError: A constraint does not fit its table's features, or the batch size is not positive.
+        ValueError: A table's optimizer in backward has no fused form.
+
+    Example:
+        >>> from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> from tutorec.modules.embedding_modules import EmbeddingBagCollection
+        >>> ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "products", feature_names=["item", "seen"])])
+        >>> words = {"products": ParameterConstraints(pooling_factors=[1.0, 3.0])}
+        >>> [table] = model_tables(ebc, [EmbeddingBagCollectionSharder()], batch_size=2, constraints=words)
+        >>> table.facts.samples, table.facts.ids
+        ((2.0, 2.0), (2.0, 6.0))
+    """
+    batch_size = require_int("batch_size", batch_size, 1, error=bad_input)
+    return [
+        table
+        for path, part, sharder in shardable_modules(module, sharders, breadth_first)
+        for table in _tables_of(path, part, sharder, batch_size, constraints or {})
+    ]
+
+
+def _tables_of(
+    path: str,
+    module: nn.Module,
+    sharder: ModuleSharder[Any],
+    batch_size: int,
+    constraints: Mapping[str, ParameterConstraints],
+) -> Iterator[ModelTable]:
+    """The tables of one collection."""
+    configs, pooled = _configs_of(module)
+    says_weighted: Any = getattr(module, "is_weighted", None)
+    weighted = bool(says_weighted()) if callable(says_weighted) else False
+    fused_params = getattr(sharder, "fused_params", None)
+    shared_optimizer = _optimizer_of(fused_params)
+    row_bytes, gradient_bytes = _wire_bytes(sharder, pooled is not False)
+    packed_table: Any = getattr(module, "packed_table", None)
+    for name, tensor in sharder.shardable_parameters(module).items():
+        constraint = constraints.get(name) or ParameterConstraints()
+        features = _features_of(name, configs.get(name), constraint)
+        lengths = _per_feature(name, "pooling_factors", constraint.pooling_factors, features)
+        bags = _per_feature(name, "num_poolings", constraint.num_poolings or [1.0], features)
+        sizes = _per_feature(name, "batch_sizes", constraint.batch_sizes or [batch_size], features)
+        samples = tuple(float(size * count) for size, count in zip(sizes, bags, strict=True))
+        own_optimizer = optimizer_spec_of_parameter(name, tensor)
+        packed: Any = packed_table(name) if callable(packed_table) else None
+        facts = TableFacts(
+            path=path,
+            name=name,
+            rows=tensor.shape[0],
+            columns=tensor.shape[1],
+            element_bytes=tensor.element_size(),
+            features=features,
+            pooled=ShardingOption.module_pooled(module, name) if pooled is None else pooled,
+            weighted=weighted or constraint.is_weighted,
+            samples=samples,
+            ids=tuple(length * count for length, count in zip(lengths, samples, strict=True)),
+            optimizer=own_optimizer or shared_optimizer,
+            row_wire_bytes=row_bytes,
+            gradient_wire_bytes=gradient_bytes,
+            packed=packed,
+        )
+        named = own_optimizer is not None or bool(fused_params)
+        poolings = bags if constraint.num_poolings else None
+        yield ModelTable(facts, tensor, (path, module), sharder, constraint, named, lengths, poolings)
+
+
+def _configs_of(module: nn.Module) -> tuple[dict[str, Any], bool | None]:
+    """Table name -> its configuration, and whether bags are pooled; nothing of a module that does not say."""
+    for attribute, pooled in (("embedding_bag_configs", True), ("embedding_configs", False)):
+        ask: Any = getattr(module, attribute, None)
+        if callable(ask):
+            configs: Any = ask()
+            return {config.name: config for config in configs}, pooled
+    return {}, None
+
+
+def _features_of(name: str, config: Any, constraint: ParameterConstraints) -> tuple[str, ...]:
+    """The features that read a table: as its configuration says, or else its constraint, or else numbered ones."""
+    given = tuple(constraint.feature_names or ())
+    if config is not None:
+        known = tuple(config.feature_names)
+        surplus = [feature for feature in given if feature not in known]
+        if surplus:
+            raise bad_input(
+                f"ParameterConstraints(feature_names={list(given)}) of table {name!r} names {surplus}, which do not "
+                f"read it: its features are {list(known)}"
+            )
+        return known
+    return given or tuple(f"{name}[{index}]" for index in range(len(constraint.pooling_factors)))
+
+
+def _per_feature(name: str, what: str, numbers: Sequence[float], features: Sequence[str]) -> list[float]:
+    """A number for each feature; one that stands alone holds for all."""
+    if len(numbers) == 1:
+        return [numbers[0]] * len(features)
+    if len(numbers) != len(features):
+        raise bad_input(
+            f"ParameterConstraints({what}={list(numbers)}) of table {name!r} lists {len(numbers)} numbers, and "
+            f"{len(features)} features read the table, {list(features)}: give one number for each, or one for all"
+        )
+    return list(numbers)
+
+
+def _optimizer_of(fused_params: Mapping[str, Any] | None) -> OptimizerSpec | None:
+    """What a sharder's ``fused_params`` say; None where they are in a language of its own."""
+    try:
+        return optimizer_spec(fused_params)
+    except ValueError:
+        # Sharders of ours refuse such words when they are made: this one is not ours.
         return None
-    return "the kernel 'dense' without a sharding type means data_parallel; sharding_types names another one"
 
 
-class _Cuts:
-    """Pieces of tables; tables of one shape share their arrays."""
-
-    def __init__(self, world_size: int, local_size: int) -> None:
-        self._world_size, self._local_size = world_size, local_size
-        self._known: dict[tuple[ShardingType, tuple[int, int], int], Any] = {}
-
-    def pieces(self, kind: ShardingType, shape: tuple[int, int], width: int) -> Pieces:
-        """Those of a table ``[R, D]`` that is cut so."""
-        key = (kind, shape, width if kind in _COLUMN_CUTS else 0)
-        if key not in self._known:
-            self._known[key] = cut_arrays(kind, shape, self._world_size, self._local_size, width)
-        return Pieces(*self._known[key])
-
-
-class _Effects:
-    """Constraints on the width of slices that change nothing, gathered into a warning of each kind."""
-
-    def __init__(self, world_size: int) -> None:
-        self._several = world_size > 1
-        self._found: dict[str, list[str]] = {}
-
-    def note(
-        self, table: str, columns: int, width: int, constraint: ParameterConstraints, kinds: set[ShardingType]
-    ) -> None:
-        """Look at one table."""
-        least, cuts = constraint.min_partition, kinds.intersection(_COLUMN_CUTS)
-        if least is not None and not cuts:
-            self._add(table, f"min_partition={least} has no effect: no sharding type that is left cuts columns")
-        elif least is not None and width != least and width == slice_width(columns, MIN_CW_DIM):
-            self._add(
-                table,
-                f"min_partition={least} has no effect: {columns} columns have no equal slices of {least} to "
-                f"{width - 1} columns that are multiples of 4",
-            )
-        elif least is None and width == columns and kinds <= _ONLY_COLUMN_CUTS and slice_width(columns, 1) < columns:
-            if not self._several:
-                return
-            half = slice_width(columns, -(-columns // 2))
-            fitting = half if half < columns else slice_width(columns, 1)
-            self._add(
-                table,
-                f"column-wise leaves {columns} columns in one slice, as slices have at least {MIN_CW_DIM} columns: "
-                f"min_partition={fitting} makes {columns // fitting}",
-            )
-
-    def warn(self) -> None:
-        """One warning of each kind."""
-        for what, tables in self._found.items():
-            warn_of(tables, what)
-
-    def _add(self, table: str, what: str) -> None:
-        self._found.setdefault(what, []).append(table)
+def _wire_bytes(sharder: ModuleSharder[Any], pooled: bool) -> tuple[int, int]:
+    """Bytes of a number of a row, and of a gradient, as they travel."""
+    move = "POOLED_EMBEDDINGS_ALL_TO_ALL" if pooled else "SEQUENCE_EMBEDDINGS_ALL_TO_ALL"
+    codecs: Any = (getattr(sharder, "qcomm_codecs_registry", None) or {}).get(move)
+    ways = (getattr(codecs, "forward", None), getattr(codecs, "backward", None))
+    forward, backward = (4 if codec is None else codec.dtype.itemsize for codec in ways)
+    return forward, backward

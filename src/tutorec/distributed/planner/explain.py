@@ -166,20 +166,21 @@ class PlannedSharding(ShardingPlan):
 # The whole plan
 
 
-def explain_plan(report: PlanReport) -> Explanation:
-    """Time and memory of each rank, the bound, and each table with its best alternative."""
+def explain_plan(report: PlanReport, tables: bool = True) -> Explanation:
+    """Time and memory of each rank, the bound, and with ``tables`` each table with its best alternative."""
     problem, topology = report.problem, report.inputs.topology
     hosts, local_size = problem.world_size // topology.local_world_size, topology.local_world_size
     machines = f" ({hosts} hosts of {local_size})" if hosts > 1 else ""
-    tables = several(sum(len(choices[0].options) for choices in problem.choices), "table")
+    count = several(sum(len(choices[0].options) for choices in problem.choices), "table")
     title = (
-        f"A plan for {tables} on {several(problem.world_size, f'{topology.compute_device} rank')}{machines}, with "
+        f"A plan for {count} on {several(problem.world_size, f'{topology.compute_device} rank')}{machines}, with "
         f"{several(report.inputs.batch_size, 'sample')} on each rank."
     )
     if not problem.choices:
         return Explanation([title])
     facts = [*_step_facts(report), *_memory_facts(report), _search_fact(report), ("speeds", f"{topology.source}.")]
-    return Explanation([title, Facts(facts), *_ranks_blocks(report), *_tables_blocks(report)])
+    of_tables = _tables_blocks(report) if tables else ()
+    return Explanation([title, Facts(facts), *_ranks_blocks(report), *of_tables])
 
 
 def _step_facts(report: PlanReport) -> Iterable[tuple[str, str]]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,11 +20,11 @@ from torch import nn
 
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.packed import PackedTable
-from tutorec.distributed.planner.input_checks import bad_input
-from tutorec.errors import PlannerError
+from tutorec.errors import bad_input
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_Amounts = TypeVar("_Amounts", Floats, Ints)
 
 
 @dataclass(unsafe_hash=True)
@@ -164,40 +164,24 @@ class Pieces:
 
     def as_shards(self) -> list[Shard]:
         """One object for each line."""
-        sizes, offsets = self.sizes.tolist(), self.offsets.tolist()
-        storage = [Storage(*line) for line in self.storage.tolist()] if self.storage is not None else [None] * len(self)
-        perf = [Perf(*line) for line in self.perf.tolist()] if self.perf is not None else [None] * len(self)
-        ranks = self.ranks.tolist() if self.ranks is not None else [-1] * len(self)
-        return [
-            Shard(size, offset, stored, timed, rank if rank >= 0 else None)
-            for size, offset, stored, timed, rank in zip(sizes, offsets, storage, perf, ranks, strict=True)
-        ]
-
-    def copy(self) -> Pieces:
-        """The same, to be estimated and placed anew."""
-        perf, storage, ranks = self.perf, self.storage, self.ranks
-        return Pieces(
-            self.sizes,
-            self.offsets,
-            None if perf is None else perf.copy(),
-            None if storage is None else storage.copy(),
-            None if ranks is None else ranks.copy(),
-        )
+        missing = [None] * len(self)
+        perf = missing if self.perf is None else [Perf(*line) for line in self.perf.tolist()]
+        storage = missing if self.storage is None else [Storage(*line) for line in self.storage.tolist()]
+        ranks = missing if self.ranks is None else [None if rank < 0 else rank for rank in self.ranks.tolist()]
+        lines = zip(self.sizes.tolist(), self.offsets.tolist(), storage, perf, ranks, strict=True)
+        return [Shard(*line) for line in lines]
 
     @classmethod
     def of_shards(cls, shards: Sequence[Any]) -> Pieces:
         """The lines of such objects; what one of them lacks, none has here."""
-        perf = [shard.perf for shard in shards]
-        storage = [shard.storage for shard in shards]
+        count = len(shards)
+        perf = [[getattr(shard.perf, name) for name in PERF_FIELDS] for shard in shards if shard.perf is not None]
+        storage = [[each.hbm, each.ddr, each.ssd] for shard in shards if (each := shard.storage) is not None]
         return cls(
             np.array([list(shard.size) for shard in shards], dtype=np.int64).reshape(-1, 2),
             np.array([list(shard.offset) for shard in shards], dtype=np.int64).reshape(-1, 2),
-            None
-            if None in perf
-            else np.array([[getattr(p, name) for name in PERF_FIELDS] for p in perf], np.float64).reshape(
-                -1, len(PERF_FIELDS)
-            ),
-            None if None in storage else np.array([[s.hbm, s.ddr, s.ssd] for s in storage], np.int64).reshape(-1, 3),
+            np.array(perf, np.float64).reshape(count, len(PERF_FIELDS)) if len(perf) == count else None,
+            np.array(storage, np.int64).reshape(count, 3) if len(storage) == count else None,
             np.array([-1 if shard.rank is None else shard.rank for shard in shards], np.int64),
         )
 
@@ -431,7 +415,7 @@ class ShardingOption:
             return Pieces.of_shards(self._shards or [])
         except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
             raise ValueError(
-                f"table {self.name!r} as {self.sharding_type}: the size, offset, perf or storage of a shard is no "
+                f"{self._named}: the size, offset, perf or storage of a shard is not "
                 f"Shard([rows, columns], [row, column], Storage(...), Perf(...)) of numbers: {error}"
             ) from error
 
@@ -441,13 +425,14 @@ class ShardingOption:
         Raises:
             PlannerError: They have not been estimated, or are not finite and at least 0.
         """
-        perf = self.pieces().perf
-        if perf is None:
-            raise self._not_estimated("time")
+        perf = self._estimate("time", self.pieces().perf)
         times = perf.sum(axis=1)
         if not 0.0 <= times.min(initial=0.0) <= times.max(initial=0.0) < math.inf:  # false for nan
             wrong = int(np.flatnonzero(~(np.isfinite(times) & (times >= 0)))[0])
-            raise self._bad_estimate(wrong, f"{times[wrong]} ms", "finite times from 0 into Perf")
+            raise bad_input(
+                f"{self._named}: shard {wrong} is estimated to take {times[wrong]} ms: an estimator writes finite "
+                "times from 0 into Perf"
+            )
         return times
 
     def memory(self) -> Ints:
@@ -456,12 +441,13 @@ class ShardingOption:
         Raises:
             PlannerError: They have not been estimated, or are negative.
         """
-        storage = self.pieces().storage
-        if storage is None:
-            raise self._not_estimated("storage")
+        storage = self._estimate("storage", self.pieces().storage)
         if (least := storage.min(initial=0)) < 0:
             wrong = int((storage == least).any(axis=1).argmax())
-            raise self._bad_estimate(wrong, f"{least:,} bytes", "bytes from 0 into Storage")
+            raise bad_input(
+                f"{self._named}: shard {wrong} is estimated to take {least:,} bytes: an estimator writes bytes from 0 "
+                "into Storage"
+            )
         return storage
 
     def placed_ranks(self, world_size: int) -> Ints:
@@ -474,43 +460,31 @@ class ShardingOption:
             PlannerError: A shard is not placed, or lies outside of the world.
         """
         ranks = self.pieces().ranks
-        if ranks is None or (ranks < 0).any():
+        if ranks is None or not len(ranks) or (ranks < 0).any():
+            raise bad_input(f"{self._named} has not been placed: call a partitioner's partition() first")
+        if ranks.max() >= world_size:
             raise bad_input(
-                f"table {self.name!r} as {self.sharding_type} has not been placed: call a "
-                f"partitioner's partition() first, which gives each of its {self.num_shards} "
-                "shards a rank"
-            )
-        if ranks.max(initial=-1) >= world_size:
-            raise bad_input(
-                f"table {self.name!r} as {self.sharding_type} has a shard on rank {ranks.max()}, and "
-                f"the topology has ranks 0 to {world_size - 1}: place it on the topology that the "
-                "plan is for"
+                f"{self._named} has a shard on rank {ranks.max()}, and the topology has ranks 0 to {world_size - 1}: "
+                "place it on the topology that the plan is for"
             )
         return ranks
 
-    def _not_estimated(self, what: str) -> PlannerError:
-        return bad_input(
-            f"table {self.name!r} as {self.sharding_type} has no estimate of its {what}: call the "
-            "enumerator's populate_estimates([option]), with an estimator that writes it"
-        )
+    @property
+    def _named(self) -> str:
+        return f"table {self.name!r} as {self.sharding_type}"
 
-    def _bad_estimate(self, shard: int, estimate: str, expected: str) -> PlannerError:
-        return bad_input(
-            f"table {self.name!r} as {self.sharding_type}: shard {shard} is estimated to take "
-            f"{estimate}: an estimator writes {expected}"
-        )
+    def _estimate(self, what: str, amounts: _Amounts | None) -> _Amounts:
+        if amounts is None:
+            raise bad_input(
+                f"{self._named} has no estimate of its {what}: call the enumerator's populate_estimates([option]), "
+                "with an estimator that writes it"
+            )
+        return amounts
 
     def set_estimates(self, perf: Floats | None = None, storage: Ints | None = None) -> None:
         """Write what was estimated: milliseconds ``[P, 6]``, bytes ``[P, 3]``, or both."""
-        if self._pieces is not None:
-            self._pieces.perf = perf if perf is not None else self._pieces.perf
-            self._pieces.storage = storage if storage is not None else self._pieces.storage
-            return
-        for index, shard in enumerate(self.shards):
-            if perf is not None:
-                shard.perf = Perf(*perf[index].tolist())
-            if storage is not None:
-                shard.storage = Storage(*storage[index].tolist())
+        given = {name: each for name, each in (("perf", perf), ("storage", storage)) if each is not None}
+        self._shards, self._pieces = None, replace(self.pieces(), **given)
 
     def place(self, ranks: Sequence[int] | Ints) -> None:
         """Write where the shards lie: a rank for each.
@@ -520,11 +494,7 @@ class ShardingOption:
         """
         if len(ranks) != self.num_shards:
             raise ValueError(f"table {self.name!r}: {len(ranks)} ranks for {self.num_shards} shards: give one for each")
-        if self._pieces is not None:
-            self._pieces.ranks = np.asarray(ranks, dtype=np.int64)
-            return
-        for shard, rank in zip(self.shards, ranks, strict=True):
-            shard.rank = int(rank)
+        self._shards, self._pieces = None, replace(self.pieces(), ranks=np.asarray(ranks, dtype=np.int64))
 
     @property
     def num_shards(self) -> int:
@@ -561,8 +531,7 @@ class ShardingOption:
     @property
     def is_weighted(self) -> bool:
         """Whether each id comes with a weight."""
-        ask = getattr(self._module[1], "is_weighted", None)
-        return bool(ask()) if callable(ask) else False
+        return bool(getattr(self._module[1], "is_weighted", bool)())
 
     @staticmethod
     def module_pooled(module: nn.Module, sharding_option_name: str) -> bool:
@@ -610,7 +579,7 @@ class ShardingOption:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardingOption:
         """A copy whose shards can be placed elsewhere; table and module are shared."""
-        return self.with_pieces(self.pieces().copy())
+        return self.with_pieces(self.pieces())
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels to another process: everything but the weights and the module itself."""

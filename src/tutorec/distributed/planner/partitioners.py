@@ -12,23 +12,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.input_checks import bad_input, finite, whole
 from tutorec.distributed.planner.interfaces import Partitioner
-from tutorec.distributed.planner.options import (
-    PERF_FIELDS,
-    Floats,
-    Ints,
-    PartitionByType,
-    ShardingOption,
-    check_one_each,
-)
+from tutorec.distributed.planner.options import Floats, Ints, PartitionByType, ShardingOption, check_one_each
 from tutorec.distributed.planner.perf_models import NoopPerfModel
-from tutorec.distributed.planner.topology import MOST_BYTES
+from tutorec.distributed.planner.topology import memory_of
 from tutorec.errors import PlannerError, PlannerErrorType
 
 if TYPE_CHECKING:
@@ -58,9 +50,6 @@ class GreedyPerfPartitioner(Partitioner):
         sort_by: What "largest" means.
         balance_modules: Tables of collections that have fewer tables go first.
 
-    Raises:
-        PlannerError: ``sort_by`` is not a `SortBy`.
-
     Example:
         The table of 3 ms goes first, to rank 0; then rank 1 has the least to do until it has 4 ms:
 
@@ -83,8 +72,6 @@ class GreedyPerfPartitioner(Partitioner):
     """
 
     def __init__(self, sort_by: SortBy = SortBy.STORAGE, balance_modules: bool = False) -> None:
-        if not isinstance(sort_by, SortBy):
-            raise bad_input(f"sort_by={sort_by!r} is not a SortBy: give SortBy.STORAGE or SortBy.PERF")
         self._sort_by: SortBy = sort_by
         self._balance_modules: bool = balance_modules
 
@@ -105,17 +92,17 @@ class GreedyPerfPartitioner(Partitioner):
         check_one_each("proposal", proposal)
         ranks = _Ranks.of(storage_constraint)
         if hbm_per_device:
-            finite("hbm_per_device", hbm_per_device, "give bytes of a rank, or None", most=MOST_BYTES)
             ranks.room[:, 0] = hbm_per_device
         return self._partition(proposal, ranks)
 
     def _partition(self, proposal: list[ShardingOption], ranks: _Ranks) -> list[ShardingOption]:
         """The same on given ranks. The ranks of shards are written once all shards fit."""
-        tables = [_Table.of(option) for option in proposal]
-        for group in self._groups(tables):
-            ranks = _place(group, ranks)
-        for table in tables:
-            table.option.place(table.ranks)
+        placed: dict[str, Ints] = {}
+        for group in self._groups([_Table(option, option.times(), option.memory()) for option in proposal]):
+            ranks, places = _place(group, ranks)
+            placed |= {table.option.fqn: place for table, place in zip(group, places, strict=True)}
+        for option in proposal:
+            option.place(placed[option.fqn])
         return proposal
 
     def _groups(self, tables: Sequence[_Table]) -> list[list[_Table]]:
@@ -132,7 +119,7 @@ class GreedyPerfPartitioner(Partitioner):
         def size(group: list[_Table]) -> tuple[float, ...]:
             first = -per_collection[group[0].option.path] if self._balance_modules else 0
             if self._sort_by is SortBy.PERF:
-                return first, sum(float(table.perf.sum(axis=1).sum()) for table in group)
+                return first, sum(float(table.time.sum()) for table in group)
             return first, *np.sum([table.memory.sum(axis=0) for table in group], axis=0).tolist()
 
         return on_every_rank + sorted(others.values(), key=size, reverse=True)
@@ -149,16 +136,12 @@ class MemoryBalancedPartitioner(Partitioner):
         tolerance: How much slower the plan may become: 0.02 is 2 %.
         balance_modules: Tables of collections that have fewer tables go first.
 
-    Raises:
-        PlannerError: A number that cannot be.
-
     Source:
         TorchRec's ``MemoryBalancedPartitioner``. On a topology without HBM it balances DDR here.
     """
 
     def __init__(self, max_search_count: int = 10, tolerance: float = 0.02, balance_modules: bool = False) -> None:
-        finite("tolerance", tolerance, "give a part of the time, as 0.02")
-        self._max_search_count: int = whole("max_search_count", max_search_count, 0, "give how often to halve")
+        self._max_search_count: int = max_search_count
         self._tolerance: float = tolerance
         self._greedy: GreedyPerfPartitioner = GreedyPerfPartitioner(SortBy.PERF, balance_modules)
 
@@ -167,30 +150,27 @@ class MemoryBalancedPartitioner(Partitioner):
     ) -> list[ShardingOption]:
         """Write a rank into every shard; see `GreedyPerfPartitioner.partition`."""
         plan = self._greedy.partition(proposal, storage_constraint, hbm_per_device)
-        model = NoopPerfModel(storage_constraint)
+        model, ranks = NoopPerfModel(storage_constraint), _Ranks.of(storage_constraint)
         slowest = model.rate(plan) * (1 + self._tolerance)
-        world_size = storage_constraint.world_size
-        best = [option.placed_ranks(world_size).copy() for option in plan]
-        kind = 0 if _Ranks.of(storage_constraint).room[:, 0].any() else 1
-        needs = [option.memory()[:, kind] for option in plan]
-        held = np.zeros(world_size, np.int64)
-        for placed, memory in zip(best, needs, strict=True):
-            np.add.at(held, placed, memory)
-        largest = max((int(memory.max(initial=0)) for memory in needs), default=0)
+        kind = 0 if ranks.room[:, 0].any() else 1
+        best = [option.placed_ranks(len(ranks.room)) for option in plan]
+        held = np.zeros(len(ranks.room), np.int64)
+        for option, placed in zip(plan, best, strict=True):
+            np.add.at(held, placed, option.memory()[:, kind])
+        largest = max((int(option.memory()[:, kind].max()) for option in plan), default=0)
         low, high = max(int(held.sum() / len(held)), largest), int(held.max())
         for _ in range(self._max_search_count):
             if low + CLOSE_ENOUGH >= high:
                 break
             middle = (low + high) // 2
-            ranks = _Ranks.of(storage_constraint)
             ranks.room[:, kind] = middle
             try:
-                fast_enough = model.rate(self._greedy._partition(proposal, ranks)) <= slowest
+                fast_enough = model.rate(self._greedy._partition(plan, ranks)) <= slowest
             except PlannerError:
                 fast_enough = False
             logger.info("at most %d bytes per rank: %s", middle, "taken" if fast_enough else "does not fit, or slower")
             if fast_enough:
-                high, best = middle, [option.placed_ranks(world_size).copy() for option in proposal]
+                high, best = middle, [option.placed_ranks(len(held)) for option in plan]
             else:
                 low = middle
         for option, placed in zip(plan, best, strict=True):
@@ -198,74 +178,74 @@ class MemoryBalancedPartitioner(Partitioner):
         return plan
 
 
+class _Table(NamedTuple):
+    """A table while it is being placed; P shards."""
+
+    option: ShardingOption
+    time: Floats  # [P] ms
+    memory: Ints  # [P, 3] bytes
+
+    def refusal(self, problem: str) -> PlannerError:
+        """The error for a table that cannot be placed."""
+        return PlannerError(
+            f"table {self.option.name!r} as {self.option.sharding_type}: {problem}; propose another of its options, or "
+            "give it more memory or ranks",
+            PlannerErrorType.PARTITION,
+        )
+
+
 @dataclass
 class _Ranks:
     """What is left of the ranks while tables are being placed; a host is L consecutive ranks."""
 
     room: Ints  # [W, 3] bytes: HBM, DDR, SSD
-    perf: Floats  # [W, 6] ms, columns as the fields of Perf
-    load: Floats  # [W] ms, their sums
+    load: Floats  # [W] ms
     local_size: int  # L, ranks of a host: what table-row-wise and its kin are placed on
     order: Ints  # [W] the ranks in the order in which equal ones are taken
 
     @classmethod
     def of(cls, topology: Any) -> _Ranks:
         """The ranks of a topology, as they are before anything is placed."""
-        devices = topology.devices
-        room = np.array([[d.storage.hbm, d.storage.ddr, getattr(d.storage, "ssd", 0)] for d in devices], np.int64)
-        perf = np.array([[getattr(d.perf, name, 0.0) for name in PERF_FIELDS] for d in devices], np.float64)
-        numbers = np.arange(len(devices))
+        load = np.array([device.perf.total for device in topology.devices], np.float64)
+        numbers = np.arange(len(load))
         # First the number on the host: a host's ranks share its memory, so that hosts are to fill evenly.
         order = np.lexsort((numbers, numbers % topology.local_world_size))
         local_size = getattr(topology, "intra_group_size", None) or topology.local_world_size
-        return cls(room, perf, perf.sum(axis=1), local_size, order)
-
-    def copy(self) -> _Ranks:
-        """Ranks to try something on."""
-        return replace(self, room=self.room.copy(), perf=self.perf.copy(), load=self.load.copy())
+        return cls(memory_of(topology), load, local_size, order)
 
     def hosts(self) -> Ints:
         """``[H, L]``: the ranks of each host, the least loaded host first."""
         hosts = np.arange(len(self.room) // self.local_size * self.local_size).reshape(-1, self.local_size)
         return hosts[np.argsort(self.load[hosts].sum(axis=1), kind="stable")]
 
-    def put(self, table: _Table, shard: int, rank: int) -> None:
-        """Place a shard."""
-        self.room[rank] -= table.memory[shard]
-        self.perf[rank] += table.perf[shard]
-        self.load[rank] = self.perf[rank].sum()
-        table.ranks[shard] = rank
+    def put(self, table: _Table, targets: Ints) -> Ints:
+        """Place a table: shard i on target i, or each on the least loaded target with room, the first of equal ones.
 
+        Returns:
+            The rank of each shard.
 
-@dataclass
-class _Table:
-    """A table while it is being placed; P shards."""
-
-    option: ShardingOption
-    perf: Floats  # [P, 6] ms
-    memory: Ints  # [P, 3] bytes
-    ranks: Ints  # [P]
-
-    @classmethod
-    def of(cls, option: ShardingOption) -> _Table:
-        """An option's numbers."""
-        shards = option.pieces()
-        option.times()  # refuses what is not estimated
-        assert shards.perf is not None, "times() has refused options without times"
-        if not len(shards):
-            raise bad_input(
-                f"table {option.name!r} as {option.sharding_type} has no shards to place: give it some, "
-                "Shard(size, offset)"
-            )
-        return cls(option, shards.perf, option.memory(), np.full(len(shards), -1, np.int64))
-
-
-def _refusal(table: _Table, problem: str) -> PlannerError:
-    return PlannerError(
-        f"table {table.option.name!r} as {table.option.sharding_type}: {problem}; propose another of its options, or "
-        "give it more memory or ranks",
-        PlannerErrorType.PARTITION,
-    )
+        Raises:
+            PlannerError: A shard does not fit, or the number of shards is not that of the targets.
+        """
+        option, count = table.option, len(table.time)
+        anywhere = option.partition_by == PartitionByType.DEVICE.value
+        anywhere = anywhere or option.sharding_type == ShardingType.TABLE_COLUMN_WISE.value
+        if not anywhere and count != len(targets):
+            raise table.refusal(f"its {count} shards go one to each of {len(targets)} ranks")
+        ranks = np.empty(count, np.int64)
+        for shard, memory in enumerate(table.memory):
+            candidates = targets if anywhere else targets[shard : shard + 1]
+            fitting = candidates[(self.room[candidates] >= memory).all(axis=1)]
+            if not len(fitting):
+                where = f"one of {len(targets)} ranks" if anywhere else f"rank {candidates[0]}"
+                left = _bytes(self.room[candidates].max(axis=0))
+                raise table.refusal(
+                    f"shard {shard} needs {_bytes(memory)}, and the most that {where} has left is {left}"
+                )
+            ranks[shard] = rank = fitting[self.load[fitting].argmin()]
+            self.room[rank] -= memory
+            self.load[rank] += table.time[shard]
+        return ranks
 
 
 def _bytes(memory: Ints) -> str:
@@ -274,25 +254,22 @@ def _bytes(memory: Ints) -> str:
     return " and ".join(f"{count:,} bytes of {kind}" for count, kind in kinds if count) or "no memory"
 
 
-def _place(group: list[_Table], ranks: _Ranks) -> _Ranks:
+def _place(group: list[_Table], ranks: _Ranks) -> tuple[_Ranks, list[Ints]]:
     """Place tables that depend on one another, or one table, on the first targets where all fit.
 
     Returns:
-        What is left of the ranks.
+        What is left of the ranks, and the ranks of each table's shards.
 
     Raises:
         PlannerError: They fit nowhere, with the reason of the first targets; or cannot be placed like this.
     """
     refusal: PlannerError | None = None
     for targets in _targets(group, ranks):
-        trial = ranks.copy()
+        trial = replace(ranks, room=ranks.room.copy(), load=ranks.load.copy())
         try:
-            for table in group:
-                _place_on(table, trial, targets)
+            return trial, [trial.put(table, targets) for table in group]
         except PlannerError as error:
             refusal = refusal or error
-        else:
-            return trial
     assert refusal is not None, "there are targets"
     raise refusal
 
@@ -303,53 +280,20 @@ def _targets(group: list[_Table], ranks: _Ranks) -> list[Ints]:
     Raises:
         PlannerError: Tables depend on one another and do not lie on one host, or shards are not whole hosts.
     """
-    first = group[0]
-    by, hosts = first.option.partition_by, ranks.hosts()
-    if by == PartitionByType.HOST.value:
+    first, hosts = group[0], ranks.hosts()
+    by = PartitionByType(first.option.partition_by)
+    if by is PartitionByType.HOST:
         return list(hosts)
     if len(group) > 1:
         names = [table.option.name for table in group]
-        raise _refusal(
-            first, f"tables {names} depend on one another, and only tables that lie on one host are placed together"
-        )
-    if by == PartitionByType.UNIFORM.value:
+        raise first.refusal(f"tables {names} depend on one another, and only tables that lie on one host can")
+    if by is PartitionByType.UNIFORM:
         return [np.arange(len(ranks.room))]
-    if by == PartitionByType.DEVICE.value:
+    if by is PartitionByType.DEVICE:
         return [ranks.order]
-    if by != PartitionByType.MULTI_HOST.value:
-        raise _refusal(first, f"partition_by={by!r} is not one of {[kind.value for kind in PartitionByType]}")
-    blocks, rest = divmod(len(first.ranks), ranks.local_size)
+    blocks, rest = divmod(len(first.time), ranks.local_size)
     if rest:
-        raise _refusal(first, f"its {len(first.ranks)} shards do not fill whole hosts of {ranks.local_size} ranks")
+        raise first.refusal(f"its {len(first.time)} shards do not fill whole hosts of {ranks.local_size} ranks")
     # Neighbours among the hosts sorted by load; of more blocks than hosts a host holds several.
     starts = range(max(len(hosts) - blocks, 0) + 1)
     return [hosts[np.arange(start, start + blocks) % len(hosts)].ravel() for start in starts]
-
-
-def _place_on(table: _Table, ranks: _Ranks, targets: Ints) -> None:
-    """Place a table: shard i on target i, or each shard on the least loaded target with room, the first of equal ones.
-
-    Raises:
-        PlannerError: A shard does not fit, or the number of shards is not that of the targets.
-    """
-    option, count = table.option, len(table.ranks)
-    anywhere = option.partition_by == PartitionByType.DEVICE.value
-    if anywhere or option.sharding_type == ShardingType.TABLE_COLUMN_WISE.value:
-        for shard, memory in enumerate(table.memory):
-            fitting = targets[(ranks.room[targets] >= memory).all(axis=1)]
-            if not len(fitting):
-                most = _bytes(ranks.room[targets].max(axis=0))
-                raise _refusal(
-                    table,
-                    f"shard {shard} needs {_bytes(memory)}, and the most that one of {len(targets)} ranks has left is "
-                    f"{most}",
-                )
-            ranks.put(table, shard, int(fitting[np.argmin(ranks.load[fitting])]))
-        return
-    if count != len(targets):
-        raise _refusal(table, f"its {count} shards go one to each of {len(targets)} ranks")
-    for shard, rank in enumerate(targets.tolist()):
-        if (table.memory[shard] > ranks.room[rank]).any():
-            needs, left = _bytes(table.memory[shard]), _bytes(ranks.room[rank])
-            raise _refusal(table, f"shard {shard} needs {needs} on rank {rank}, where {left} are left")
-        ranks.put(table, shard, rank)

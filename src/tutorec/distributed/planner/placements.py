@@ -317,32 +317,12 @@ def with_choice(problem: PlanningProblem, placement: Placement, table: int, choi
     return Placement(chosen, everyone)
 
 
-def fits_alone(problem: PlanningProblem, choice: Choice) -> bool:
-    """Whether a choice could be placed if no other table were there; true where that is hard to tell.
-
-    Example:
-        >>> empty = PlanningProblem(2, 2, np.array([[0, 8], [0, 8]]), ())
-        >>> fits_alone(empty, Choice(np.array([2.0]), np.array([[0, 9]]), Spread.ANY))
-        False
-    """
-    alone = replace(problem, choices=((choice,),))
-    if Packing(alone).best(0) is not None:
-        return True
-    if choice.spread not in (Spread.ANY, Spread.HOST) or (choice.memory == choice.memory[:1]).all():
-        return False
-    # The greedy order may fail with shards of different sizes; a shard that fits nowhere rules the choice out.
-    allowed = problem.capacity if choice.allowed is None else problem.capacity[choice.allowed]
-    return all(bool((piece <= allowed).all(axis=1).any()) for piece in choice.memory)
-
-
 def place_options(problem: PlanningProblem, placement: Placement) -> list[ShardingOption]:
     """The chosen option of each table, as a copy whose shards have their ranks; tables in the problem's order."""
     placed = []
     for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
         for option in choice.options:
-            pieces = option.pieces().copy()
-            pieces.ranks = np.asarray(ranks, dtype=np.int64)
-            placed.append(option.with_pieces(pieces))
+            placed.append(option.with_pieces(replace(option.pieces(), ranks=ranks)))
     return placed
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from tutorec._check import require_finite
 from tutorec._text import several
 from tutorec.distributed import comm
 from tutorec.distributed.env import local_world_size
@@ -31,7 +32,6 @@ from tutorec.distributed.planner.constants import BATCH_SIZE
 from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.explain import PlannedSharding
-from tutorec.distributed.planner.input_checks import bad_input, finite
 from tutorec.distributed.planner.interfaces import (
     Constraints,
     Enumerator,
@@ -42,15 +42,8 @@ from tutorec.distributed.planner.interfaces import (
     StorageReservation,
 )
 from tutorec.distributed.planner.options import ShardingOption, check_one_each
-from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
-from tutorec.distributed.planner.perf_models import NoopPerfModel
 from tutorec.distributed.planner.placements import in_rank_order, place_options, placement_of
 from tutorec.distributed.planner.problem import Placement, PlanningProblem, broken_rules
-from tutorec.distributed.planner.proposers import (
-    GreedyProposer,
-    GridSearchProposer,
-    UniformProposer,
-)
 from tutorec.distributed.planner.remedies import why_infeasible
 from tutorec.distributed.planner.report import PlanInputs, PlanReport
 from tutorec.distributed.planner.search import search
@@ -60,7 +53,7 @@ from tutorec.distributed.planner.topology import Topology, this_machine
 from tutorec.distributed.shard_geometry import ShardPiece, sharding_spec
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharding_plan import get_default_sharders
-from tutorec.errors import PlannerError, PlannerErrorType
+from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 from tutorec.spmd.devices import device as own_device
 
 _STAGE = "plan"
@@ -131,23 +124,15 @@ class EmbeddingShardingPlanner:
         self._enumerator = enumerator or EmbeddingEnumerator(self._topology, self._batch_size, self._constraints)
         self._own_enumerator = enumerator is None
         self._storage_reservation = storage_reservation or HeuristicalStorageReservation(percentage=0.15)
-        proposers = proposer if isinstance(proposer, list) or proposer is None else [proposer]
-        self._tries_proposals = bool(proposers) or partitioner is not None or performance_model is not None
-        self._proposers: list[Proposer] = proposers or [
-            GridSearchProposer(),
-            GreedyProposer(),
-            GreedyProposer(use_depth=False),
-            UniformProposer(),
-        ]
-        self._partitioner = partitioner or GreedyPerfPartitioner()
-        self._perf_model = performance_model or NoopPerfModel(self._topology)
+        self._proposers: list[Proposer] = proposer if isinstance(proposer, list) else [proposer] if proposer else []
+        self._partitioner, self._perf_model = partitioner, performance_model
         self._stats: list[Stats] = (
             [EmbeddingStats()] if stats is None else stats if isinstance(stats, list) else [stats]
         )
         self._debug = debug
         self._callbacks = list(callbacks or [])
         if timeout_seconds is not None and timeout_seconds != math.inf:
-            finite("timeout_seconds", timeout_seconds, "a search needs some; None: all that it takes", positive=True)
+            require_finite("timeout_seconds", timeout_seconds, positive=True, error=bad_input)
         self._timeout_seconds = timeout_seconds
         self._num_proposals = 0
         self._num_plans = 0
@@ -168,7 +153,7 @@ class EmbeddingShardingPlanner:
         inputs = self._inputs(module, sharders)
         if not inputs.options:
             return PlannedSharding({}, None)
-        with _progress_bar("planning") as progress:
+        with _progress_bar() as progress:
             placement, searched, gap = self._find(inputs, progress)
         placement = in_rank_order(inputs.problem, placement)
         broken = broken_rules(inputs.problem, placement)
@@ -237,10 +222,7 @@ class EmbeddingShardingPlanner:
                 constraints={**self._constraints, **(constraints or {})},
             )._inputs(module, sharders)
 
-        with _progress_bar("estimating") as progress:
-            if isinstance(self._enumerator, EmbeddingEnumerator):
-                self._enumerator.progress = progress
-            options = self._enumerator.enumerate(module, sharders)
+        options = self._enumerator.enumerate(module, sharders)
         reserved = self._storage_reservation.reserve(
             self._topology, self._batch_size, module, sharders, self._constraints
         )
@@ -257,7 +239,7 @@ class EmbeddingShardingPlanner:
 
     def _find(self, inputs: PlanInputs, progress: Progress) -> tuple[Placement, str, float | None]:
         """The placement, how it was found, and its distance from a proven bound where the search proves one."""
-        if self._tries_proposals:
+        if self._proposers or self._partitioner or self._perf_model:
             placement = self._try_proposals(inputs)
             return placement, f"{self._num_proposals} proposals, {self._num_plans} of them placed", None
         placement = search(inputs.problem, self._timeout_seconds, progress)
@@ -266,23 +248,29 @@ class EmbeddingShardingPlanner:
         return placement, "local search over options and places", None
 
     def _try_proposals(self, inputs: PlanInputs) -> Placement:
-        """The best of what proposers propose and the partitioner can place."""
+        """The best of what proposers propose and the partitioner can place; those that are not given are TorchRec's."""
+        from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
+        from tutorec.distributed.planner.perf_models import NoopPerfModel
+        from tutorec.distributed.planner.proposers import default_proposers
+
+        partitioner = self._partitioner or GreedyPerfPartitioner()
+        perf_model = self._perf_model or NoopPerfModel(self._topology)
         self._num_proposals = self._num_plans = 0
         deadline = time.perf_counter() + (self._timeout_seconds or math.inf)
         best: list[ShardingOption] | None = None
         best_rating = math.inf
-        for proposer in self._proposers:
+        for proposer in self._proposers or default_proposers():
             proposer.load(list(inputs.options), self._enumerator)
             while (proposal := proposer.propose()) is not None and time.perf_counter() < deadline:
                 self._num_proposals += 1
                 check_one_each(f"what {type(proposer).__name__} proposed", proposal)
                 try:
-                    placed = self._partitioner.partition(deepcopy(proposal), inputs.reserved)
+                    placed = partitioner.partition(deepcopy(proposal), inputs.reserved)
                 except PlannerError:
                     proposer.feedback(False, proposal, storage_constraint=inputs.reserved)
                     continue
                 self._num_plans += 1
-                rating = self._perf_model.rate(placed)
+                rating = perf_model.rate(placed)
                 if best is None or rating < best_rating:
                     best, best_rating = placed, rating
                 proposer.feedback(True, placed, rating, inputs.reserved)
@@ -295,7 +283,7 @@ class EmbeddingShardingPlanner:
             )
         if best is None:
             raise why_infeasible(inputs, proposed=True)
-        return _legal(inputs.problem, best, f"what {type(self._partitioner).__name__} placed")
+        return _legal(inputs.problem, best, f"what {type(partitioner).__name__} placed")
 
     def _planned(
         self,
@@ -470,11 +458,11 @@ def _topology_of_process_group() -> Topology:
 
 
 @contextmanager
-def _progress_bar(what: str) -> Iterator[Progress]:
+def _progress_bar() -> Iterator[Progress]:
     """A bar that shows itself after two seconds where there is a terminal, and what moves it: given 0 to 1."""
     from tqdm import tqdm
 
     words: dict[str, Any] = {"delay": 2.0, "leave": False, "bar_format": "{desc}: {percentage:3.0f}%|{bar}|"}
     # disable=None: not where standard error goes to a file or a page
-    with tqdm(total=1.0, desc=what, disable=None, **words) as bar:
+    with tqdm(total=1.0, desc="planning", disable=None, **words) as bar:
         yield lambda done: (bar.update(max(0.0, done - bar.n)), None)[1]

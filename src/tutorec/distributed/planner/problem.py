@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.input_checks import bad_input
-from tutorec.errors import PlannerError, PlannerErrorType
+from tutorec.distributed.planner.topology import memory_of
+from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -163,7 +163,7 @@ class PlanningProblem:
             else _together([by_table[fqn] for fqn in members], members)
             for members in bundles.values()
         )
-        capacity = np.array([[device.storage.hbm, device.storage.ddr] for device in topology.devices], dtype=np.int64)
+        capacity = memory_of(topology)[:, :2]
         return cls(world_size, local_size, capacity, choices, np.array(latencies))
 
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tutorec.distributed.planner.input_checks import bad_input, whole
 from tutorec.distributed.planner.interfaces import Enumerator, Proposer
 from tutorec.distributed.planner.options import Floats, ShardingOption
+from tutorec.distributed.planner.topology import memory_of
+from tutorec.errors import bad_input
 
 if TYPE_CHECKING:
     from tutorec.distributed.planner.topology import Topology
@@ -52,9 +53,6 @@ class GreedyProposer(Proposer):
         use_depth: Options are sorted by their slowest shard; otherwise by the sum of their shards.
         threshold: Stop after more proposals than this in a row that were rated no better than the best; None: never.
 
-    Raises:
-        PlannerError: The threshold is no such number.
-
     Example:
         The fast option needs 9 bytes; where that is too much, the next proposal takes the slow one:
 
@@ -79,9 +77,7 @@ class GreedyProposer(Proposer):
 
     def __init__(self, use_depth: bool = True, threshold: int | None = None) -> None:
         self._use_depth: bool = use_depth
-        self._threshold: int | None = (
-            whole("threshold", threshold or 0, 0, "give a number of proposals, or None") or None
-        )
+        self._threshold: int | None = threshold or None
         self._start([])
 
     def _start(self, tables: list[list[ShardingOption]]) -> None:
@@ -189,15 +185,12 @@ class GridSearchProposer(Proposer):
     Args:
         max_proposals: The most combinations that are worth trying.
 
-    Raises:
-        PlannerError: It is no such number.
-
     Source:
         TorchRec's ``GridSearchProposer``.
     """
 
     def __init__(self, max_proposals: int = MAX_PROPOSALS) -> None:
-        self._max_proposals: int = whole("max_proposals", max_proposals, 0, "give how many may be tried")
+        self._max_proposals: int = max_proposals
         self._combinations: Iterator[tuple[ShardingOption, ...]] = iter(())
         self._current: tuple[ShardingOption, ...] | None = None
 
@@ -271,9 +264,7 @@ class DynamicProgrammingProposer(Proposer):
     """
 
     def __init__(self, hbm_bins_per_device: int = 100) -> None:
-        self._bins_per_device: int = max(
-            whole("hbm_bins_per_device", hbm_bins_per_device, 0, "give 100, or more for finer steps"), 1
-        )
+        self._bins_per_device: int = max(hbm_bins_per_device, 1)
         self._tables: list[list[ShardingOption]] = []
         self._proposals: NDArray[np.int32] | None = None
         self._next: int = 0
@@ -323,16 +314,14 @@ class DynamicProgrammingProposer(Proposer):
         Raises:
             PlannerError: There are more bins than memory to keep them in.
         """
-        memory = np.array([[device.storage.hbm, device.storage.ddr] for device in topology.devices], np.float64)
+        memory = memory_of(topology)
         kind = 0 if memory[:, 0].sum() > 0 else 1
         bins = self._bins_per_device * len(topology.devices)
         of_a_bin = 8 * len(self._tables) + 40 * max(len(options) for options in self._tables)
         if bins * of_a_bin > _MOST_BYTES:
             most = _MOST_BYTES // (of_a_bin * len(topology.devices))
             raise bad_input(
-                f"hbm_bins_per_device={self._bins_per_device:,} on {len(topology.devices):,} ranks are {bins:,} bins, "
-                f"and {len(self._tables):,} tables take {of_a_bin:,} bytes of each: give at most {most:,}, or another "
-                "proposer"
+                f"hbm_bins_per_device={self._bins_per_device:,} need too much memory: give at most {most:,}"
             )
         width = float(memory[:, kind].sum()) / bins or 1.0
         time, filled = np.zeros(1), np.zeros(1)  # of the states so far; at first one, empty
@@ -382,6 +371,11 @@ def _best_of_each_bin(
     option, state = np.divmod(winner, len(time))
     option[~reached], state[~reached] = -1, -1
     return best_time, best_filled, option.astype(np.int32), state.astype(np.int32)
+
+
+def default_proposers() -> list[Proposer]:
+    """Those that TorchRec's planner asks, in its order."""
+    return [GridSearchProposer(), GreedyProposer(), GreedyProposer(use_depth=False), UniformProposer()]
 
 
 def proposers_to_proposals_list(

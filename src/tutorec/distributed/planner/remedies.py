@@ -10,8 +10,7 @@ The size of each change is computed from the shortage, and the change is offered
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -19,13 +18,12 @@ import numpy as np
 
 from tutorec._text import bytes_text, ms_text, ranks_text, several
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner.options import Storage
-from tutorec.distributed.planner.placements import fits_alone
-from tutorec.distributed.planner.problem import Choice, Placement, PlanningProblem, cost, rank_memory
+from tutorec.distributed.planner.bounds import fits
+from tutorec.distributed.planner.problem import Ints, PlanningProblem, cost, rank_memory
 from tutorec.distributed.planner.report import MEMORIES, PlanInputs, names_of, type_of
 from tutorec.distributed.planner.search import search
-from tutorec.distributed.planner.storage import stored_bytes
-from tutorec.distributed.planner.topology import DeviceHardware, Topology
+from tutorec.distributed.planner.shard_estimators import stored_bytes
+from tutorec.distributed.planner.topology import memory_of, own_memory
 from tutorec.errors import PlannerError, PlannerErrorType
 
 _REMEDIES = 3
@@ -53,11 +51,6 @@ class Shortage:
     tables: tuple[int, ...]
     ranks: tuple[int, ...] = ()
 
-    @property
-    def proves(self) -> bool:
-        """Whether it follows that nothing fits."""
-        return not self.ranks or self.needed > self.room
-
 
 def find_shortage(problem: PlanningProblem) -> Shortage:
     """The memory that a problem is shortest of.
@@ -69,38 +62,42 @@ def find_shortage(problem: PlanningProblem) -> Shortage:
         Shortage(kind=1, needed=12, room=8, tables=(0,), ranks=())
     """
     room = problem.capacity.max(axis=0)
-    alone = {
-        table: min((choice.memory.max(axis=0) for choice in choices), key=lambda memory: _fullness(memory, room))
+    largest = {
+        table: problem.choices[table][_smallest(problem, table)].memory.max(axis=0)
         for table, choices in enumerate(problem.choices)
-        if not any(fits_alone(problem, choice) for choice in choices)
+        if not any(fits(problem, choice) for choice in choices)
     }
-    if alone:
-        tables = sorted(alone, key=lambda table: -_fullness(alone[table], room))
-        worst = alone[tables[0]]
+    if largest:
+        tables = sorted(largest, key=lambda table: -_fullness(largest[table], room))
+        worst = largest[tables[0]]
         kind = int((worst - room).argmax())
         return Shortage(kind, int(worst[kind]), int(room[kind]), tuple(tables))
-    return max(_shared_shortages(problem), key=lambda short: short.needed / max(short.room, 1))
-
-
-def _shared_shortages(problem: PlanningProblem) -> Iterator[Shortage]:
-    """What all tables need of all ranks, and what those need that are pinned to some of the ranks."""
     everywhere = np.ones(problem.world_size, dtype=np.bool_)
     pins = [everywhere if choices[0].allowed is None else choices[0].allowed for choices in problem.choices]
+    shared = []
     for ranks in {mask.tobytes(): mask for mask in (everywhere, *pins)}.values():
         for kind in (0, 1):
             needed = {t: _least_bytes(problem, t, kind) for t, mask in enumerate(pins) if not (mask & ~ranks).any()}
-            tables = sorted(needed, key=lambda table: -needed[table])
-            room = int(problem.capacity[ranks, kind].sum())
-            yield Shortage(kind, sum(needed.values()), room, tuple(tables), tuple(np.flatnonzero(ranks).tolist()))
+            tables = tuple(sorted(needed, key=lambda table: -needed[table]))
+            total, available = sum(needed.values()), int(problem.capacity[ranks, kind].sum())
+            shared.append(Shortage(kind, total, available, tables, tuple(np.flatnonzero(ranks).tolist())))
+    return max(shared, key=lambda short: short.needed / max(short.room, 1))
 
 
-def _fullness(memory: np.ndarray, room: np.ndarray) -> float:
+def _fullness(memory: Ints, room: Ints) -> float:
     return float((memory / np.maximum(room, 1)).max())
+
+
+def _smallest(problem: PlanningProblem, table: int) -> int:
+    """The choice of a table whose largest shard takes the least of a rank."""
+    room = problem.capacity.max(axis=0)
+    fullness = [_fullness(choice.memory.max(axis=0), room) for choice in problem.choices[table]]
+    return int(np.argmin(fullness))
 
 
 def _least_bytes(problem: PlanningProblem, table: int, kind: int) -> int:
     """Bytes that a table takes at least, in all its shards."""
-    return min(int(choice.memory[:, kind].sum()) for choice in problem.choices[table] if fits_alone(problem, choice))
+    return min(int(choice.memory[:, kind].sum()) for choice in problem.choices[table])
 
 
 def why_infeasible(inputs: PlanInputs, proposed: bool = False) -> PlannerError:
@@ -110,90 +107,83 @@ def why_infeasible(inputs: PlanInputs, proposed: bool = False) -> PlannerError:
         inputs: What was to be planned.
         proposed: Whether proposals failed, which the planner's own search has not tried yet.
     """
-    problem, shortage = inputs.problem, find_shortage(inputs.problem)
-    if proposed and not shortage.proves and search(problem) is not None:
+    problem = inputs.problem
+    if proposed and search(problem) is not None:
         return PlannerError(
             f"none of the proposals could be placed, though {several(len(problem.choices), 'table')} fit on "
             f"{several(problem.world_size, 'rank')}: leave proposer, partitioner and performance_model out, and the "
             "planner searches for itself",
             PlannerErrorType.PARTITION,
         )
-    if shortage.ranks:
-        lines, kind = _shared_lines(inputs, shortage), PlannerErrorType.PARTITION
-    else:
-        lines, kind = _table_lines(inputs, shortage), PlannerErrorType.INSUFFICIENT_STORAGE
+    shortage = find_shortage(problem)
+    lines = (_lines_of_all if shortage.ranks else _lines_of_a_table)(inputs, shortage)
+    kind = PlannerErrorType.PARTITION if shortage.ranks else PlannerErrorType.INSUFFICIENT_STORAGE
     if any(_narrowed(inputs, option.name) for choices in problem.choices for option in choices[0].options):
         kind = PlannerErrorType.STRICT_CONSTRAINTS
     if shortage.needed > shortage.room and len(shortage.ranks) == problem.world_size:
         kind = PlannerErrorType.INSUFFICIENT_STORAGE
-    remedies = list(islice(_remedies(inputs, shortage), _REMEDIES))
-    lines += remedies or ["no single change was found that makes it fit: give it more ranks and more memory"]
+    changes = (_looser_constraints, _smaller_reservation, _smaller_batch, _more_memory, _more_ranks)
+    remedies = (line for change in changes if (line := change(inputs, shortage)) is not None)
+    lines += list(islice(remedies, _REMEDIES)) or [
+        "no single change was found that makes it fit: give it more ranks and more memory"
+    ]
     return PlannerError("\n  ".join(lines), kind)
 
 
 # What is short
 
 
-def _table_lines(inputs: PlanInputs, shortage: Shortage) -> list[str]:
-    """The lines about a table that fits on no rank."""
+def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
+    """A table that fits on no rank: what the least demanding way to shard it stores in its largest shard."""
     problem, kind = inputs.problem, shortage.kind
     first, *others = shortage.tables
-    least = min(
-        problem.choices[first], key=lambda choice: _fullness(choice.memory.max(axis=0), problem.capacity.max(axis=0))
-    )
-    names, needed = names_of(least), f"{bytes_text(shortage.needed)} of {MEMORIES[kind]}"
-    tables = f"table {names!r} needs" if len(least.options) == 1 else f"tables {names} together need"
-    capacity = problem.capacity[:, kind]
-    where = "each rank" if (capacity == capacity[0]).all() else f"rank {capacity.argmax()}, which has the most,"
-    reason = f"{needed} on one rank, and {where} has {bytes_text(shortage.room)} for tables"
+    choices = problem.choices[first]
+    least = choices[_smallest(problem, first)]
+    tables = f"table {names_of(least)!r} needs" if len(least.options) == 1 else f"tables {names_of(least)} need"
+    reason = f"{bytes_text(shortage.needed)} of {MEMORIES[kind]} on one rank, and "
     if shortage.needed <= shortage.room:
-        reason = f"{needed} on a rank, and the ranks that it may lie on have no room for it"
-    lines = [f"no sharding plan fits: {tables} {reason} (world_size={problem.world_size})", _contents(inputs, least)]
-    if others:
-        so_do = "so does" if len(others) == 1 else "so do"
-        names = [names_of(problem.choices[other][0]) for other in others]
-        lines.append(f"{so_do} {_listed(names)}, each more than a rank has")
-    return lines
-
-
-def _contents(inputs: PlanInputs, least: Choice) -> str:
-    """What the least demanding way to shard a table stores in its largest shard, and the ways that are allowed."""
+        reason += "the ranks that it may lie on have no room for it"
+    else:
+        even = (problem.capacity[:, kind] == shortage.room).all()
+        where = "each rank" if even else f"rank {problem.capacity[:, kind].argmax()}, which has the most,"
+        reason += f"{where} has {bytes_text(shortage.room)} for tables"
     option = least.options[0]
-    facts, pieces = option.facts, option.pieces()
-    largest = int(least.memory.max(axis=1).argmax())
-    kind = ShardingType(option.sharding_type)
-    stored = stored_bytes(facts, kind, option.compute_kernel, pieces.sizes[[largest]], inputs.topology)
-    rows, columns = pieces.sizes[largest].tolist()
+    facts, size = option.facts, option.pieces().sizes[[int(least.memory.max(axis=1).argmax())]]
+    stored = stored_bytes(facts, ShardingType(option.sharding_type), option.compute_kernel, size, inputs.topology)
+    rows, columns = size[0].tolist()
     each = f"{facts.row_bytes(columns)} B" if facts.packed else f"{columns} x {facts.element_bytes} B"
     parts = [f"weights {rows:,} x {each} = {bytes_text(stored.weights[0])}"]
-    others = {"optimizer state": stored.state, "gradients": stored.gradients}
-    others |= {"ids": stored.input, "looked-up rows": stored.output}
-    parts += [f"{name} {bytes_text(count[0])}" for name, count in others.items() if count[0] > 0]
-    choices = next(choices for choices in inputs.problem.choices if any(choice is least for choice in choices))
+    names = ("optimizer state", "gradients", "ids", "looked-up rows")
+    parts += [f"{name} {bytes_text(of[0])}" for name, of in zip(names, stored[1:5], strict=True) if of[0] > 0]
     allowed = ", ".join(dict.fromkeys(type_of(choice) for choice in choices))
     pin = inputs.constraint(option.name).pin
     pinned = "" if pin is None else f"; pinned to {_ranks(pin)}"
-    return f"{', '.join(parts)}; allowed sharding: {allowed}{pinned}{_reserved_text(inputs)}"
+    lines = [
+        f"no sharding plan fits: {tables} {reason} (world_size={problem.world_size})",
+        f"{', '.join(parts)}; allowed sharding: {allowed}{pinned}{_reserved_text(inputs)}",
+    ]
+    if others:
+        lines.append(f"so do {_listed([names_of(problem.choices[t][0]) for t in others])}, each more than a rank has")
+    return lines
 
 
-def _shared_lines(inputs: PlanInputs, shortage: Shortage) -> list[str]:
-    """The lines about tables that fit alone, but not all of them."""
+def _lines_of_all(inputs: PlanInputs, shortage: Shortage) -> list[str]:
+    """Tables that fit alone, but not all of them."""
     problem, memory, tables = inputs.problem, MEMORIES[shortage.kind], shortage.tables
     count = several(sum(len(problem.choices[table][0].options) for table in tables), "table")
     where = several(problem.world_size, "rank")
     if len(shortage.ranks) < problem.world_size:
         where = _ranks(shortage.ranks)
         count += f" pinned to {where}"
-    needed, room = f"at least {bytes_text(shortage.needed)} of {memory}", f"{bytes_text(shortage.room)} for tables"
-    if shortage.needed > shortage.room:
-        has = "has" if len(shortage.ranks) == 1 else "have"
-        head = f"no sharding plan fits: {count} together need {needed}, and {where} {has} {room}"
-    else:
-        need = "needs" if count == "1 table" else "need"
-        head = (
-            f"no sharding plan was found: {count} {need} {needed}, and {where} have {room}, but no way was found to "
-            "place all pieces"
-        )
+    has = "has" if len(shortage.ranks) == 1 else "have"
+    need = "together need" if len(tables) > 1 else "needs"
+    text = (
+        f"{count} {need} at least {bytes_text(shortage.needed)} of {memory}, and {where} {has} "
+        f"{bytes_text(shortage.room)} for tables"
+    )
+    head = f"no sharding plan fits: {text}"
+    if shortage.needed <= shortage.room:
+        head = f"no sharding plan was found: {text}, but no way was found to place all pieces"
     largest = ", ".join(
         f"{names_of(problem.choices[table][0])!r} {bytes_text(_least_bytes(problem, table, shortage.kind))}"
         for table in tables[:_NAMED]
@@ -202,8 +192,8 @@ def _shared_lines(inputs: PlanInputs, shortage: Shortage) -> list[str]:
 
 
 def _reserved_text(inputs: PlanInputs) -> str:
-    kind = _main_memory(inputs)
-    has = int(_whole_memory(inputs)[0, kind])
+    kind = own_memory(inputs.topology)
+    has = int(memory_of(inputs.topology)[0, kind])
     kept = has - int(inputs.problem.capacity[0, kind])
     text = f"; {bytes_text(kept)} of a rank's {bytes_text(has)} {MEMORIES[kind]} are kept for everything else"
     return text if kept * 100 >= has else ""
@@ -218,23 +208,11 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}"
 
 
-# What would make it fit
+# What would make it fit: each change is offered if the search finds a plan with it
 
 
-def _remedies(inputs: PlanInputs, shortage: Shortage) -> Iterator[str]:
-    """Changes with which there is a plan, those that cost nothing first; each takes one search."""
-    for change in (_looser_constraints, _smaller_reservation, _smaller_batch, _more_memory, _more_ranks):
-        line = change(inputs, shortage)
-        if line is not None:
-            yield line
-
-
-def _planned(inputs: PlanInputs | None) -> tuple[PlanningProblem, Placement] | None:
-    """The problem of changed inputs with a placement; None where nothing fits."""
-    if inputs is None or find_shortage(inputs.problem).proves:
-        return None
-    placement = search(inputs.problem)
-    return None if placement is None else (inputs.problem, placement)
+def _fits(inputs: PlanInputs | None) -> bool:
+    return inputs is not None and search(inputs.problem) is not None
 
 
 def _narrowed(inputs: PlanInputs, table: str) -> list[str]:
@@ -243,15 +221,14 @@ def _narrowed(inputs: PlanInputs, table: str) -> list[str]:
 
 
 def _looser_constraints(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    choices = inputs.problem.choices
-    options = [option for table in shortage.tables for option in choices[table][0].options]
+    options = [option for table in shortage.tables for option in inputs.problem.choices[table][0].options]
     narrowed = {option.name: fields for option in options if (fields := _narrowed(inputs, option.name))}
     loosened = {name: replace(inputs.constraint(name), **dict.fromkeys(fields)) for name, fields in narrowed.items()}
-    planned = _planned(inputs.remade(constraints=loosened)) if narrowed else None
-    if planned is None:
+    remade = inputs.remade(constraints=loosened) if narrowed else None
+    placement = search(remade.problem) if remade else None
+    if remade is None or placement is None:
         return None
-    problem, placement = planned
-    taken = {option.name: choice for choice in placement.taken(problem) for option in choice.options}
+    taken = {option.name: choice for choice in placement.taken(remade.problem) for option in choice.options}
     fields = [name for name in _NARROWING if any(name in of_table for of_table in narrowed.values())]
     change = f"no {' and no '.join(fields)}"
     if fields == ["sharding_types"]:
@@ -261,17 +238,15 @@ def _looser_constraints(inputs: PlanInputs, shortage: Shortage) -> str | None:
     held = bytes_text(taken[names[0]].memory[:, shortage.kind].max())
     return (
         f"{change} for {'table' if len(names) == 1 else 'tables'} {_listed(names)}: {held} of {names[0]!r} on a rank, "
-        f"a step of {ms_text(cost(problem, placement))} ms"
+        f"a step of {ms_text(cost(remade.problem, placement))} ms"
     )
 
 
 def _smaller_reservation(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    kind, whole = _main_memory(inputs), _whole_memory(inputs)
+    kind, whole = own_memory(inputs.topology), memory_of(inputs.topology)[:, :2]
     kept = int((whole - inputs.problem.capacity)[:, kind].max())
-    if kept <= 0:
-        return None
     problem = replace(inputs.problem, capacity=whole)
-    placement = None if find_shortage(problem).proves else search(problem)
+    placement = search(problem) if kept > 0 else None
     if placement is None:
         return None
     left = min(int((whole - rank_memory(problem, placement))[:, kind].min()), kept)
@@ -285,71 +260,42 @@ def _smaller_batch(inputs: PlanInputs, shortage: Shortage) -> str | None:
     """A batch whose buffers leave room; nearly all memory of a table is buffers where this helps."""
     share = shortage.room / max(shortage.needed, 1) / _SPARE
     smaller = 2 ** int(math.log2(max(inputs.batch_size * share, 1)))
-    if smaller >= inputs.batch_size or _planned(inputs.remade(batch_size=smaller)) is None:
+    if smaller >= inputs.batch_size or not _fits(inputs.remade(batch_size=smaller)):
         return None
     return f"batch_size={smaller} instead of {inputs.batch_size}"
 
 
 def _more_memory(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    kind, topology = shortage.kind, inputs.topology
-    has = int(_whole_memory(inputs)[:, kind].max())
+    kind, topology, problem = shortage.kind, inputs.topology, inputs.problem
+    has, room = int(memory_of(topology)[:, kind].max()), int(problem.capacity[:, kind].min())
     if has <= 0:
         return None
-    problem, room = inputs.problem, int(inputs.problem.capacity[:, kind].min())
-    least = sum(min(int(choice.memory[:, kind].sum()) for choice in choices) for choices in problem.choices)
+    least = sum(_least_bytes(problem, table, kind) for table in range(len(problem.choices)))
     needed = max(least * _SPARE / problem.world_size, 0 if shortage.ranks else shortage.needed)
     # Reserved is a share of the memory, or a number of bytes.
     wanted = max(has * needed / room if room > has / 2 else 0, has - room + needed)
-    power = next((power for power in (3, 2, 1) if has >= 4 * 1024**power), 0)
-    count = math.ceil(wanted / 1024**power)
-    bytes_ = count * 1024**power
-    storages = [replace(device.storage, **{("hbm", "ddr")[kind]: bytes_}) for device in topology.devices]
-    if _planned(inputs.remade(topology=topology.with_storage(storages))) is None:
+    step = 2 ** max(int(math.log2(wanted)) - 4, 0)  # a number of few digits in binary units
+    count = math.ceil(wanted / step) * step
+    storages = [replace(device.storage, **{("hbm", "ddr")[kind]: count}) for device in topology.devices]
+    if not _fits(inputs.remade(topology=topology.with_storage(storages))):
         return None
-    unit = "" if power == 0 else " * 1024" if power == 1 else f" * 1024**{power}"
     return (
-        f"{bytes_text(bytes_)} of {MEMORIES[kind]} on each rank instead of {bytes_text(has)}: "
-        f"{('hbm_cap', 'ddr_cap')[kind]}={count}{unit}"
+        f"{bytes_text(count)} of {MEMORIES[kind]} on each rank instead of {bytes_text(has)}: "
+        f"{('hbm_cap', 'ddr_cap')[kind]}={count}"
     )
 
 
 def _more_ranks(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    """Ranks on the same host if that has few, else more hosts."""
+    """Ranks on the same host if that has few, else more hosts; each new rank is like one of the old ones."""
     topology = inputs.topology
-    local_size, hosts = topology.local_world_size, topology.world_size // topology.local_world_size
+    world_size, local_size = topology.world_size, topology.local_world_size
     factor = max(math.ceil(shortage.needed * (_SPARE if shortage.ranks else 1.0) / max(shortage.room, 1)), 2)
-    if hosts == 1 and local_size * factor <= 8:
-        local_size *= factor
-    else:
-        hosts *= factor
-    if _planned(inputs.remade(topology=_with_ranks(topology, hosts, local_size))) is None:
+    group = topology.intra_group_size
+    if world_size == local_size and local_size * factor <= 8:
+        local_size = group = local_size * factor
+    ranks = [rank % world_size for rank in range(factor * world_size)]
+    if not _fits(inputs.remade(topology=topology.regrouped(ranks, local_size, group))):
         return None
-    world_size = hosts * local_size
     return (
-        f"{several(world_size, 'rank')} instead of {topology.world_size}: world_size={world_size}, "
-        f"local_world_size={local_size}"
+        f"{several(len(ranks), 'rank')} instead of {world_size}: world_size={len(ranks)}, local_world_size={local_size}"
     )
-
-
-def _main_memory(inputs: PlanInputs) -> int:
-    return 1 if inputs.topology.compute_device == "cpu" else 0
-
-
-def _whole_memory(inputs: PlanInputs) -> np.ndarray:
-    """``[W, 2]`` bytes that each rank has."""
-    storages = [device.storage for device in inputs.topology.devices]
-    return np.array([[storage.hbm, storage.ddr] for storage in storages], dtype=np.int64)
-
-
-def _with_ranks(topology: Topology, hosts: int, local_size: int) -> Topology:
-    """More of the same machines: each new rank is like one of the old ones."""
-    grown = copy(topology)
-    grown.world_size, grown.local_world_size = hosts * local_size, local_size
-    if topology.local_world_size != local_size:
-        grown.intra_group_size = local_size
-    devices = [topology.devices[rank % topology.world_size] for rank in range(grown.world_size)]
-    grown.devices = [
-        DeviceHardware(rank, Storage(device.storage.hbm, device.storage.ddr, device.storage.ssd), copy(device.perf))
-        for rank, device in enumerate(devices)
-    ]
-    return grown

@@ -13,10 +13,9 @@ import numpy as np
 
 from tutorec.distributed.planner.bounds import Bound
 from tutorec.distributed.planner.constraints import ParameterConstraints
-from tutorec.distributed.planner.cost import fixed_cost
+from tutorec.distributed.planner.cost import fixed_cost, kernel_model
 from tutorec.distributed.planner.enumerators import Refusal
 from tutorec.distributed.planner.interfaces import Constraints
-from tutorec.distributed.planner.kernels import kernel_model
 from tutorec.distributed.planner.options import PERF_FIELDS, ShardingOption
 from tutorec.distributed.planner.problem import (
     Choice,

@@ -15,13 +15,13 @@ from typing import Any
 
 from torch import nn
 
-from tutorec.distributed.planner.input_checks import finite
+from tutorec._check import require_finite
+from tutorec.distributed.planner.enumerators import model_tables, shardable_modules
 from tutorec.distributed.planner.interfaces import Constraints, StorageReservation
-from tutorec.distributed.planner.model_tables import model_tables, shardable_modules
 from tutorec.distributed.planner.options import Storage
-from tutorec.distributed.planner.topology import Topology
+from tutorec.distributed.planner.topology import Topology, memory_of, own_memory
 from tutorec.distributed.sharded_module import ModuleSharder
-from tutorec.errors import PlannerError, PlannerErrorType
+from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
 GIB = 1024**3
 ID_BYTES = 8
@@ -41,7 +41,7 @@ class _Reservation(StorageReservation):
 
     def _less(self, topology: Topology, left: Callable[[int], int]) -> Topology:
         """The topology with so much left of the memory of each device that computes."""
-        name = "ddr" if topology.compute_device == "cpu" else "hbm"
+        name = ("hbm", "ddr")[own_memory(topology)]
         had = [device.storage for device in topology.devices]
         reserved = topology.with_storage([replace(each, **{name: left(getattr(each, name))}) for each in had])
         self.last_reserved_topology = reserved
@@ -104,17 +104,11 @@ class FixedAbsoluteStorageReservation(_Reservation):
     """
 
     def __init__(self, hbm_reserved_bytes: int) -> None:
-        finite("hbm_reserved_bytes", hbm_reserved_bytes, "give bytes")
-        self._bytes = int(hbm_reserved_bytes)
+        self._bytes = int(require_finite("hbm_reserved_bytes", hbm_reserved_bytes, 0, error=bad_input))
 
     @classmethod
     def from_gb(cls, hbm_reserved_gb: float) -> FixedAbsoluteStorageReservation:
-        """The same in units of 2 ** 30 bytes.
-
-        Raises:
-            PlannerError: A negative number.
-        """
-        finite("hbm_reserved_gb", hbm_reserved_gb, "give units of 2 ** 30 bytes")
+        """The same in units of 2 ** 30 bytes."""
         return cls(int(hbm_reserved_gb * GIB))
 
     def reserve(
@@ -166,12 +160,8 @@ class HeuristicalStorageReservation(_Reservation):
         dense_tensor_estimate: int | None = None,
     ) -> None:
         self._percentage: float = _checked_percentage(percentage)
-        for what, number in (
-            ("parameter_multiplier", parameter_multiplier),
-            ("dense_tensor_estimate", dense_tensor_estimate or 0),
-        ):
-            finite(what, number, "give an amount")
-        self._parameter_multiplier = parameter_multiplier
+        self._parameter_multiplier = require_finite("parameter_multiplier", parameter_multiplier, 0, error=bad_input)
+        require_finite("dense_tensor_estimate", dense_tensor_estimate or 0, 0, error=bad_input)
         self._dense_tensor_estimate = dense_tensor_estimate
         self._kjt_copies = KJT_COPIES
         self.dense_storage: Storage | None = None
@@ -200,17 +190,16 @@ class HeuristicalStorageReservation(_Reservation):
             PlannerError: A device has less.
         """
         dense, batches = self._needs(module, sharders, batch_size, constraints)
-        on_cpu = topology.compute_device == "cpu"
-        self.dense_storage = Storage(0, dense) if on_cpu else Storage(dense, 0)
-        self.kjt_storage = Storage(0, batches) if on_cpu else Storage(batches, 0)
+        kind = own_memory(topology)
+        self.dense_storage = Storage(0, dense) if kind else Storage(dense, 0)
+        self.kjt_storage = Storage(0, batches) if kind else Storage(batches, 0)
         reserved = self._less(topology, lambda memory: _after_margin(memory, self._percentage) - dense - batches)
-        for before, after in zip(topology.devices, reserved.devices, strict=True):
-            left = after.storage.ddr if on_cpu else after.storage.hbm
+        for rank, left in enumerate(memory_of(reserved)[:, kind].tolist()):
             if left < 0:
-                has = before.storage.ddr if on_cpu else before.storage.hbm
-                memory = "host memory" if on_cpu else "HBM"
+                has = int(memory_of(topology)[rank, kind])
                 raise PlannerError(
-                    f"nothing is left for tables on rank {before.rank}: of {has:,} bytes of {memory}, "
+                    f"nothing is left for tables on rank {rank}: of {has:,} bytes of "
+                    f"{('HBM', 'host memory')[kind]}, "
                     f"{has - _after_margin(has, self._percentage):,} are kept as a margin "
                     f"(percentage={self._percentage}), {dense:,} for dense parameters and {batches:,} for batches "
                     f"(batch_size={batch_size}), which is {-left:,} too many: give the topology more memory, a smaller "
@@ -277,5 +266,4 @@ def _after_margin(memory: int, percentage: float) -> int:
 
 
 def _checked_percentage(percentage: float) -> float:
-    finite("percentage", percentage, "give a part of the memory, as 0.15 for 15 percent", most=1)
-    return percentage
+    return require_finite("percentage", percentage, 0, 1, error=bad_input)

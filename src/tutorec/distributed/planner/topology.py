@@ -12,18 +12,20 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from numbers import Integral
 from typing import Any, TypeVar
 
+import numpy as np
+
 import tutorec._calibration as calibration
+from tutorec._check import require_finite, require_int
 from tutorec.distributed import comm
 from tutorec.distributed.env import ranks_per_host
 from tutorec.distributed.planner import constants
 from tutorec.distributed.planner.constants import DEVICES
-from tutorec.distributed.planner.input_checks import bad_input, finite, whole
-from tutorec.distributed.planner.options import Perf, Storage
+from tutorec.distributed.planner.options import Ints, Perf, Storage
+from tutorec.errors import bad_input
 
 _T = TypeVar("_T")
 MOST_RANKS = 2**17  # of which a laptop can still tell where each piece lies
@@ -78,13 +80,7 @@ class CustomTopologyData:
         self._data = {key: list(numbers) for key, numbers in data.items()}
 
     def get_data(self, key: str) -> list[int]:
-        """Bytes of each rank.
-
-        Raises:
-            PlannerError: It says nothing of this kind of memory.
-        """
-        if key not in self._data:
-            raise bad_input(f"CustomTopologyData holds {list(self._data)} and no {key!r}: ask has_data({key!r}) first")
+        """Bytes of each rank."""
         return self._data[key]
 
     def has_data(self, key: str) -> bool:
@@ -221,14 +217,13 @@ class Topology:
         id_ms: float | None = None,
         source: str | None = None,
     ) -> None:
-        _check_ranks(world_size, local_world_size, pod_size)
+        self.world_size: int = require_int("world_size", world_size, 1, MOST_RANKS, error=bad_input)
+        self.local_world_size: int = _ranks_of_a_host(self.world_size, local_world_size, pod_size)
         if compute_device not in DEVICES:
             raise bad_input(f"compute_device {compute_device!r} is unknown: use one of {', '.join(DEVICES)}")
         usual = constants.HARDWARE["laptop"] if compute_device == "cpu" else constants.ACCELERATOR
         self.source: str = source or ("preset laptop" if compute_device == "cpu" else usual.source)
         self.compute_device: str = compute_device
-        self.world_size: int = int(world_size)
-        self.local_world_size: int = int(local_world_size or world_size)
         self.intra_group_size: int = (pod_size or 1) * self.local_world_size
         self.hbm_mem_bw: float = hbm_mem_bw
         self.ddr_mem_bw: float = _or(ddr_mem_bw, usual.ddr_mem_bw)
@@ -260,15 +255,10 @@ class Topology:
             device: ``"cpu"`` or ``"cuda"``.
             words: The constructor's other arguments.
 
-        Raises:
-            PlannerError: No hosts, or no ranks on them.
-
         Example:
             >>> Topology.hosts(2, 2).world_size
             4
         """
-        hosts = whole("hosts", hosts, 1, "give at least one, as Topology.hosts(2, 2)")
-        ranks_per_host = whole("ranks_per_host", ranks_per_host, 1, "give at least one, as Topology.hosts(2, 2)")
         return cls(hosts * ranks_per_host, device, local_world_size=ranks_per_host, **words)
 
     @classmethod
@@ -286,13 +276,9 @@ class Topology:
             >>> Topology.laptop(2).devices[0].storage.ddr // 1024**3
             8
         """
-        world_size = whole("world_size", world_size, 1, "give the number of ranks, as Topology.laptop(2)")
-        hosts = whole("hosts", hosts, 1, "give at least one")
         if world_size % hosts:
-            raise bad_input(
-                f"{world_size} ranks do not share {hosts} hosts evenly: give a number of hosts that divides them"
-            )
-        return cls._of("laptop", hosts, world_size // hosts)
+            raise bad_input(f"{world_size} ranks do not share {hosts} hosts evenly")
+        return cls._of("laptop", world_size, world_size // hosts)
 
     @classmethod
     def measured(cls, world_size: int = 2, compute_device: str = "cpu", **words: Any) -> Topology:
@@ -363,37 +349,20 @@ class Topology:
         most = constants.HARDWARE[kind].ranks_per_host
         ranks = int(found[1]) if found[1] else most
         hosts = int(found[3]) if found[3] else 1
-        if ranks < 1 or hosts < 1:
-            raise bad_input(
-                f"preset {name!r} has {hosts} hosts of {ranks} ranks: write at least one of each, as '8xH100x16'"
-            )
         if ranks > most and kind != "laptop":
             raise bad_input(
                 f"preset {name!r} puts {ranks} ranks on a host, and a host of {kind} has {most}: "
                 f"write '{most}x{kind}x{-(-ranks * hosts // most)}'"
             )
-        return cls._of(kind, hosts, ranks)
+        return cls._of(kind, hosts * ranks, ranks)
 
     @classmethod
-    def _of(cls, kind: str, hosts: int, ranks: int) -> Topology:
-        own = constants.HARDWARE[kind]
-        on_laptop = kind == "laptop"
-        return cls.hosts(
-            hosts,
-            ranks,
-            own.device,
-            hbm_cap=own.hbm_cap,
-            ddr_cap=own.ddr_cap // (hosts * ranks) if on_laptop else own.ddr_cap,
-            hbm_mem_bw=own.hbm_mem_bw,
-            ddr_mem_bw=own.ddr_mem_bw,
-            hbm_to_ddr_mem_bw=own.hbm_to_ddr_mem_bw,
-            intra_host_bw=own.intra_host_bw,
-            inter_host_bw=own.inter_host_bw,
-            bwd_compute_multiplier=own.bwd_compute_multiplier,
-            latency_ms=own.latency_ms,
-            id_ms=own.id_ms,
-            source=f"preset {kind}",
-        )
+    def _of(cls, kind: str, world_size: int, ranks_per_host: int) -> Topology:
+        machine = dict(vars(constants.HARDWARE[kind]), source=f"preset {kind}", local_world_size=ranks_per_host)
+        del machine["ranks_per_host"]
+        if kind == "laptop" and world_size:  # all ranks share it
+            machine["ddr_cap"] //= world_size
+        return cls(world_size, machine.pop("device"), **machine)
 
     @property
     def num_hosts(self) -> int:
@@ -422,10 +391,7 @@ class Topology:
         if len(storage) != self.world_size:
             raise bad_input(f"{len(storage)} storages for {self.world_size} ranks: give one for each")
         changed = copy(self)
-        changed.devices = [
-            DeviceHardware(device.rank, own, copy(device.perf))
-            for device, own in zip(self.devices, storage, strict=True)
-        ]
+        changed.devices = [DeviceHardware(rank, each, Perf(0, 0, 0, 0)) for rank, each in enumerate(storage)]
         return changed
 
     def part(self, ranks: Sequence[int], local_world_size: int | None = None) -> Topology:
@@ -447,23 +413,29 @@ class Topology:
             raise bad_input(
                 f"ranks {list(ranks)} of a topology of {self.world_size}: give some of its ranks, from 0 on"
             )
+        local_size = local_world_size or ranks_per_host(ranks, self.local_world_size)
+        return self.regrouped(ranks, local_size, local_world_size or ranks_per_host(ranks, self.intra_group_size))
+
+    def regrouped(self, ranks: Sequence[int], local_world_size: int, intra_group_size: int) -> Topology:
+        """Machines of which each rank is like one of these; numbered from 0.
+
+        Args:
+            ranks: For each new rank, the one that it is like.
+            local_world_size: New ranks of a host.
+            intra_group_size: New ranks that are connected as inside a host.
+        """
         changed = copy(self)
-        changed.world_size = len(ranks)
-        changed.local_world_size = local_world_size or ranks_per_host(ranks, self.local_world_size)
-        changed.intra_group_size = local_world_size or ranks_per_host(ranks, self.intra_group_size)
-        changed.devices = [
-            DeviceHardware(number, self.devices[rank].storage, copy(self.devices[rank].perf))
-            for number, rank in enumerate(ranks)
-        ]
+        changed.devices = [replace(self.devices[rank], rank=number) for number, rank in enumerate(ranks)]
+        changed.world_size, changed.local_world_size = len(ranks), local_world_size
+        changed.intra_group_size = intra_group_size
         return changed
 
     def _check_speeds(self) -> None:
-        names = "hbm_mem_bw ddr_mem_bw ssd_mem_bw hbm_to_ddr_mem_bw intra_host_bw inter_host_bw".split()
-        for name in names:
-            finite(name, getattr(self, name), "give bytes per ms, or leave it out", positive=True)
+        for name in "hbm_mem_bw ddr_mem_bw ssd_mem_bw hbm_to_ddr_mem_bw intra_host_bw inter_host_bw".split():
+            require_finite(name, getattr(self, name), positive=True, error=bad_input)
         times = "latency_ms id_ms bwd_compute_multiplier weighted_feature_bwd_compute_multiplier"
         for name in (*times.split(), "uneven_sharding_perf_multiplier"):
-            finite(name, getattr(self, name), "give one, or leave it out")
+            require_finite(name, getattr(self, name), 0, error=bad_input)
 
     def __repr__(self) -> str:
         devices = "".join(f"\tdevice {index} {device}\n" for index, device in enumerate(self.devices))
@@ -474,42 +446,48 @@ class Topology:
         )
 
 
-def _check_ranks(world_size: int, local_world_size: int | None, pod_size: int | None) -> None:
-    whole("world_size", world_size, 1, "give the number of ranks")
-    if world_size > MOST_RANKS:
-        raise bad_input(f"world_size={world_size:,} is more than the {MOST_RANKS:,} ranks that can be planned for")
-    if local_world_size is None:
-        local_world_size = world_size
-    if not isinstance(local_world_size, Integral) or local_world_size < 0 or local_world_size > world_size:
-        raise bad_input(f"local_world_size={local_world_size!r} of {world_size} ranks: give from 1 to {world_size}")
-    if local_world_size and world_size % local_world_size:
+def _ranks_of_a_host(world_size: int, local_world_size: int | None, pod_size: int | None) -> int:
+    """L, once it divides the ranks, and the pods divide the hosts."""
+    local_size = require_int("local_world_size", local_world_size or world_size, 1, world_size, error=bad_input)
+    if world_size % local_size:
         divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
         raise bad_input(
-            f"{world_size} ranks make no hosts of local_world_size={local_world_size} each: give one of {divisors}"
+            f"{world_size} ranks make no hosts of local_world_size={local_size} each: give one of {divisors}"
         )
-    hosts = world_size // (local_world_size or world_size)
-    if pod_size is not None and (not isinstance(pod_size, Integral) or pod_size < 1 or hosts % pod_size):
-        raise bad_input(f"pod_size={pod_size!r} of {hosts} hosts: give a number of hosts that divides them")
+    hosts = world_size // local_size
+    if hosts % require_int("pod_size", pod_size or 1, 1, hosts, error=bad_input):
+        raise bad_input(f"pod_size={pod_size} of {hosts} hosts: give a number of hosts that divides them")
+    return local_size
 
 
 def _devices(world_size: int, caps: Mapping[str, int], custom: CustomTopologyData | None) -> list[DeviceHardware]:
     """A device for each rank."""
-    numbers: dict[str, Sequence[int]] = {}
+    memory = []
     for key, cap in caps.items():
-        given = custom.get_data(key) if custom is not None and custom.has_data(key) else None
-        if given is not None and len(given) != world_size:
-            raise bad_input(
-                f"CustomTopologyData has {len(given)} numbers of {key}, and the topology {world_size} ranks: give one "
-                "for each"
-            )
-        for rank, number in enumerate([cap] if given is None else given):
-            of_rank = "" if given is None else f" of rank {rank}"
-            finite(f"{key}{of_rank}", number, "give bytes, as 80 * 1024**3", most=MOST_BYTES)
-        numbers[key] = [cap] * world_size if given is None else given
-    return [
-        DeviceHardware(rank, Storage(int(hbm), int(ddr), int(ssd)), Perf(0, 0, 0, 0))
-        for rank, (hbm, ddr, ssd) in enumerate(zip(*numbers.values(), strict=True))
-    ]
+        of_ranks = custom.get_data(key) if custom is not None and custom.has_data(key) else [cap] * world_size
+        if len(of_ranks) != world_size:
+            raise bad_input(f"CustomTopologyData has {len(of_ranks)} numbers of {key} for {world_size} ranks")
+        for number in set(of_ranks):
+            require_finite(key, number, 0, MOST_BYTES, error=bad_input)
+        memory.append([int(number) for number in of_ranks])
+    storages = (Storage(*of_rank) for of_rank in zip(*memory, strict=True))
+    return [DeviceHardware(rank, storage, Perf(0, 0, 0, 0)) for rank, storage in enumerate(storages)]
+
+
+def memory_of(topology: Any) -> Ints:
+    """``[W, 3]``: bytes of each rank, HBM, DDR and SSD; of tutorec's topology or TorchRec's.
+
+    Example:
+        >>> memory_of(Topology(1, "cuda", hbm_cap=8, ddr_cap=4, ssd_cap=2)).tolist()
+        [[8, 4, 2]]
+    """
+    storages = [device.storage for device in topology.devices]
+    return np.array([[each.hbm, each.ddr, getattr(each, "ssd", 0)] for each in storages], dtype=np.int64)
+
+
+def own_memory(topology: Topology) -> int:
+    """The number of the memory that ranks compute in: 0 HBM, 1 DDR."""
+    return int(topology.compute_device == "cpu")
 
 
 def _or(given: _T | None, usual: _T) -> _T:
@@ -542,18 +520,3 @@ def this_machine(world_size: int, device: str, local_world_size: int | None) -> 
         warnings.warn(f"the planner uses the preset's speeds: {kept.state}", UserWarning, stacklevel=2)
     usual.source = f"{usual.source}; {kept.state}"
     return usual
-
-
-def speeds_text(topology: Topology) -> str:
-    """The speeds of one rank, in a line."""
-
-    def gib(bandwidth: float) -> str:
-        return f"{bandwidth * 1000 / 1024**3:.2f} GiB/s"
-
-    memory = topology.ddr_mem_bw if topology.compute_device == "cpu" else topology.hbm_mem_bw
-    copied = "" if topology.compute_device == "cpu" else f", from the host {gib(topology.hbm_to_ddr_mem_bw)}"
-    return (
-        f"rows of a lookup {gib(memory)}; an update {topology.bwd_compute_multiplier:.2f} times that and "
-        f"{topology.id_ms * 1e6:.0f} ns an id; sent {gib(topology.intra_host_bw)}, {topology.latency_ms:.3f} ms an "
-        f"exchange{copied}"
-    )

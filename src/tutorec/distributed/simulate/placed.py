@@ -12,7 +12,7 @@ from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec.distributed.fused_params import optimizer_spec_of_parameter
 from tutorec.distributed.placed_pieces import placed_pieces
 from tutorec.distributed.plan import ParameterSharding, ShardingPlan, ShardingType
-from tutorec.distributed.planner.kernels import kernel_model
+from tutorec.distributed.planner.cost import kernel_model
 from tutorec.distributed.simulate.work import SimulatedTable
 from tutorec.distributed.tables import check_plan_covers
 from tutorec.errors import PlannerError, PlannerErrorType

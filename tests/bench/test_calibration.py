@@ -12,12 +12,13 @@ import pytest
 import tutorec._calibration as kept_calibration
 from tutorec import EmbeddingBagCollection, EmbeddingBagConfig, cli
 from tutorec._calibration import Calibration, fingerprint
+from tutorec.bench import calibration
+from tutorec.bench.calibration import CASES, case_plan, loads, solve
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan import ShardingType
-from tutorec.distributed.planner import EmbeddingShardingPlanner, Topology, measuring
+from tutorec.distributed.planner import EmbeddingShardingPlanner, Topology
 from tutorec.distributed.planner import topology as machines
 from tutorec.distributed.planner.cost import exchanges
-from tutorec.distributed.planner.measuring import CASES, case_plan, loads, solve
 from tutorec.distributed.shard_geometry import exact_cover
 from tutorec.errors import PlannerError
 from tutorec.spmd import Ranks
@@ -66,7 +67,7 @@ def test_a_calibration_is_a_counted_amount_of_work() -> None:
     """What bounds its time: so many steps, ids and bytes of tables, whatever a clock says."""
     tables = [(table, samples) for n in range(len(CASES)) for plan in [case_plan(n, 2)] for table in plan[0]
               for samples in [plan[2]]]  # fmt: skip
-    assert len(CASES) * (measuring.WARMUP + measuring.ROUNDS) <= 200
+    assert len(CASES) * (calibration.WARMUP + calibration.ROUNDS) <= 200
     assert sum(4 * table.rows * table.columns for table, _ in tables) <= 200e6
     assert sum(samples * table.pooling for table, samples in tables) <= 250_000
 
@@ -89,8 +90,8 @@ def test_times_that_the_estimate_gives_lead_back_to_its_numbers(world_size: int)
 
 
 def _measure_first_case(rank: int, world_size: int) -> tuple[np.ndarray, float]:
-    measuring.CASES, measuring.ROUNDS = CASES[:1], 2
-    return measuring._measure("cpu", rank, world_size)
+    calibration.CASES, calibration.ROUNDS = CASES[:1], 2
+    return calibration._measure("cpu", rank, world_size)
 
 
 def test_ranks_measure_both_phases_of_a_case() -> None:
@@ -104,8 +105,8 @@ def test_ranks_measure_both_phases_of_a_case() -> None:
 def test_a_calibration_is_solved_from_what_ranks_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = np.full((len(CASES), 2), 0.002)
     pool = type("Pool", (), {"run": lambda *_: [(seconds, 0.0)] * 2})
-    monkeypatch.setattr(measuring, "Ranks", lambda *_, **__: nullcontext(pool()))
-    measured = measuring.calibrate(["cpu"])
+    monkeypatch.setattr(calibration, "Ranks", lambda *_, **__: nullcontext(pool()))
+    measured = calibration.calibrate(["cpu"])
     assert measured.changes() == ""
     assert set(measured.speeds["cpu"]) == set(SPEEDS)
     assert all(np.isfinite(number) and number >= 0 for number in measured.speeds["cpu"].values())
@@ -115,7 +116,7 @@ def test_the_command_keeps_and_tells_what_it_measured(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = Calibration("2026-11-22", fingerprint(), {"cpu": SPEEDS})
-    monkeypatch.setattr(measuring, "calibrate", lambda: measured)
+    monkeypatch.setattr(calibration, "calibrate", lambda: measured)
     assert cli.main(["calibrate"]) == 0
     assert capsys.readouterr().out == (
         "cpu: rows of a lookup 3.73 GiB/s; an update 0.50 times that and 30 ns an id; sent 0.84 GiB/s, 0.250 ms an "

@@ -349,6 +349,21 @@ def _copy_bandwidth(device: torch.device) -> float:
     return _COPIED / float(np.percentile([copy() for _ in range(ROUNDS)], 25))
 
 
+def speeds_text(topology: Topology) -> str:
+    """The speeds of one rank, in a line."""
+
+    def gib(bandwidth: float) -> str:
+        return f"{bandwidth * 1000 / 1024**3:.2f} GiB/s"
+
+    memory = topology.ddr_mem_bw if topology.compute_device == "cpu" else topology.hbm_mem_bw
+    copied = "" if topology.compute_device == "cpu" else f", from the host {gib(topology.hbm_to_ddr_mem_bw)}"
+    return (
+        f"rows of a lookup {gib(memory)}; an update {topology.bwd_compute_multiplier:.2f} times that and "
+        f"{topology.id_ms * 1e6:.0f} ns an id; sent {gib(topology.intra_host_bw)}, {topology.latency_ms:.3f} ms an "
+        f"exchange{copied}"
+    )
+
+
 __all__ = [
     "CASES",
     "Cut",
@@ -360,4 +375,5 @@ __all__ = [
     "estimated_ms",
     "loads",
     "solve",
+    "speeds_text",
 ]
