@@ -148,6 +148,8 @@ class HostPooledEmbeddings(nn.Module):
     Inside a host rank (h, l) sends the samples of rank (h', l') to its neighbour (h, l'), for each h' and l': D_h
     columns each. Across hosts it sends the sums of the samples of rank (h', l) to that rank. Backward the same numbers.
 
+    ::
+
         rank (h, l), L ranks on each of H hosts     slices for every rank
           | reduce-scatter inside the host          I sum the slices for ranks (0, l) ... (H-1, l)
           | all-to-all across hosts                 slice (h', l) goes to its rank
