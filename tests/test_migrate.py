@@ -27,7 +27,7 @@ from torchrec_dlrm.data import loader
 from .torchrec import local
 
 NOTE = "torchrec is a library", "torchrec.txt", "see torchrec.modules for more"
-PATHS = ["torchrec.modules.mlp.MLP", 'torchrec.sparse', "torchrec.modules.mc_modules.LRU_EvictionPolicy"]
+PATHS = ["torchrec.modules.mlp.MLP", 'torchrec.sparse', "torchrec.modules.embedding_tower.EmbeddingTower"]
 
 
 def tables(torchrec_rows=3, **torchrec_options):
@@ -67,7 +67,7 @@ def test_names_and_calls_that_do_not_move_are_named_with_their_line(tmp_path: Pa
     places = [(line, name) for line, name, _ in found]
     assert places == [
         (5, "torchrec.metrics.ne.NEMetric"),
-        (15, "torchrec.modules.mc_modules.LRU_EvictionPolicy"),
+        (15, "torchrec.modules.embedding_tower.EmbeddingTower"),
         (21, "torchrec.distributed.planner.types.SharderData"),
         (23, "torchrec.distributed.train_pipeline.TrainPipelineSparseDist()"),
         (24, "torchrec.EmbeddingBagConfig()"),
@@ -76,7 +76,7 @@ def test_names_and_calls_that_do_not_move_are_named_with_their_line(tmp_path: Pa
     ]
     problems = [problem for _, _, problem in found]
     assert problems[0].startswith("there is no metrics in tutorec: use torchmetrics")
-    assert "mixing_hash" in problems[1]
+    assert "call the interaction" in problems[1]
     assert problems[3].startswith("there is no argument torchrec; it takes model, optimizer, device, ")
     assert problems[4].startswith("there is no argument rows; it takes num_embeddings, embedding_dim")
     assert problems[5].startswith("there is no argument is_waited; it takes tables, is_weighted")
@@ -111,7 +111,7 @@ def test_write_renames_code_and_nothing_else(tmp_path: Path):
         from tutorec.metrics.ne import NEMetric
         from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
         from tutorec import (
-        PATHS = ["tutorec.modules.mlp.MLP", 'tutorec.sparse', "tutorec.modules.mc_modules.LRU_EvictionPolicy"]
+        PATHS = ["tutorec.modules.mlp.MLP", 'tutorec.sparse', "tutorec.modules.embedding_tower.EmbeddingTower"]
             global tutorec
             print(f"{tutorec.__version__} {{torchrec}} torchrec")
             return tutorec.PoolingType.SUM, Table(name="a", rows=torchrec_rows), KeyedJaggedTensor.empty()

@@ -53,7 +53,7 @@ def test_from_import_is_known_behind_256_other_names():
 @pytest.mark.parametrize(
     ("statement", "start"),
     [
-        ("import tutorec.modules.mc_modules", "No module named 'tutorec.modules.mc_modules'. "),
+        ("import tutorec.modules.itep_modules", "No module named 'tutorec.modules.itep_modules'. "),
         ("import tutorec.metrics.ne", "No module named 'tutorec.metrics'. "),
         ("from tutorec.metrics.ne import NEMetric", "No module named 'tutorec.metrics'. "),
         ("import importlib; importlib.import_module('tutorec.metrics')", "No module named 'tutorec.metrics'. "),
@@ -66,7 +66,7 @@ def test_import_of_a_missing_module_says_what_to_use(statement: str, start: str)
     assert start.split("'")[1] == caught.value.name
 
 
-@pytest.mark.parametrize(("package", "name"), [("tutorec", "metrics"), ("tutorec.modules", "mc_modules")])
+@pytest.mark.parametrize(("package", "name"), [("tutorec", "metrics"), ("tutorec.modules", "itep_modules")])
 def test_from_import_of_a_missing_module_says_what_to_use(package: str, name: str):
     with pytest.raises(ImportError, match=f"cannot import name '{name}' from '{package}' .* TorchRec has it"):
         exec(f"from {package} import {name}", {})

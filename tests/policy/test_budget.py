@@ -36,6 +36,7 @@ LONG_SIGNATURES = frozenset(
         "tutorec.distributed.train_pipeline.sparse_dist.TrainPipelineFusedSparseDist.__init__",
         "tutorec.distributed.train_pipeline.sparse_dist.TrainPipelineSparseDist.__init__",
         "tutorec.inference.modules.shard_quant_model",
+        "tutorec.modules.mc_modules.MCHManagedCollisionModule.__init__",
     }
 )
 

@@ -1,0 +1,194 @@
+"""Collections of tables behind managed collisions: raw ids in, rows or pooled rows out."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.modules.mc_modules import ManagedCollisionCollection
+from tutorec.optim.row_reset import reset_optimizer_rows
+from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.keyed import KeyedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+@torch.no_grad()
+def evict(evictions: dict[str, Tensor | None], ebc: nn.Module, in_place: bool = False) -> None:
+    """Reset rows that belong to another id now: initial values are drawn again, and optimizers forget the rows.
+
+    Args:
+        evictions: Table name -> rows [U], or None.
+        ebc: The collection that holds the tables.
+        in_place: Whether autograd is not told that the tables change, so that a backward that needs their old values
+            uses the new ones instead of being an error.
+
+    Source:
+        TorchRec's ``torchrec.modules.mc_embedding_modules.evict``, which does nothing.
+    """
+    configs, tables = _tables_of(ebc)
+    for config in configs:
+        rows, weight = evictions.get(config.name), cast(Tensor, tables[config.name].weight)
+        if rows is None or not rows.numel() or weight.is_meta:
+            continue
+        initial = weight.new_empty(rows.numel(), weight.shape[1])
+        config.init_weight(initial)
+        (weight.data if in_place else weight)[rows] = initial
+        reset_optimizer_rows(weight, rows)
+
+
+def _tables_of(collection: nn.Module) -> tuple[list[BaseEmbeddingConfig], nn.ModuleDict]:
+    if isinstance(collection, EmbeddingBagCollection):
+        return [*collection.embedding_bag_configs()], collection.embedding_bags
+    assert isinstance(collection, EmbeddingCollection), f"{type(collection).__name__} is not a collection of tables"
+    return [*collection.embedding_configs()], collection.embeddings
+
+
+class BaseManagedCollisionEmbeddingCollection(nn.Module):
+    """A collection of tables and the mappings of raw ids to their rows. The base class of both kinds of collections.
+
+    In training mode a forward observes the batch, changes the mappings where that is due, and then looks all of the
+    batch up by the new mappings. Rows that the change gave to other ids are reset before that: their values are drawn
+    again and the state of optimizers is that of a new row. In eval mode nothing changes.
+
+    Args:
+        embedding_module: The tables.
+        managed_collision_collection: The mappings, one for each table.
+        return_remapped_features: Whether ``forward`` returns the rows that were looked up, beside the result.
+        allow_in_place_embed_weight_update: Whether rows may be reset between a forward and its backward even if that
+            backward needs the old values; else it is an error of autograd.
+
+    Raises:
+        ValueError: Tables and mappings were made from different configs.
+
+    Source:
+        TorchRec's ``torchrec.modules.mc_embedding_modules.BaseManagedCollisionEmbeddingCollection``.
+    """
+
+    def __init__(
+        self,
+        embedding_module: EmbeddingBagCollection | EmbeddingCollection,
+        managed_collision_collection: ManagedCollisionCollection,
+        return_remapped_features: bool = False,
+        allow_in_place_embed_weight_update: bool = False,
+    ) -> None:
+        super().__init__()
+        configs, mapped = _tables_of(embedding_module)[0], list(managed_collision_collection.embedding_configs())
+        if configs != mapped:
+            raise ValueError(
+                f"{type(self).__name__}: the configs of the tables {[config.name for config in configs]} and of the "
+                f"mappings {[config.name for config in mapped]} differ; build both from one list"
+            )
+        self._managed_collision_collection = managed_collision_collection
+        self._return_remapped_features = return_remapped_features
+        self._allow_in_place_embed_weight_update = allow_in_place_embed_weight_update
+        self._embedding_module = embedding_module
+
+    def forward(
+        self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True
+    ) -> tuple[KeyedTensor | dict[str, JaggedTensor], KeyedJaggedTensor | None]:
+        """Look raw ids up.
+
+        Args:
+            features: The batch, of raw ids.
+            mutate_miss_lengths: Whether ids without a row may be taken out of their lists.
+
+        Returns:
+            What the collection of tables returns, and the batch of rows or None.
+        """
+        mapping = self._managed_collision_collection
+        remapped = mapping(features, mutate_miss_lengths=mutate_miss_lengths)
+        evict(mapping.evict(), self._embedding_module, self._allow_in_place_embed_weight_update)
+        embedded = self._embedding_module(remapped)
+        return embedded, remapped if self._return_remapped_features else None
+
+    def lookup_remapped_lengths_mask(self, features: KeyedJaggedTensor) -> Tensor:
+        """Which lists of the batch have ids after remapping [F * B]."""
+        return self._managed_collision_collection(features, mutate_miss_lengths=True).lengths().bool()
+
+    def lookup_remapped_lengths_mask_and_runtime_meta(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        """Which lists have ids after remapping [F * B], and what hash mappings hold beside the ids [N, ...]."""
+        remapped = self._managed_collision_collection(features, mutate_miss_lengths=True)
+        meta = self._managed_collision_collection.lookup_custom_runtime_meta(remapped)
+        return remapped.lengths().bool(), meta
+
+
+class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollection):
+    """An `EmbeddingCollection` whose ids are raw ids: one row for each of them.
+
+    Args:
+        embedding_collection: The tables.
+        managed_collision_collection: The mappings, one for each table.
+        return_remapped_features: As of `BaseManagedCollisionEmbeddingCollection`.
+        allow_in_place_embed_weight_update: As there.
+
+    Source:
+        TorchRec's ``torchrec.modules.mc_embedding_modules.ManagedCollisionEmbeddingCollection``.
+    """
+
+    def __init__(
+        self,
+        embedding_collection: EmbeddingCollection,
+        managed_collision_collection: ManagedCollisionCollection,
+        return_remapped_features: bool = False,
+        allow_in_place_embed_weight_update: bool = False,
+    ) -> None:
+        super().__init__(
+            embedding_collection,
+            managed_collision_collection,
+            return_remapped_features,
+            allow_in_place_embed_weight_update,
+        )
+
+    @property
+    def _embedding_collection(self) -> EmbeddingCollection:
+        return cast(EmbeddingCollection, self._embedding_module)
+
+
+class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollection):
+    """An `EmbeddingBagCollection` whose ids are raw ids: one pooled row for each bag.
+
+    Args:
+        embedding_bag_collection: The tables.
+        managed_collision_collection: The mappings, one for each table.
+        return_remapped_features: As of `BaseManagedCollisionEmbeddingCollection`.
+        allow_in_place_embed_weight_update: As there.
+
+    Example:
+        >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
+        >>> from tutorec.modules.mc_modules import LFU_EvictionPolicy, MCHManagedCollisionModule
+        >>> tables = [EmbeddingBagConfig(num_embeddings=4, embedding_dim=2, name="t", feature_names=["item"])]
+        >>> mapping = MCHManagedCollisionModule(4, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1)
+        >>> model = ManagedCollisionEmbeddingBagCollection(
+        ...     EmbeddingBagCollection(tables), ManagedCollisionCollection({"t": mapping}, tables), True
+        ... )
+        >>> raw = KeyedJaggedTensor(["item"], torch.tensor([10**12, 77, 10**12]), lengths=torch.tensor([2, 1]))
+        >>> pooled, rows = model(raw)
+        >>> pooled.values().shape, rows.values()
+        (torch.Size([2, 2]), tensor([1, 2, 1]))
+
+    Source:
+        TorchRec's ``torchrec.modules.mc_embedding_modules.ManagedCollisionEmbeddingBagCollection``.
+    """
+
+    def __init__(
+        self,
+        embedding_bag_collection: EmbeddingBagCollection,
+        managed_collision_collection: ManagedCollisionCollection,
+        return_remapped_features: bool = False,
+        allow_in_place_embed_weight_update: bool = False,
+    ) -> None:
+        super().__init__(
+            embedding_bag_collection,
+            managed_collision_collection,
+            return_remapped_features,
+            allow_in_place_embed_weight_update,
+        )
+
+    @property
+    def _embedding_bag_collection(self) -> EmbeddingBagCollection:
+        return cast(EmbeddingBagCollection, self._embedding_module)
