@@ -514,7 +514,7 @@ def test_validation_off_skips_the_check_of_ids():
             {"sharding_type": "data_parallel"},
             r"sharding type 'data_parallel'; supported now: table_wise, row_wise, col",
         ),
-        ({"shape": (9, 4)}, r"made for a table 'things' of 9 x 4 rows .* this one is 5 x 4"),
+        ({"shape": (9, 4)}, r"made for a table 'things' of 9 x 4 rows .* this one has 5 x 4"),
     ],
 )
 def test_plans_that_cannot_be_carried_out_say_why(word, message):

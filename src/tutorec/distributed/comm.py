@@ -1,8 +1,9 @@
-"""The one door to ``torch.distributed``: every byte that leaves a rank passes here, is counted, and leaves in order.
+"""The collectives of ``torch.distributed``, issued in order and counted.
 
-Two rules are kept. *Order*: ranks match collectives by the order in which they are issued, so that two threads of one
-rank that issue on the same group can swap each other's results without any error; one thread issues, and a second is
-refused. *Counting*: observers (`traffic.count_traffic`, tests, the book's traces) see every issue before it happens.
+It keeps two rules. *Order*: ranks match collectives by the order in which they are issued. Two
+threads of one rank that issue on the same group can receive each other's results without an error,
+so a second thread is refused. *Counting*: observers (`traffic.count_traffic`, tests, the book's
+traces) see every issue before it happens.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from tutorec.spmd.progress import note
 
 @dataclass(frozen=True)
 class Issue:
-    """One collective that is about to be issued by this rank.
+    """One collective that this rank is about to issue.
 
     Args:
-        stage: What it is for, e.g. ``"input ids"``.
+        stage: Its purpose, e.g. ``"input ids"``.
         source: This rank.
-        sent: (destination, bytes) for every other rank that is sent something.
+        sent: (destination, bytes) for every other rank that receives something.
     """
 
     stage: str
@@ -41,7 +42,7 @@ class Issue:
     sent: tuple[tuple[int, int], ...]
 
 
-# Called in order before every issue. Per process: a rank has one stream of collectives.
+# Called in order before every issue. Per process: a rank has one sequence of collectives.
 observers: list[Callable[[Issue], None]] = []
 
 _issuing_thread: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
@@ -49,7 +50,7 @@ _exchanges: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyD
 
 
 class _InFlight(Awaitable[torch.Tensor]):
-    """What arrives, with what was sent kept alive until then."""
+    """Awaitable of a received tensor, which keeps the sent tensor alive."""
 
     def __init__(self, work: Any, sent: torch.Tensor, received: torch.Tensor) -> None:
         self._flight: tuple[Any, torch.Tensor, torch.Tensor] | None = (work, sent, received)
@@ -59,7 +60,7 @@ class _InFlight(Awaitable[torch.Tensor]):
         work, _, received = self._flight
         work.wait()
         self._flight = None
-        if received.is_cuda:  # It may be waited for on another stream than the one that it was allocated on.
+        if received.is_cuda:  # it may be awaited on another stream than the one that allocated it
             received.record_stream(torch.cuda.current_stream())
         return received
 
@@ -72,19 +73,20 @@ def all_to_all(
     stage: str,
     codec: CommCodec | None = None,
 ) -> Awaitable[torch.Tensor]:
-    """Issue the exchange of slices of a flat tensor: slice ``r`` of ``send`` goes to rank ``r``.
+    """Issue an all-to-all of a flat tensor: slice ``r`` of ``send`` goes to rank ``r``.
 
     Args:
-        send: ``[sum(send_counts)]``, contiguous; not to be written to until the result has been waited for.
-        send_counts: Elements for each rank, W of them.
-        receive_counts: Elements from each rank, W of them.
+        send: ``[sum(send_counts)]``, contiguous; must not be written to until the result has been
+            awaited.
+        send_counts: Elements for each rank, W numbers.
+        receive_counts: Elements from each rank, W numbers.
         group: The ranks.
-        stage: Under what the bytes are counted.
-        codec: In what type they travel; None: as they are.
+        stage: The name under which the bytes are counted.
+        codec: Data type in which they are sent; None keeps it.
 
     Returns:
-        A promise of ``[sum(receive_counts)]``, slice ``r`` from rank ``r``. In a world of 1 nothing is sent and the
-        result is ``send`` itself.
+        An awaitable of ``[sum(receive_counts)]``, slice ``r`` from rank ``r``. In a world of 1
+        nothing is sent and the result is ``send`` itself.
     """
     if len(send_counts) == 1:
         return NoWait(send)
@@ -105,19 +107,21 @@ def all_to_all_slices(
     stage: str,
     codec: CommCodec | None = None,
 ) -> Awaitable[list[torch.Tensor]]:
-    """`all_to_all` for results that are going to be put together anyway: the slices apart, mine not copied.
+    """`all_to_all` that returns separate slices, without a copy of this rank's own slice.
+
+    Use it for slices that are concatenated or added anyway.
 
     Args:
-        send: As of `all_to_all`; not to be written to while a slice of the result is in use.
-        send_counts: As of `all_to_all`.
-        receive_counts: As of `all_to_all`.
+        send: As for `all_to_all`; must not be written to while a slice of the result is in use.
+        send_counts: As for `all_to_all`.
+        receive_counts: As for `all_to_all`.
         group: The ranks.
-        stage: Under what the bytes are counted.
-        codec: In what type they travel; None: as they are.
+        stage: The name under which the bytes are counted.
+        codec: Data type in which they are sent; None keeps it.
 
     Returns:
-        A promise of W slices, slice ``r`` from rank ``r``. Mine is a view of ``send`` on the first rank and the last,
-        where what the others get lies in one piece.
+        An awaitable of W slices, slice ``r`` from rank ``r``. This rank's own slice is a view of
+        ``send`` on the first and the last rank, where the other slices are contiguous.
     """
     if len(send_counts) == 1:
         return NoWait([send])
@@ -146,21 +150,23 @@ def reduce_scatter(
     stage: str,
     codec: CommCodec | None = None,
 ) -> Awaitable[torch.Tensor]:
-    """Issue the sum over ranks of a flat tensor, of which every rank keeps one slice: slice ``r`` stays on rank ``r``.
+    """Issue a reduce-scatter of a flat tensor: slice ``r``, summed over ranks, goes to rank ``r``.
 
-    Each rank hands its slices over and adds up what it receives, in rank order: the same bits at every run, on every
-    backend, for the bytes of any other way (``sum(counts) - counts[r]`` elements from rank r). What is narrower than
-    32 bits is added in float32, so that only the values sent are rounded, never a sum.
+    Each rank sends its slices to the other ranks and adds the slices it receives in rank order. The
+    result has the same bits in every run and on every backend. Rank r sends ``sum(counts) -
+    counts[r]`` elements, as any reduce-scatter does. Types narrower than 32 bits are added in
+    float32, so that only the sent values are rounded, never a sum.
 
     Args:
-        send: ``[sum(counts)]``, contiguous; not to be written to until the result has been waited for.
+        send: ``[sum(counts)]``, contiguous; must not be written to until the result has been
+            awaited.
         counts: Elements of each rank's slice, the same W numbers on every rank.
         group: The ranks.
-        stage: Under what the bytes are counted.
-        codec: In what type they travel; None: as they are.
+        stage: The name under which the bytes are counted.
+        codec: Data type in which they are sent; None keeps it.
 
     Returns:
-        A promise of ``[counts[me]]``. In a world of 1 it is ``send`` itself.
+        An awaitable of ``[counts[rank]]``. In a world of 1 it is ``send`` itself.
     """
     if len(counts) == 1:
         return NoWait(send)
@@ -185,37 +191,39 @@ def all_gather(
     stage: str,
     codec: CommCodec | None = None,
 ) -> Awaitable[torch.Tensor]:
-    """Issue the collection of every rank's flat tensor on every rank; ranks may give different numbers of elements.
+    """Issue an all-gather of flat tensors; ranks may have different numbers of elements.
 
-    Sends ``(W - 1) * counts[me]`` elements.
+    Sends ``(W - 1) * counts[rank]`` elements.
 
     Args:
-        mine: ``[counts[me]]``, contiguous; not to be written to until the result has been waited for.
-        counts: Elements that each rank gives, the same W numbers on every rank.
+        mine: ``[counts[rank]]``, contiguous; must not be written to until the result has been
+            awaited.
+        counts: Elements of each rank, the same W numbers on every rank.
         group: The ranks.
-        stage: Under what the bytes are counted.
-        codec: In what type they travel; None: as they are.
+        stage: The name under which the bytes are counted.
+        codec: Data type in which they are sent; None keeps it.
 
     Returns:
-        A promise of ``[sum(counts)]``, rank 0's elements first. In a world of 1 it is ``mine`` itself.
+        An awaitable of ``[sum(counts)]``, rank 0's elements first. In a world of 1 it is ``mine``
+        itself.
     """
     world_size = len(counts)
     if world_size == 1:
         return NoWait(mine)
-    # An exchange of copies takes ranks that give different numbers, and costs no more than torch's own collection.
+    # An all-to-all of copies supports different sizes and costs no more than torch's all-gather.
     return all_to_all(mine.repeat(world_size), [mine.numel()] * world_size, counts, group, stage, codec)
 
 
 def broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, stage: str) -> None:
-    """Overwrite a tensor with that of one rank, on every rank. Blocks.
+    """Overwrite a tensor on every rank with that of one rank. Blocks.
 
-    The source sends the tensor's bytes to each other rank, the others send nothing.
+    The source sends the tensor to each other rank.
 
     Args:
-        tensor: Of the same shape and dtype on every rank; written in place.
-        source: Whose numbers count: a rank of ``group``.
+        tensor: Same shape and dtype on every rank; written in place.
+        source: The rank of ``group`` whose values are used.
         group: The ranks.
-        stage: Under what the bytes are counted.
+        stage: The name under which the bytes are counted.
     """
     world_size = group.size()
     if world_size == 1:
@@ -226,23 +234,23 @@ def broadcast(tensor: torch.Tensor, source: int, group: dist.ProcessGroup, stage
 
 
 def message_device(group: dist.ProcessGroup) -> torch.device:
-    """Where a message made of Python values must lie to travel: the CPU, or the GPU where the group takes no other."""
+    """Device on which a message must be: the CPU, or the GPU if the group supports no other."""
     if backend_for(group, "cpu") is not None:
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def broadcast_object(value: Any, source: int, group: dist.ProcessGroup, stage: str) -> Any:
-    """A picklable object of one rank, on every rank. Blocks; for the rare: a plan, an error.
+    """Return a picklable object of one rank on every rank. Blocks; for rare, small messages.
 
     Args:
-        value: What ``source`` has to say; the others' is not looked at.
+        value: The object; ignored on ranks other than ``source``.
         source: A rank of ``group``.
         group: The ranks.
-        stage: Under what the bytes are counted.
+        stage: The name under which the bytes are counted.
 
     Returns:
-        The source's object; there the same, elsewhere a copy.
+        The source's object: the same object on the source, a copy elsewhere.
     """
     if group.size() == 1:
         return value
@@ -257,7 +265,7 @@ def broadcast_object(value: Any, source: int, group: dist.ProcessGroup, stage: s
 
 
 def all_gather_ints(values: Sequence[int], group: dist.ProcessGroup, stage: str) -> list[list[int]]:
-    """The 64-bit integers of every rank, in rank order; every rank gives equally many.
+    """The 64-bit integers of every rank, in rank order; every rank passes the same number of them.
 
     Blocks. Sends ``8 * len(values)`` bytes to each other rank.
     """
@@ -273,7 +281,7 @@ def all_gather_ints(values: Sequence[int], group: dist.ProcessGroup, stage: str)
 
 
 def all_gather_objects(value: Any, group: dist.ProcessGroup, stage: str) -> list[Any]:
-    """A picklable object of every rank, in rank order. Blocks; for the rare and small, e.g. the text of an error."""
+    """A picklable object of every rank, in rank order. Blocks; for rare, small messages."""
     world_size = group.size()
     if world_size == 1:
         return [value]
@@ -284,10 +292,11 @@ def all_gather_objects(value: Any, group: dist.ProcessGroup, stage: str) -> list
 
 
 def get_local_size(world_size: int | None = None) -> int:
-    """L, the ranks of a host: ``LOCAL_WORLD_SIZE`` (or what MPI calls it), which torchrun and `Ranks` set.
+    """L, the ranks of a host: ``LOCAL_WORLD_SIZE``, as torchrun and `Ranks` set it, or MPI's.
 
-    Where it is not set all ranks share one host; TorchRec takes 8 for it. Where it does not divide the number of ranks,
-    or torchrun runs on hosts of different sizes, there is a warning, and they share one host, too.
+    If it is not set, all ranks share one host; TorchRec assumes 8 ranks per host. If it does not
+    divide the number of ranks, or torchrun runs on hosts of different sizes, a warning is issued
+    and all ranks share one host.
 
     Args:
         world_size: W; by default that of the default process group.
@@ -307,18 +316,18 @@ def get_local_size(world_size: int | None = None) -> int:
     differ = hosts_differ(local_size)
     if local_size < 1 or world_size % local_size or differ:
         why = "is not that of every host" if differ else f"does not divide {world_size} ranks"
-        warnings.warn(f"LOCAL_WORLD_SIZE={local_size} {why}: all are taken to share one host", stacklevel=2)
+        warnings.warn(f"LOCAL_WORLD_SIZE={local_size} {why}: all ranks are assumed to share one host", stacklevel=2)
         return world_size
     return local_size
 
 
 def get_local_rank(world_size: int | None = None, rank: int | None = None) -> int:
-    """This rank's number on its host: ``LOCAL_RANK`` (or what MPI calls it), else its rank modulo the host's ranks.
+    """This rank's number on its host: ``LOCAL_RANK`` (or MPI's variable), else rank modulo L.
 
     Args:
         world_size: W; by default that of the default process group.
-        rank: This rank; by default that in the default process group. It is read where ``LOCAL_RANK`` is not set or
-            is no rank of a host of this size.
+        rank: This rank; by default that in the default process group. Used if ``LOCAL_RANK`` is not
+            set or not less than L.
 
     Example:
         >>> get_local_rank(world_size=2, rank=1)
@@ -336,18 +345,18 @@ def get_local_rank(world_size: int | None = None, rank: int | None = None) -> in
 
 
 def _number_in_environment(names: Sequence[str]) -> int | None:
-    """The first of these variables that holds a number from 0; a launcher sets one of them."""
+    """The value of the first set variable, a number from 0; launchers set one of them."""
     for name in names:
         text = os.environ.get(name, "-1")
         if not text.lstrip("-").isdigit():
-            raise ValueError(f"{name}={text!r} is no number of ranks: unset it, or let torchrun or Ranks set it")
+            raise ValueError(f"{name}={text!r} is not a number of ranks: unset it, or let torchrun or Ranks set it")
         if int(text) >= 0:
             return int(text)
     return None
 
 
 def number_of_next_exchange(group: dist.ProcessGroup) -> int:
-    """1, 2, 3 ... of a group: the same on every rank where all build their exchanges in the same order."""
+    """Number the exchanges of a group 1, 2, 3, ..., the same on ranks that build them alike."""
     _exchanges[group] = number = _exchanges.get(group, 0) + 1
     return number
 
@@ -370,10 +379,10 @@ def _announce(group: dist.ProcessGroup, stage: str, bytes_to: Sequence[int]) -> 
 
 
 def check_thread(group: dist.ProcessGroup) -> None:
-    """Refuse a second thread of this rank that issues collectives on a group.
+    """Raise if a second thread of this rank issues collectives on a group.
 
     Raises:
-        RuntimeError: Another thread, which is alive, has issued before.
+        RuntimeError: Another thread, which is still alive, has issued before.
     """
     thread = threading.get_ident()
     owner = _issuing_thread.get(group)
@@ -383,8 +392,9 @@ def check_thread(group: dist.ProcessGroup) -> None:
         _issuing_thread[group] = thread
         give_threads_time(group)
         return
-    # Autograd's device threads are not Python's (dummies at most, where one has logged): while one issues, the thread
-    # that called backward() waits for it, so the order of issues is still one thread's.
+    # Autograd's device threads are not Python threads (dummies at most, where one has logged).
+    # While one of them issues, the thread that called backward() waits, so the order is still that
+    # of one thread.
     threads = (other for other in threading.enumerate() if not isinstance(other, threading._DummyThread))
     alive = {other.ident: other.name for other in threads}
     if thread not in alive:

@@ -1,8 +1,8 @@
-"""An `EmbeddingCollection` whose tables lie on several ranks: same input, same output, same names.
+"""`EmbeddingCollection` sharded over the ranks of a process group.
 
-A row comes back for each id, and nothing is pooled. How ids find their rows and how rows come home stands in
-``sharding/sequence_sharding.py``; what all sharded collections have in common, in ``embedding_base.py``. Here rows
-become the results of the caller's batch.
+Input, output and parameter names are those of the unsharded module. Every id gets its row; nothing
+is pooled. ``sharding/sequence_sharding.py`` exchanges ids and rows, ``embedding_base.py`` has what
+all sharded collections share; this module arranges the rows as results of the caller's batch.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from tutorec.sparse.jagged import JaggedTensor
 
 
 class EmbeddingCollectionContext(BatchContext):
-    """What the moves of one batch tell each other."""
+    """State of one batch, shared by ``input_dist``, ``compute`` and ``output_dist``."""
 
 
 class EmbeddingCollectionAwaitable(ResultAwaitable):
-    """Rows that return; ``wait()`` gives a `JaggedTensor` for each feature and table, by name."""
+    """Lazy result of a batch; ``wait()`` returns a `JaggedTensor` per feature and table."""
 
 
 class RowResults:
-    """Makes the results out of what the shardings deliver.
+    """Joins the outputs of a module's shardings into one `JaggedTensor` per feature and table.
 
     Args:
-        shardings: In the order in which they deliver.
-        dists: Their ways home.
-        tables: In the caller's order.
+        shardings: The shardings, in the order of their outputs.
+        dists: Their output dists.
+        tables: The tables, in the caller's order.
         need_indices: Whether results carry their ids, as weights.
     """
 
@@ -66,7 +66,7 @@ class RowResults:
         self._need_indices = need_indices
 
     def join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingCollectionContext) -> dict[str, JaggedTensor]:
-        """One part for each sharding -> the results, in the order of the tables."""
+        """Return the results in the order of the tables, from one output per sharding."""
         assert ctx.features is not None, "input_dist keeps the batch"
         if len(parts) > 1:
             parts = cast(tuple[torch.Tensor, ...], _AllOrNone.apply(*parts))
@@ -83,10 +83,10 @@ class RowResults:
 
 
 class _AllOrNone(torch.autograd.Function):
-    """The rows of several shardings, unchanged. Backward reaches all of them or none, in the same order on every rank.
+    """Identity on the rows of several shardings, which makes backward reach all of them or none.
 
-    A loss may use the results of one sharding on one rank, and of another sharding on the next: each exchange of
-    gradients still finds every rank.
+    A loss may use the results of one sharding on one rank and of another on the next. With this
+    node, every rank takes part in the gradient exchanges of all shardings, in the same order.
     """
 
     @staticmethod
@@ -110,24 +110,28 @@ class ShardedEmbeddingCollection(
         SequenceEmbeddingSharding,
     ],
 ):
-    """An `EmbeddingCollection` over the ranks of a process group.
+    """An `EmbeddingCollection` whose tables are sharded over the ranks of a process group.
 
-    In: my samples, ``KeyedJaggedTensor`` (or a TensorDict), whose weights have no effect; ranks may bring different
-    numbers of samples. Out: for each feature and table a ``JaggedTensor`` with values ``[N, D]``, a row for each of my
-    ids in their order, lazily. Parameters have the names of the unsharded module, and a rank has those of its own
-    tables. To build one is a collective: every rank does it with the same tables and the same plan, which is checked.
+    The input is a ``KeyedJaggedTensor`` (or a TensorDict) of this rank's samples; its weights have
+    no effect, and ranks may have different batch sizes. The output is lazy: a ``JaggedTensor`` per
+    feature and table, whose values ``[N, D]`` are the rows of this rank's ids in their order.
+    Parameters have the names of the unsharded module, and each rank has only those of its own
+    shards. Construction is collective: every rank must call it with the same tables and the same
+    plan, which is checked.
 
     Args:
-        module: The unsharded collection; its weights are copied, and drawn here where it is on the meta device.
+        module: The unsharded collection. Its weights are copied; weights on the meta device are
+            initialized here.
         table_name_to_parameter_sharding: The plan of this module.
         env: The ranks.
-        fused_params: What the fused optimizer is, see `fused_params.optimizer_spec`.
-        device: Where this rank's tables are to live, by default :func:`tutorec.spmd.device`.
-        qcomm_codecs_registry: What rows and their gradients travel as; float32 by default.
+        fused_params: Options of the fused optimizer, see `fused_params.optimizer_spec`.
+        device: Device of this rank's shards; :func:`tutorec.spmd.device` by default.
+        qcomm_codecs_registry: Data types in which rows and their gradients are sent; float32 by
+            default.
 
     Raises:
-        ValueError: The plan does not fit the module or the world.
-        AgreementError: Ranks differ, or another rank failed.
+        ValueError: The plan does not fit the module or the world size.
+        AgreementError: Ranks disagree about tables or plan, or another rank failed.
 
     Source:
         TorchRec's ``torchrec.distributed.embedding.ShardedEmbeddingCollection``.
@@ -163,11 +167,11 @@ class ShardedEmbeddingCollection(
     # --- one batch
 
     def create_context(self) -> EmbeddingCollectionContext:
-        """The context of one batch."""
+        """Return an empty context for one batch."""
         return EmbeddingCollectionContext()
 
     def _received(self, ctx: EmbeddingCollectionContext, arrivals: Sequence[KJTArrival]) -> Awaitable[list[ArrivedIds]]:
-        """Every rank's ids of my tables; for each sharding."""
+        """Return the ids that arrived for this rank's shards, per sharding."""
 
         def ids_by_rank() -> list[ArrivedIds]:
             of_shardings = [arrival.wait_by_rank() for arrival in arrivals]
@@ -178,35 +182,35 @@ class ShardedEmbeddingCollection(
         return map_awaitable(ids_by_rank)
 
     def _join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingCollectionContext) -> dict[str, JaggedTensor]:
-        """The rows of my ids from each sharding -> the results."""
+        """Join the rows of all shardings into the results."""
         return self._results.join(parts, ctx)
 
-    # --- what it shares with the unsharded module
+    # --- interface of the unsharded module
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """What each table is, those of other ranks included."""
+        """Configuration of every table, including those of other ranks."""
         return self._configs
 
     def embedding_dim(self) -> int:
-        """Width D of every table; -1 without tables, an error where they differ."""
+        """Number of columns D of every table; -1 without tables, an error where tables differ."""
         return self._embedding_dim_of()
 
     def need_indices(self) -> bool:
-        """Whether the results carry the ids that they belong to, as weights."""
+        """Whether results carry their ids, as weights."""
         return self._need_indices
 
 
 class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
-    """Shards an `EmbeddingCollection`.
+    """Sharder of `EmbeddingCollection`.
 
     Args:
-        fused_params: The optimizer that runs inside backward: ``optimizer``, ``learning_rate``, ``eps``. SGD with a
-            rate of 0.01 by default.
-        qcomm_codecs_registry: What rows and their gradients travel as, from ``get_qcomm_codecs_registry``; float32 by
-            default.
+        fused_params: Options of the optimizer that runs inside backward: ``optimizer``,
+            ``learning_rate``, ``eps``. SGD with a learning rate of 0.01 by default.
+        qcomm_codecs_registry: Data types in which rows and their gradients are sent, from
+            ``get_qcomm_codecs_registry``; float32 by default.
 
     Raises:
-        ValueError: ``fused_params`` make no sense.
+        ValueError: ``fused_params`` has an unknown option or an invalid value.
 
     Example:
         >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan

@@ -1,7 +1,8 @@
-"""What sharded collections have in common: one plan for all ranks, weights kept, features found by name.
+"""Base class of sharded collections: reading the plan, copying weights, preparing batches.
 
-A collection becomes a sharded one in three steps: the plan is read and compared with the other ranks', each rank takes
-its shards' rows out of the unsharded tables, and at the first batch the exchanges are built.
+A collection is sharded in three steps. The plan is read and compared with that of the other ranks;
+each rank copies the rows of its shards from the unsharded tables; the first batch builds the
+exchanges.
 """
 
 from __future__ import annotations
@@ -54,15 +55,15 @@ S = TypeVar("S", bound=EmbeddingSharding)
 
 @dataclass(frozen=True)
 class Unsharded:
-    """A collection that is to be sharded.
+    """An unsharded collection and what is needed to shard it.
 
     Args:
-        kind: Its class, for messages.
-        path: Where its tables stand in it: parameters are ``<path>.<table>.weight``.
-        configs: What each table is.
-        weights: Table name -> ``[R, D]``; may be on the meta device.
+        kind: Its class name, for messages.
+        path: Path of its tables in the module: parameters are named ``<path>.<table>.weight``.
+        configs: Configuration of each table.
+        weights: Table name -> weights ``[R, D]``; they may be on the meta device.
         weighted: Whether each id must carry a weight.
-        codecs: Name of a move -> what rows travel as in it.
+        codecs: Name of an exchange -> data type in which rows are sent in it.
     """
 
     kind: str
@@ -75,13 +76,14 @@ class Unsharded:
 
 @dataclass
 class BatchContext:
-    """What the moves of one batch tell each other.
+    """State of one batch, shared by ``input_dist``, ``compute`` and ``output_dist``.
 
     Args:
-        sharding_contexts: One for each sharding of the module.
-        features: The batch as it was given.
+        sharding_contexts: One context per sharding of the module.
+        features: The batch as the caller passed it.
         variable_batch_per_feature: Whether features have different numbers of samples on some rank.
-        arranged: The batch as it will be sent, where `ShardedEmbeddingModule.prepare_input` has been called before.
+        arranged: The batch in the order in which it is sent, if
+            `ShardedEmbeddingModule.prepare_input` has been called.
     """
 
     sharding_contexts: list[Any] = field(default_factory=list)
@@ -91,12 +93,12 @@ class BatchContext:
 
     @property
     def batch_size(self) -> int:
-        """B, my samples."""
+        """B, the local batch size."""
         return self.features.stride() if self.features is not None else 0
 
     @property
     def inverse_indices(self) -> tuple[list[str], torch.Tensor] | None:
-        """Of a batch that stores lists once: keys, and which list each sample means ``[F, B]``."""
+        """Inverse indices of the batch, if any: keys, and each sample's stored bag ``[F, B]``."""
         return self.features.inverse_indices_or_none() if self.features is not None else None
 
 
@@ -104,12 +106,12 @@ C = TypeVar("C", bound=BatchContext)
 
 
 class ResultAwaitable(LazyAwaitable[Any]):
-    """Rows that return to the ranks of their samples; ``wait()`` gives the result.
+    """Lazy result of one batch; ``wait()`` joins the outputs of all shardings.
 
     Args:
-        arriving: One awaitable for each sharding.
-        join: Makes the result of what has arrived.
-        ctx: Of the batch.
+        arriving: One awaitable per sharding.
+        join: Computes the result from the outputs that have arrived.
+        ctx: Context of the batch.
     """
 
     def __init__(
@@ -120,8 +122,8 @@ class ResultAwaitable(LazyAwaitable[Any]):
         self._graph_is_recorded = torch.is_grad_enabled()
 
     def _wait_impl(self) -> Any:
-        # The graph belongs to where the forward was called: a result that is first touched under no_grad, e.g. to be
-        # printed, still has to train.
+        # Use the grad mode of the forward: a result that is first read under no_grad, for example
+        # to print it, must still be trainable.
         with torch.set_grad_enabled(self._graph_is_recorded):
             return self._join([part.wait() for part in self._arriving], self._ctx)
 
@@ -129,26 +131,28 @@ class ResultAwaitable(LazyAwaitable[Any]):
 class ShardedEmbeddingModule(
     ShardedModule[C, CompIn, DistOut, Out], FusedOptimizerModule, Generic[C, CompIn, DistOut, Out, S]
 ):
-    """A collection of tables over the ranks of a process group.
+    """A collection of tables sharded over the ranks of a process group.
 
     Args:
-        source: The unsharded collection; its weights are copied, and drawn here where they are on the meta device.
+        source: The unsharded collection. Its weights are copied; weights on the meta device are
+            initialized here.
         plan: Table name -> how it is sharded.
         env: The ranks.
-        fused_params: What the fused optimizer is, see `fused_params.optimizer_spec`.
-        device: Where this rank's tables are to live, by default :func:`tutorec.spmd.device`.
-        sharding_types: Those that ``build`` knows.
-        build: Makes what moves the tables of one sharding type.
+        fused_params: Options of the fused optimizer, see `fused_params.optimizer_spec`.
+        device: Device of this rank's shards; :func:`tutorec.spmd.device` by default.
+        sharding_types: The sharding types that ``build`` supports.
+        build: Builds the sharding of the tables of one sharding type.
 
     Raises:
-        ValueError: The plan does not fit the module or the world.
-        AgreementError: Ranks differ, or another rank failed.
+        ValueError: The plan does not fit the module or the world size.
+        AgreementError: Ranks disagree about tables or plan, or another rank failed.
 
     Source:
         TorchRec's ``torchrec.distributed.embedding_types.ShardedEmbeddingModule``.
     """
 
-    # One call in a traced graph: what is sent and received depends on other ranks, and has no place in it.
+    # A leaf of traced graphs: what is sent and received depends on the other ranks and cannot be
+    # traced.
     is_traced_whole: ClassVar[bool] = True
     _awaitable: ClassVar[type[ResultAwaitable]] = ResultAwaitable
     _sharding_context: ClassVar[type[EmbeddingShardingContext]] = EmbeddingShardingContext
@@ -198,24 +202,29 @@ class ShardedEmbeddingModule(
     # --- one batch
 
     def prepare_input(self, ctx: BatchContext, features: KeyedJaggedTensor) -> None:
-        """Do what ``input_dist`` does on this rank alone: convert, order, check. With this context it then only sends.
+        """Convert, reorder and check a batch: the part of ``input_dist`` that needs no other rank.
 
-        A pipeline calls it ahead, so that a bad batch of one rank is known before another rank waits for it. The first
-        batch is left to ``input_dist``, where the ranks check it together.
+        With the same context, ``input_dist`` then only sends. A pipeline calls this ahead of time,
+        so that a rank reports a bad batch before other ranks wait for it. The first batch is not
+        prepared here: ``input_dist`` checks it together with the other ranks.
 
         Raises:
             KeyError: A feature is missing.
-            ValueError: An id is not a row of its table, or weights are missing.
+            ValueError: An id is outside its table, or weights are missing.
         """
         if self._dists_are_built:
             ctx.arranged = self._arranged(features, ctx)
 
     def input_dist(self, ctx: C, features: KeyedJaggedTensor) -> Awaitable[Awaitable[CompIn]]:
-        """My samples, every feature -> every sample, my features; for each sharding.
+        """Send the ids of this rank's samples to the ranks that hold their rows, for each sharding.
+
+        Returns:
+            An awaitable of an awaitable: waiting for the first sends the ids, waiting for the
+            second returns the received batches.
 
         Raises:
             KeyError: A feature is missing.
-            ValueError: An id is not a row of its table, or weights are missing.
+            ValueError: An id is outside its table, or weights are missing.
         """
         contexts = [self._sharding_context() for _ in self._shardings]
         ctx.sharding_contexts = contexts
@@ -237,38 +246,40 @@ class ShardedEmbeddingModule(
 
     @abstractmethod
     def _received(self, ctx: C, arrivals: Sequence[KJTArrival]) -> Awaitable[CompIn]:
-        """What the second round brings of each sharding -> what ``compute`` is given."""
+        """Return the input of ``compute`` from what the second round delivers for each sharding."""
 
     def compute(self, ctx: C, dist_input: CompIn) -> DistOut:
-        """Every sample, my features -> what my tables have of them; for each sharding."""
+        """Look up the received ids in this rank's shards, for each sharding."""
         ids = cast(Sequence[Any], dist_input)
         rows = [lookup(of_sharding) for lookup, of_sharding in zip(self._lookups, ids, strict=True)]
         return cast(DistOut, rows)
 
     def output_dist(self, ctx: C, output: DistOut) -> LazyAwaitable[Out]:
-        """What my tables have of every sample -> what every table has of my samples."""
+        """Send looked-up rows back to the ranks of their samples."""
         moves = zip(self._output_dists, cast(list[torch.Tensor], output), ctx.sharding_contexts, strict=True)
         return self._awaitable([dist(rows, of_sharding) for dist, rows, of_sharding in moves], self._join, ctx)
 
     @abstractmethod
     def _join(self, parts: Sequence[torch.Tensor], ctx: C) -> Out:
-        """What has arrived of each sharding -> the result."""
+        """Join the outputs of all shardings into the result."""
 
     def send_status(self, status: int) -> Awaitable[Any]:
-        """Take part in the first round of ``input_dist`` without a batch; not the first time, when ranks agree.
+        """Take part in the first round of ``input_dist`` without a batch; not for the first batch.
 
         Raises:
-            RanksWithoutBatch: At the wait, and on every other rank at its own.
+            RanksWithoutBatch: On every rank, when it waits for that round.
         """
         return map_awaitable(lambda *_: None, *[dist.send_status(status) for dist in self._input_dists])
 
     def prefetch(self, dist_input: CompIn) -> None:
-        """Have the caches of this rank's tables read ahead for a coming batch; returns at once.
+        """Start reading the rows of a coming batch into this rank's caches; returns at once.
 
-        Results do not depend on it. Without tables of the kernel ``fused_uvm_caching`` it has no effect.
+        Results do not depend on it. It has no effect without tables of the kernel
+        ``fused_uvm_caching``.
 
         Args:
-            dist_input: What ``input_dist(...).wait().wait()`` gave, and ``compute`` will be given.
+            dist_input: The result of ``input_dist(...).wait().wait()``, which ``compute`` will
+                receive.
 
         Source:
             TorchRec's ``ShardedEmbeddingModule.prefetch``.
@@ -276,29 +287,30 @@ class ShardedEmbeddingModule(
         for lookup, ids in zip(self._lookups, cast(Sequence[Any], dist_input), strict=True):
             lookup.prefetch(ids)
 
-    # --- what it shares with the unsharded module
+    # --- interface of the unsharded module
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
-        """What updates this rank's tables during backward, one optimizer for each group of tables."""
+        """The optimizers that update this rank's tables in backward, one per group of tables."""
         return self._optimizer
 
     def flush(self) -> None:
-        """Write the rows that a cache holds into their tables, so that parameters and optimizer state show them.
+        """Write cached rows back, so that parameters and optimizer state are current.
 
-        State dicts and checkpoints do so by themselves; whoever reads a parameter of a cached table calls it before.
+        State dicts and checkpoints call it. Call it before you read a parameter of a cached table
+        directly.
         """
         for lookup in self._lookups:
             for optimizer in lookup.fused_optimizers():
                 optimizer.operator.flush()
 
     def cache_counts(self) -> list[CacheCounts]:
-        """What this rank's caches on the CPU have done since the beginning: lookups, rows read and written."""
+        """Counters of this rank's CPU caches: lookups, rows read and rows written so far."""
         operators = [optimizer.operator for lookup in self._lookups for optimizer in lookup.fused_optimizers()]
         return [operator.counts for operator in operators if isinstance(operator, CachedTableBatch)]
 
     def held_tables(self) -> list[HeldTable]:
-        """Every table of the collection, and of each what lies on this rank."""
+        """Every table of the collection, with the shards that this rank holds."""
         self.flush()
         parameters, rank = dict(self.named_parameters()), self._env.rank
         found: list[HeldTable] = []
@@ -315,7 +327,7 @@ class ShardedEmbeddingModule(
         return self._env
 
     def extra_repr(self) -> str:
-        """Lookups and dists, which are plain lists so that their parameters are not counted twice."""
+        """Lookups and dists, which are in plain lists so that parameters register once."""
         lines: list[str] = []
         for title, parts in (
             ("lookups", self._lookups),
@@ -327,17 +339,20 @@ class ShardedEmbeddingModule(
         return "\n ".join(lines)
 
     def __getstate__(self) -> Any:
-        """Refuse ``copy.deepcopy`` and ``pickle``: a copy would share the ranks' exchanges and lose its optimizer."""
+        """Refuse ``copy.deepcopy`` and ``pickle``.
+
+        A copy would share the exchanges of the process group and lose its optimizer.
+        """
         raise TypeError(
             f"a Sharded{self._kind} belongs to its process group and can be neither copied nor pickled: shard the "
             f"unsharded {self._kind} once more, and give it this one's state_dict()"
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> ShardedEmbeddingModule[C, CompIn, DistOut, Out, S]:
-        """Move the rows (``.to``); parameters and optimizer state follow.
+        """Move or convert the rows (``.to``); parameters and optimizer state follow.
 
         Raises:
-            ValueError: A table with a kernel ``fused_uvm*`` would go to another device.
+            ValueError: A table with a ``fused_uvm*`` kernel would move to another device.
         """
         here = torch.empty(0, device=self._device)
         device = fn(here).device
@@ -356,7 +371,7 @@ class ShardedEmbeddingModule(
         self._device = device
         return self
 
-    # --- set-up
+    # --- construction
 
     def _agreed_tables(
         self,
@@ -365,7 +380,7 @@ class ShardedEmbeddingModule(
         fused_params: Mapping[str, Any] | None,
         sharding_types: Sequence[ShardingType],
     ) -> list[PlacedTable]:
-        """The plan, read and checked here and against the other ranks."""
+        """Read the plan, check it, and compare it with the other ranks' plans."""
         tables: list[PlacedTable] = []
         problem: Exception | None = None
         env = self._env
@@ -388,7 +403,7 @@ class ShardedEmbeddingModule(
         return tables
 
     def _prepare_features(self) -> None:
-        """What depends on names only: the features of each sharding, and which ids are rows of which table."""
+        """Compute what depends on names only: the features of each sharding and their tables."""
         tables_of: dict[str, list[str]] = {}
         for table in self._tables:
             for feature in table.features:
@@ -400,12 +415,12 @@ class ShardedEmbeddingModule(
         self._feature_rows = [(feature, table.name, table.rows) for table in self._tables for feature in table.features]
 
     def _first_arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
-        """The first batch: ranks tell each other whether theirs is in order, and the dists are built."""
+        """Check the first batch together with the other ranks, and build the dists."""
         arranged: KeyedJaggedTensor | None = None
         problem: Exception | None = None
         try:
             arranged = self._arranged(features, ctx)
-            report()  # all ranks wait for each other here, so that a bad id may as well be waited for on a GPU
+            report()  # all ranks wait here anyway, so wait for the id check of a GPU, too
         except (ValueError, KeyError, TypeError) as error:
             problem = error
         facts = {"weighted": str(self._is_weighted), "collection": self._title(), **division_fact()}
@@ -421,13 +436,13 @@ class ShardedEmbeddingModule(
         return arranged
 
     def _title(self) -> str:
-        """Words for messages: its kind and its tables."""
+        """Class and table names, for messages."""
         names = [table.name for table in self._tables]
         shown = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         return f"the {self._kind} of tables {shown}"
 
     def _arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
-        """The batch, checked, with the features of the shardings one after the other."""
+        """The batch, checked, with its features in the order of the shardings."""
         if not isinstance(features, KeyedJaggedTensor):
             features = maybe_td_to_kjt(features, self._feature_names)
             if not isinstance(features, KeyedJaggedTensor):
@@ -457,9 +472,9 @@ class ShardedEmbeddingModule(
 
 
 def _with_weights(batch: KeyedJaggedTensor, weights: torch.Tensor | None) -> KeyedJaggedTensor:
-    """The batch with other weights ``[N]``, or with none."""
+    """A copy of the batch with other weights ``[N]``, or with none."""
     variable = batch.variable_stride_per_key()
-    # Unchecked: a feature that several tables read may stand in it several times.
+    # Not checked: a feature that several tables read may appear several times.
     return KeyedJaggedTensor._from_parts(
         batch.keys(),
         batch.values(),
@@ -473,10 +488,10 @@ def _with_weights(batch: KeyedJaggedTensor, weights: torch.Tensor | None) -> Key
 
 
 def _check_device(features: KeyedJaggedTensor, tables: torch.device) -> None:
-    """Refuse a batch elsewhere than the tables: another backend carries its ids than those of the other ranks.
+    """Raise if the batch is not on the device of the tables.
 
     Raises:
-        ValueError: It is on another device.
+        ValueError: The batch is on another device.
     """
     device = features.device()
     if device.type != tables.type or (tables.index is not None and device.index not in (None, tables.index)):

@@ -1,4 +1,4 @@
-"""Names of TorchRec's ``torchrec.distributed.embedding_lookup``, from the modules that define them."""
+"""TorchRec's import path ``torchrec.distributed.embedding_lookup``."""
 
 from tutorec.distributed.lookup.grouped import GroupedPooledEmbeddingsLookup
 from tutorec.distributed.lookup.quant import InferGroupedEmbeddingsLookup, InferGroupedPooledEmbeddingsLookup

@@ -1,4 +1,4 @@
-"""Names of TorchRec's ``torchrec.distributed.embedding_types``, from the modules that define them."""
+"""TorchRec's import path ``torchrec.distributed.embedding_types``."""
 
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.grouped_configs import GroupedEmbeddingConfig, ShardedEmbeddingTable

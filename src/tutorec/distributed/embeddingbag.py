@@ -1,8 +1,8 @@
-"""An `EmbeddingBagCollection` whose tables lie on several ranks: same input, same output, same names.
+"""`EmbeddingBagCollection` sharded over the ranks of a process group.
 
-One batch goes ``input_dist`` -> ``compute`` -> ``output_dist``; what happens inside each is the business of the
-sharding types that the plan chose (``sharding/``). Here is what they have in common: the caller's order of keys, the
-checks, and the weights, which are those of the module that was sharded.
+Input, output and parameter names are those of the unsharded module. One batch goes through
+``input_dist``, ``compute`` and ``output_dist``. Each sharding type in ``sharding/`` implements
+these three steps for its tables; this module joins their results in the caller's order of keys.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from tutorec.sparse.keyed import KeyedTensor
 
 
 class EmbeddingBagCollectionContext(BatchContext):
-    """What the moves of one batch tell each other."""
+    """State of one batch, shared by ``input_dist``, ``compute`` and ``output_dist``."""
 
 
 class EmbeddingBagCollectionAwaitable(ResultAwaitable):
-    """Pooled rows that return; ``wait()`` gives the `KeyedTensor`, in the caller's order of keys."""
+    """Lazy result; ``wait()`` returns the `KeyedTensor` in the caller's order of keys."""
 
 
 class PooledOutputs:
-    """Makes the result out of what the shardings deliver.
+    """Joins the outputs of a module's shardings into one `KeyedTensor`.
 
     Args:
-        shardings: In the order in which they deliver.
-        tables: In the caller's order.
-        device: Where they live.
+        shardings: The shardings, in the order of their outputs.
+        tables: The tables, in the caller's order.
+        device: Device of the tables.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PooledOutputs:
         self._columns = ColumnOrder([piece for of_sharding in pieces for piece in of_sharding], wanted=self._keys)
 
     def join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext) -> KeyedTensor:
-        """One part for each sharding -> every key's columns."""
+        """Return the columns of every key, from one output per sharding."""
         lengths = self._columns.length_per_key
         if not parts:
             parts = [torch.empty(ctx.batch_size, 0, dtype=torch.float32, device=self._device)]
@@ -72,7 +72,8 @@ class PooledOutputs:
                 return KeyedTensor(self._keys, lengths, pooled)
             by_key = list(pooled.split(lengths, dim=1))
         else:
-            # Copies of tables are looked up at home, where nothing says that another rank's batch is variable.
+            # Replicated tables are looked up locally: nothing tells them that another rank's batch
+            # is variable.
             flats = [
                 part if part.dim() == 1 else torch.cat([block.reshape(-1) for block in part.split(columns, dim=1)])
                 for part, columns in zip(parts, self._piece_columns, strict=True)
@@ -82,7 +83,7 @@ class PooledOutputs:
         return KeyedTensor(self._keys, lengths, joined)
 
     def _samples(self, ctx: EmbeddingBagCollectionContext) -> list[int]:
-        """Of a variable batch: my samples of each piece."""
+        """For a variable batch, the local samples of each output of a sharding."""
         return [
             of_sharding.batch_size_per_feature_pre_a2a[feature]
             for of_sharding, features in zip(ctx.sharding_contexts, self._piece_features, strict=True)
@@ -99,24 +100,27 @@ class ShardedEmbeddingBagCollection(
         PooledEmbeddingSharding,
     ],
 ):
-    """An `EmbeddingBagCollection` over the ranks of a process group.
+    """An `EmbeddingBagCollection` whose tables are sharded over the ranks of a process group.
 
-    In: my samples, ``KeyedJaggedTensor`` (or a TensorDict); ranks may bring different numbers of samples. Out:
-    ``KeyedTensor [B, D]`` for my samples, lazily. Parameters have the names of the unsharded module, and a rank has
-    those of its own tables. To build one is a collective: every rank does it with the same tables and the same plan,
-    which is checked.
+    The input is a ``KeyedJaggedTensor`` (or a TensorDict) of this rank's samples; ranks may have
+    different batch sizes. The output is a lazy ``KeyedTensor [B, D]`` for the same samples.
+    Parameters have the names of the unsharded module, and each rank has only those of its own
+    shards. Construction is collective: every rank must call it with the same tables and the same
+    plan, which is checked.
 
     Args:
-        module: The unsharded collection; its weights are copied, and drawn here where it is on the meta device.
+        module: The unsharded collection. Its weights are copied; weights on the meta device are
+            initialized here.
         table_name_to_parameter_sharding: The plan of this module.
         env: The ranks.
-        fused_params: What the fused optimizer is, see `fused_params.optimizer_spec`.
-        device: Where this rank's tables are to live, by default :func:`tutorec.spmd.device`.
-        qcomm_codecs_registry: What pooled rows and their gradients travel as; float32 by default.
+        fused_params: Options of the fused optimizer, see `fused_params.optimizer_spec`.
+        device: Device of this rank's shards; :func:`tutorec.spmd.device` by default.
+        qcomm_codecs_registry: Data types in which pooled rows and their gradients are sent; float32
+            by default.
 
     Raises:
-        ValueError: The plan does not fit the module or the world.
-        AgreementError: Ranks differ, or another rank failed.
+        ValueError: The plan does not fit the module or the world size.
+        AgreementError: Ranks disagree about tables or plan, or another rank failed.
 
     Source:
         TorchRec's ``torchrec.distributed.embeddingbag.ShardedEmbeddingBagCollection``.
@@ -149,21 +153,21 @@ class ShardedEmbeddingBagCollection(
     # --- one batch
 
     def create_context(self) -> EmbeddingBagCollectionContext:
-        """The context of one batch."""
+        """Return an empty context for one batch."""
         return EmbeddingBagCollectionContext()
 
     def _received(self, ctx: EmbeddingBagCollectionContext, arrivals: Sequence[KJTArrival]) -> Awaitable[KJTList]:
-        """One batch for each sharding."""
+        """Return the received batch of each sharding."""
         return map_awaitable(lambda *batches: KJTList(list(batches)), *arrivals)
 
     def _join(self, parts: Sequence[torch.Tensor], ctx: EmbeddingBagCollectionContext) -> KeyedTensor:
-        """My samples' columns of each sharding -> every column."""
+        """Join the outputs of all shardings into the result."""
         return self._outputs.join(parts, ctx)
 
-    # --- what it shares with the unsharded module
+    # --- interface of the unsharded module
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """What each table is, those of other ranks included."""
+        """Configuration of every table, including those of other ranks."""
         return self._configs
 
     def is_weighted(self) -> bool:
@@ -172,19 +176,19 @@ class ShardedEmbeddingBagCollection(
 
 
 class EmbeddingBagCollectionSharder(BaseEmbeddingSharder[EmbeddingBagCollection]):
-    """Shards an `EmbeddingBagCollection`.
+    """Sharder of `EmbeddingBagCollection`.
 
-    TorchRec's ``sharded_module_order_overwrite``, the order in which its sharding types run, is not an argument here:
-    the results are the same in any order.
+    TorchRec's argument ``sharded_module_order_overwrite``, the order in which sharding types run,
+    is absent: results do not depend on that order.
 
     Args:
-        fused_params: The optimizer that runs inside backward: ``optimizer``, ``learning_rate``, ``eps``. SGD with a
-            rate of 0.01 by default.
-        qcomm_codecs_registry: What pooled rows and their gradients travel as, from ``get_qcomm_codecs_registry``;
-            float32 by default.
+        fused_params: Options of the optimizer that runs inside backward: ``optimizer``,
+            ``learning_rate``, ``eps``. SGD with a learning rate of 0.01 by default.
+        qcomm_codecs_registry: Data types in which pooled rows and their gradients are sent, from
+            ``get_qcomm_codecs_registry``; float32 by default.
 
     Raises:
-        ValueError: ``fused_params`` make no sense.
+        ValueError: ``fused_params`` has an unknown option or an invalid value.
 
     Example:
         >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan

@@ -1,4 +1,4 @@
-"""A `FusedEmbeddingCollection` over several ranks: an `EmbeddingCollection` whose optimizer is its own."""
+"""`FusedEmbeddingCollection` sharded over several ranks; the module has its own optimizer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tutorec.modules.fused_embedding_modules import FusedEmbeddingCollection
 
 
 class ShardedFusedEmbeddingCollection(ShardedEmbeddingCollection):
-    """A sharded collection whose optimizer is that of the module.
+    """A sharded `EmbeddingCollection` with the optimizer of its `FusedEmbeddingCollection`.
 
     Args:
         module: The fused collection; its weights are copied.
         table_name_to_parameter_sharding: The plan of this module.
         env: The ranks.
-        device: Where this rank's tables are to live, by default :func:`tutorec.spmd.device`.
+        device: Device of this rank's shards; :func:`tutorec.spmd.device` by default.
 
     Source:
         TorchRec's ``torchrec.distributed.fused_embedding.ShardedFusedEmbeddingCollection``.
@@ -37,11 +37,11 @@ class ShardedFusedEmbeddingCollection(ShardedEmbeddingCollection):
 
 
 class FusedEmbeddingCollectionSharder(FusedKernelsOnly, EmbeddingCollectionSharder):
-    """Shards a `FusedEmbeddingCollection`.
+    """Sharder of `FusedEmbeddingCollection`.
 
     Args:
-        fused_params: TorchRec's, and without effect there and here: the optimizer is the module's.
-        qcomm_codecs_registry: Likewise: rows travel as float32.
+        fused_params: Has no effect, as in TorchRec: the module has its own optimizer.
+        qcomm_codecs_registry: Has no effect, as in TorchRec: rows are sent as float32.
 
     Source:
         TorchRec's ``torchrec.distributed.fused_embedding.FusedEmbeddingCollectionSharder``.

@@ -1,4 +1,4 @@
-"""A `FusedEmbeddingBagCollection` over several ranks: an `EmbeddingBagCollection` whose optimizer is its own."""
+"""`FusedEmbeddingBagCollection` sharded over several ranks; the module has its own optimizer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from tutorec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 
 class ShardedFusedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
-    """A sharded collection whose optimizer is that of the module.
+    """A sharded `EmbeddingBagCollection` with the optimizer of its `FusedEmbeddingBagCollection`.
 
     Args:
         module: The fused collection; its weights are copied.
         table_name_to_parameter_sharding: The plan of this module.
         env: The ranks.
-        device: Where this rank's tables are to live, by default :func:`tutorec.spmd.device`.
-        qcomm_codecs_registry: What pooled rows and their gradients travel as; float32 by default.
+        device: Device of this rank's shards; :func:`tutorec.spmd.device` by default.
+        qcomm_codecs_registry: Data types in which pooled rows and their gradients are sent; float32
+            by default.
 
     Source:
         TorchRec's ``torchrec.distributed.fused_embeddingbag.ShardedFusedEmbeddingBagCollection``.
@@ -41,20 +42,24 @@ class ShardedFusedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
 
 class FusedKernelsOnly(BaseEmbeddingSharder[Any]):
-    """A sharder that offers no dense kernel, under which the tables would not be trained."""
+    """Base of sharders without the dense kernel.
+
+    Under the dense kernel the module's optimizer would not update the tables.
+    """
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """`EmbeddingComputeKernel` values that it can build, on any device."""
+        """The supported `EmbeddingComputeKernel` values, the same on any device."""
         kernels = super().compute_kernels(sharding_type, compute_device_type)
         return [kernel for kernel in kernels if kernel != EmbeddingComputeKernel.DENSE.value]
 
 
 class FusedEmbeddingBagCollectionSharder(FusedKernelsOnly, EmbeddingBagCollectionSharder):
-    """Shards a `FusedEmbeddingBagCollection`.
+    """Sharder of `FusedEmbeddingBagCollection`.
 
     Args:
-        fused_params: TorchRec's, and without effect there and here: the optimizer is the module's.
-        qcomm_codecs_registry: What pooled rows and their gradients travel as; float32 by default.
+        fused_params: Has no effect, as in TorchRec: the module has its own optimizer.
+        qcomm_codecs_registry: Data types in which pooled rows and their gradients are sent; float32
+            by default.
 
     Source:
         TorchRec's ``torchrec.distributed.fused_embeddingbag.FusedEmbeddingBagCollectionSharder``.

@@ -1,11 +1,12 @@
-"""The two roles of sharding: sharded modules, and the sharders that make them.
+"""The base classes `ShardedModule` and `ModuleSharder`.
 
-A *sharded module* computes on many ranks what one module computed on one; a *module sharder* turns the one into the
-other. A sharded module's forward is three moves, and every sharding type gives its own three:
+A *sharded module* computes on many ranks what the original module computes on one. A *module
+sharder* builds the sharded module from the original. The forward of a sharded module has three
+steps, which every sharding type implements::
 
-    input_dist    ids go to the ranks that hold their rows
-    compute       rows are looked up and pooled
-    output_dist   results go to the ranks of their samples
+    input_dist    send ids to the ranks that hold their rows
+    compute       look rows up and pool them
+    output_dist   send results to the ranks of their samples
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ M = TypeVar("M", bound=nn.Module, contravariant=True)
 
 
 class ShardedModule(nn.Module, ABC, Generic[Ctx, CompIn, DistOut, Out]):
-    """A module whose tables lie on several ranks.
+    """A module whose tables are sharded over several ranks.
 
-    Type parameters: the context of one batch, what arrives before compute, what compute gives, and the result.
+    Type parameters: the context of one batch, the input of ``compute``, the output of ``compute``,
+    and the result.
 
     Source:
         TorchRec's ``torchrec.distributed.types.ShardedModule``.
@@ -41,7 +43,7 @@ class ShardedModule(nn.Module, ABC, Generic[Ctx, CompIn, DistOut, Out]):
 
     @abstractmethod
     def create_context(self) -> Ctx:
-        """What one batch's moves tell each other; each batch in flight has its own."""
+        """Return the state shared by the steps of one batch; batches in flight do not share it."""
 
     @abstractmethod
     def input_dist(self, ctx: Ctx, *args: Any, **kwargs: Any) -> Awaitable[Awaitable[CompIn]]:
@@ -49,28 +51,28 @@ class ShardedModule(nn.Module, ABC, Generic[Ctx, CompIn, DistOut, Out]):
 
     @abstractmethod
     def compute(self, ctx: Ctx, dist_input: CompIn) -> DistOut:
-        """Look rows up; nothing is sent."""
+        """Look rows up, without communication."""
 
     @abstractmethod
     def output_dist(self, ctx: Ctx, output: DistOut) -> LazyAwaitable[Out]:
         """Send results to the ranks of their samples."""
 
     def compute_and_output_dist(self, ctx: Ctx, dist_input: CompIn) -> LazyAwaitable[Out]:
-        """Both in one call, for a module that overlaps them."""
+        """Run both steps in one call; a module that overlaps them overrides it."""
         return self.output_dist(ctx, self.compute(ctx, dist_input))
 
     def forward(self, *args: Any, **kwargs: Any) -> LazyAwaitable[Out]:
-        """The three moves one after the other; the result waits for itself when it is first used."""
+        """Run the three steps; the result is awaited when it is first used."""
         ctx = self.create_context()
         dist_input = self.input_dist(ctx, *args, **kwargs).wait().wait()
         return self.output_dist(ctx, self.compute(ctx, dist_input))
 
 
 class KJTList:
-    """The batches of one input exchange, one for each sharding; a pipeline keeps them alive on a stream together.
+    """The received batches of one module, one per sharding.
 
     Args:
-        features: They.
+        features: The batches.
 
     Source:
         TorchRec's ``torchrec.distributed.embedding_types.KJTList``.
@@ -92,20 +94,20 @@ class KJTList:
         return iter(self.features)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` reads the batches."""
+        """Tell the CUDA caching allocator that ``stream`` uses the batches."""
         for features in self.features:
             features.record_stream(stream)
 
 
 class ModuleSharder(ABC, Generic[M]):
-    """Knows one class of modules: which parameters can be sharded, how, and how to build the sharded module.
+    """Base of sharders: lists the shardable parameters of a module and builds the sharded module.
 
-    A subclass gives `module_type` and `shard`. Without more, each parameter of its modules is a table that every rank
-    copies.
+    A subclass implements `module_type` and `shard`. By default every parameter of the module is a
+    table, and its only sharding type is data-parallel.
 
     Args:
-        qcomm_codecs_registry: What rows and their gradients travel as, from ``get_qcomm_codecs_registry``; float32 by
-            default.
+        qcomm_codecs_registry: Data types in which rows and their gradients are sent, from
+            ``get_qcomm_codecs_registry``; float32 by default.
 
     Source:
         TorchRec's ``torchrec.distributed.types.ModuleSharder``.
@@ -116,7 +118,7 @@ class ModuleSharder(ABC, Generic[M]):
 
     @property
     def qcomm_codecs_registry(self) -> Mapping[str, QuantizedCommCodecs] | None:
-        """What rows and their gradients travel as, by move; None: float32."""
+        """Data types in which rows and their gradients are sent, per exchange; None for float32."""
         return self._codecs
 
     @property
@@ -133,21 +135,21 @@ class ModuleSharder(ABC, Generic[M]):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedModule[Any, Any, Any, Any]:
-        """The sharded module; ``params`` is the plan of this module."""
+        """Return the sharded module; ``params`` is the plan of this module."""
 
     def shardable_parameters(self, module: M) -> dict[str, nn.Parameter]:
         """Table name -> weights ``[R, D]``."""
         return dict(module.named_parameters())
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """`ShardingType` values that it can build."""
+        """The supported `ShardingType` values."""
         return [ShardingType.DATA_PARALLEL.value]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """`EmbeddingComputeKernel` values that it can build."""
+        """The supported `EmbeddingComputeKernel` values."""
         return [EmbeddingComputeKernel.DENSE.value]
 
     def storage_usage(self, tensor: torch.Tensor, compute_device_type: str, compute_kernel: str) -> dict[str, int]:
-        """Bytes of a table ``[R, D]`` by the memory that they take: ``"ddr"`` on the CPU, else ``"hbm"``."""
+        """Bytes of a table ``[R, D]`` per kind of memory: ``"ddr"`` on the CPU, else ``"hbm"``."""
         memory = "ddr" if compute_device_type == "cpu" else "hbm"
         return {memory: tensor.numel() * tensor.element_size()}

@@ -1,4 +1,4 @@
-"""What the sharders of collections have in common: each names a class of collections and its sharded form."""
+"""Base classes of the sharders of collections."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tutorec.distributed.tables import IN_FILE
 
 
 class CollectionSharder(ModuleSharder[M]):
-    """Shards one class of collections."""
+    """A sharder of one class of collections, described by class attributes."""
 
     _module_type: ClassVar[type[nn.Module]]
     _sharded_type: ClassVar[Callable[..., Any]]
-    _arguments: ClassVar[Sequence[str]]  # attributes of the sharder that its sharded form is given
+    _arguments: ClassVar[Sequence[str]]  # attributes of the sharder that are passed to the sharded module
 
     @property
     def module_type(self) -> type[nn.Module]:
@@ -37,22 +37,22 @@ class CollectionSharder(ModuleSharder[M]):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """The sharded module; every rank calls it. ``module_fqn`` is TorchRec's and has no effect."""
+        """Return the sharded module; every rank calls it. ``module_fqn`` has no effect."""
         arguments = {name: getattr(self, name) for name in self._arguments}
         return type(self)._sharded_type(module, params, env, device=device, **arguments)
 
 
 class BaseEmbeddingSharder(CollectionSharder[M]):
-    """What the sharders of both collections have in common; a subclass names its module and builds the sharded one.
+    """Base of the sharders of both collections; a subclass names the sharded class.
 
     Args:
-        fused_params: The optimizer that runs inside backward: ``optimizer``, ``learning_rate``, ``eps``. SGD with a
-            rate of 0.01 by default.
-        qcomm_codecs_registry: What rows and their gradients travel as, from ``get_qcomm_codecs_registry``; float32 by
-            default.
+        fused_params: Options of the optimizer that runs inside backward: ``optimizer``,
+            ``learning_rate``, ``eps``. SGD with a learning rate of 0.01 by default.
+        qcomm_codecs_registry: Data types in which rows and their gradients are sent, from
+            ``get_qcomm_codecs_registry``; float32 by default.
 
     Raises:
-        ValueError: ``fused_params`` make no sense.
+        ValueError: ``fused_params`` has an unknown option or an invalid value.
 
     Source:
         TorchRec's ``torchrec.distributed.embedding_types.BaseEmbeddingSharder``.
@@ -77,10 +77,10 @@ class BaseEmbeddingSharder(CollectionSharder[M]):
         return {name: table.get_parameter("weight") for name, table in tables}
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """`ShardingType` values that it can build, on any device."""
+        """The supported `ShardingType` values, the same on any device."""
         return [sharding_type.value for sharding_type in self._types]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """`EmbeddingComputeKernel` values that it can build, on any device."""
+        """The supported `EmbeddingComputeKernel` values, the same on any device."""
         replicated = sharding_type == ShardingType.DATA_PARALLEL.value
         return [kernel.value for kernel in SUPPORTED_KERNELS if not (replicated and kernel in IN_FILE)]

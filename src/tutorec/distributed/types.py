@@ -1,4 +1,4 @@
-"""Names of TorchRec's ``torchrec.distributed.types``, from the modules that define them."""
+"""TorchRec's import path ``torchrec.distributed.types``."""
 
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata

@@ -216,5 +216,5 @@ def test_local_size_that_does_not_divide_is_warned_of(monkeypatch):
 
 def test_an_environment_without_a_number_is_named(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
-    with pytest.raises(ValueError, match=r"LOCAL_WORLD_SIZE='two' is no number of ranks"):
+    with pytest.raises(ValueError, match=r"LOCAL_WORLD_SIZE='two' is not a number of ranks"):
         comm.get_local_size(4)

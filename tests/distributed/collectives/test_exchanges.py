@@ -211,7 +211,7 @@ def test_without_batch_sizes_every_rank_has_an_equal_share(ranks):
         assert joined == [[row, row + 10] for row in mine]
         assert summed == [[2 * row + 10] for row in mine]
         unequal = (
-            "3 pooled rows are no equal share for each of 2 ranks: give batch_size_per_rank, the number of samples"
+            "3 pooled rows cannot be divided equally among 2 ranks: give batch_size_per_rank, the number of samples"
         )
         assert [text.startswith(unequal) for text in refused] == [True, True, False]
         assert "[1, 2] is for 2 ranks and 3 samples, and there are 2 ranks and 4 pooled rows" in refused[2]

@@ -177,5 +177,5 @@ def misfit(rank: int, world_size: int) -> list[str]:
 def test_splits_that_do_not_add_up_are_refused_before_anything_is_sent(ranks):
     for refused in ranks(2).run(misfit):
         assert "[2, 2] is for 2 ranks and 4 samples" in refused[0] and "5 pooled rows" in refused[0]
-        assert "5 pooled rows are no equal share for each of 2 ranks" in refused[1]
+        assert "5 pooled rows cannot be divided equally among 2 ranks" in refused[1]
         assert "[2] is for 1 ranks, and there are 2" in refused[2]

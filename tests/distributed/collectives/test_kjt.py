@@ -198,7 +198,7 @@ def some_have_weights(rank: int, world_size: int) -> str:
 
 def test_weights_on_some_ranks_only_are_refused_on_every_rank(ranks):
     due = (
-        "the batches of ranks [1] have weights, those of ranks [0] have none: "
+        "the batches of ranks [1] have weights, those of ranks [0] do not: "
         "give every rank's batch weights=, or none of them"
     )
     assert ranks(2).run(some_have_weights) == [due, due]
@@ -272,7 +272,7 @@ def test_its_printed_form_is_torchrecs():
         (
             lambda: KJTAllToAll(None, [1])(KeyedJaggedTensor(["a"], torch.ones(1), lengths=torch.tensor([1]))),
             TypeError,
-            r"the batch holds torch.float32 where ids are due: \['a'\]; give integers",
+            r"the batch has values of torch.float32, which cannot be ids: \['a'\]; give integers",
         ),
     ],
 )

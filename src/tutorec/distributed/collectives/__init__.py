@@ -1,4 +1,4 @@
-"""The moves between ranks: ids to the tables, pooled rows home, and the gradients of both."""
+"""Exchanges between ranks that autograd can differentiate: ids, rows, and their gradients."""
 
 from tutorec._lazy import lazy_package
 

@@ -1,17 +1,19 @@
-"""Collectives that autograd can go through, split in two so that there is time to compute in between.
+"""Asynchronous collectives for autograd, split in two so that computation can overlap them.
 
-A move is two nodes of the graph. *Issue* starts the exchange and returns at once; *collect* waits for what arrives.
-Backward runs them the other way round: collect's backward issues the reverse exchange, issue's backward waits for it.
+An exchange is two nodes of the graph. *Issue* starts it and returns at once; *collect* waits for
+the result. Backward runs them in reverse: collect's backward issues the reverse exchange, and
+issue's backward waits for it.
 
     forward    x -> issue .... (in flight: compute something else) .... collect -> y
     backward   dx <- issue's backward ......... (in flight) ......... collect's backward <- dy
 
-What has been issued first is collected first, whatever is waited for first: backward takes collects in the reverse
-order, and ranks match exchanges by order. Two ranks that wait for two results in different order still agree.
+Exchanges are collected in the order in which they were issued, whichever is waited for first.
+Backward reverses the order of the collects, and ranks match exchanges by order, so ranks that wait
+for results in different orders still agree.
 
-Gradients are divided by W on the way back: each rank's loss is the mean over its own samples, and the update is to be
-made with the mean over all of them, as DistributedDataParallel does for the dense part. Of losses that are sums it is
-the sum: `set_gradient_division` is the one switch, which every backward asks.
+Gradients are divided by W on the way back. Each rank's loss is the mean over its own samples, and
+the update uses the mean over all ranks' samples, as DistributedDataParallel does for the dense
+layers. For losses that are sums, `set_gradient_division` turns the division off.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ Move = Callable[[torch.Tensor], Awaitable[torch.Tensor]]
 
 
 class _Flight:
-    """One move in one graph: what its two nodes hand to each other."""
+    """State that the two nodes of one exchange share."""
 
     def __init__(self, move: Move, move_back: Move) -> None:
         self.move, self.move_back = move, move_back
@@ -56,9 +58,9 @@ class _Issue(torch.autograd.Function):
         ctx: Any, *_: torch.Tensor
     ) -> tuple[None, torch.Tensor | None, None]:
         back = ctx.flight.back
-        assert back is not None, "the collect's backward issues the reverse exchange before this one waits for it"
+        assert back is not None, "collect's backward must issue the reverse exchange before this one waits for it"
         ctx.flight.back = None
-        # Wait even where nobody wants the gradient: the other ranks count on this one to receive.
+        # Wait even if nobody needs the gradient: the other ranks expect this rank to receive.
         gradient = back.wait()
         return None, gradient if ctx.needs_input_grad[1] else None, None
 
@@ -84,7 +86,7 @@ class _Collect(torch.autograd.Function):
 
 
 class _Uncollected(threading.local):
-    """Promises that this thread has issued and that nobody has waited for, oldest first; they may be dropped."""
+    """Awaitables that this thread has issued and not waited for (weak references), oldest first."""
 
     _PRUNE_ABOVE = 64
 
@@ -92,13 +94,13 @@ class _Uncollected(threading.local):
         self._promises: list[weakref.ref[_Collected]] = []
 
     def add(self, promise: _Collected) -> None:
-        """Note the newest."""
+        """Add the newest."""
         if len(self._promises) > self._PRUNE_ABOVE:
             self._promises = [each for each in self._promises if each() is not None]
         self._promises.append(weakref.ref(promise))
 
     def take_before(self, promise: _Collected) -> list[_Collected]:
-        """Those that were issued before ``promise``; they and it are forgotten."""
+        """Remove and return those issued before ``promise``; ``promise`` is removed, too."""
         place = next((index for index, each in enumerate(self._promises) if each() is promise), None)
         if place is None:
             return []
@@ -116,8 +118,8 @@ class _Collected(Awaitable[torch.Tensor]):
     def _wait_impl(self) -> torch.Tensor:
         for earlier in _uncollected.take_before(self):
             earlier.wait()
-        # The graph belongs to where the exchange was issued: a lazy value may first be touched under no_grad, e.g. to
-        # print it, and still has to train.
+        # Use the grad mode of the issue: a lazy value that is first read under no_grad, for example
+        # to print it, must still be trainable.
         with torch.set_grad_enabled(self._graph_is_recorded):
             return cast(torch.Tensor, _Collect.apply(self._token, self._flight))
 
@@ -126,19 +128,19 @@ _uncollected = _Uncollected()
 
 
 def issue(move: Move, move_back: Move, sent: torch.Tensor) -> Awaitable[torch.Tensor]:
-    """Start a move of ``sent`` between ranks and record it in the graph.
+    """Start an exchange of ``sent`` between ranks and record it in the graph.
 
-    It takes part in backward on every rank, also where ``sent`` needs no gradient: a rank without tables has to receive
-    the gradients that the others send.
+    Every rank takes part in backward, even if its ``sent`` needs no gradient: a rank without tables
+    still has to receive the gradients that the other ranks send.
 
     Args:
-        move: Issues the move; its awaitable holds what arrives.
-        move_back: Issues the reverse move of the gradient of what arrived; its awaitable holds the gradient of what was
-            sent.
-        sent: What is moved.
+        move: Issues the exchange; its awaitable holds the received tensor.
+        move_back: Issues the reverse exchange of the received tensor's gradient; its awaitable
+            holds the gradient of ``sent``.
+        sent: The tensor to send.
 
     Returns:
-        A promise of what arrives; waiting for it adds the second node to the graph.
+        An awaitable of the received tensor; waiting for it adds the second node to the graph.
 
     Example:
         >>> import torch
@@ -155,11 +157,12 @@ def issue(move: Move, move_back: Move, sent: torch.Tensor) -> Awaitable[torch.Te
 
 
 def set_gradient_division(val: bool) -> None:
-    """Choose the mean over ranks (True, as it is from the start) or the sum (False), in this process.
+    """Choose whether gradients are averaged (True, the default) or summed (False) over ranks.
 
-    It holds for every table, fused or dense, cut up or copied, and for the dense layers of a
-    `DistributedModelParallel`. Every rank makes the same choice before it shards; sharding compares them. A
-    `DistributedModelParallel` keeps to what it was built with, and refuses to run under the other.
+    The choice is per process. It applies to every table, fused or dense, sharded or replicated, and
+    to the dense layers of a `DistributedModelParallel`. Every rank must make the same choice before
+    it shards; sharding compares the choices. A `DistributedModelParallel` keeps the choice with
+    which it was built and refuses to run under the other.
 
     Args:
         val: Whether gradients are divided by the number of ranks.
@@ -173,7 +176,8 @@ def set_gradient_division(val: bool) -> None:
         4
 
     Source:
-        TorchRec's ``torchrec.distributed.comm_ops.set_gradient_division``, which reaches tables only.
+        TorchRec's ``torchrec.distributed.comm_ops.set_gradient_division``, which affects tables
+        only.
     """
     global _divides
     _divides = bool(val)
@@ -189,12 +193,12 @@ def get_gradient_division() -> bool:
 
 
 def gradient_divisor(world_size: int) -> int:
-    """What a rank divides its gradients by before all ranks' are added: W for the mean, 1 for the sum."""
+    """The divisor of gradients before they are added over ranks: W for the mean, 1 for the sum."""
     return world_size if _divides else 1
 
 
 def division_fact() -> dict[str, str]:
-    """What ranks compare before they shard."""
+    """The setting, for the comparison between ranks before they shard."""
     return {"gradients of ranks (set_gradient_division)": "mean" if _divides else "sum"}
 
 

@@ -1,7 +1,8 @@
-"""The exchanges of rows as functions, under TorchRec's names: each is one call of the modules beside this file.
+"""The exchanges of rows as functions, under TorchRec's names.
 
-Group None is the default process group. What a function returns is a promise; autograd goes through it, and gradients
-are divided by W unless `set_gradient_division(False)` was called. In a group of one rank the input comes back.
+A group of None is the default process group. Each function returns an awaitable that autograd can
+differentiate; gradients are divided by W unless `set_gradient_division(False)` was called. In a
+group of one rank the input is returned.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ def alltoall_pooled(
     group: dist.ProcessGroup | None = None,
     codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[torch.Tensor]:
-    """``[sum of B_s, D_mine]`` -> promise of ``[B_mine, sum of D_r]``: `PooledEmbeddingsAllToAll`.
+    """``[sum of B_s, D_local]`` -> awaitable of ``[B_local, sum of D_r]``.
 
     Args:
-        a2a_pooled_embs_tensor: Every rank's samples, those of rank 0 first.
+        a2a_pooled_embs_tensor: Pooled rows of every rank's samples, rank 0's first.
         batch_size_per_rank: B_s: W numbers.
         dim_sum_per_rank: D_r: W numbers.
         dim_sum_per_rank_tensor: TorchRec's; has no effect.
         cumsum_dim_sum_per_rank_tensor: TorchRec's; has no effect.
         group: The ranks.
-        codecs: In what type rows and gradients travel.
+        codecs: Data types in which rows and gradients are sent.
 
     Source:
         TorchRec's ``torchrec.distributed.comm_ops.alltoall_pooled``.
@@ -56,15 +57,16 @@ def variable_batch_alltoall_pooled(
     group: dist.ProcessGroup | None = None,
     codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[torch.Tensor]:
-    """As `alltoall_pooled`, flat, of features that have different numbers of samples.
+    """`alltoall_pooled` for features with different numbers of samples; all tensors are flat.
 
     Args:
         a2a_pooled_embs_tensor: For each rank the rows of its samples, feature after feature: flat.
-        batch_size_per_rank_per_feature: Samples of each rank, for each feature that is looked up here.
-        batch_size_per_feature_pre_a2a: My samples, for each feature: those of rank 0 first.
+        batch_size_per_rank_per_feature: Samples of each rank, for each feature that is looked up
+            here.
+        batch_size_per_feature_pre_a2a: Local samples of each feature, the features of rank 0 first.
         emb_dim_per_rank_per_feature: Columns of the features that each rank looks up.
         group: The ranks.
-        codecs: In what type rows and gradients travel.
+        codecs: Data types in which rows and gradients are sent.
 
     Source:
         TorchRec's ``torchrec.distributed.comm_ops.variable_batch_alltoall_pooled``.
@@ -89,18 +91,21 @@ def alltoall_sequence(
     group: dist.ProcessGroup | None = None,
     codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[torch.Tensor]:
-    """A row for each id that arrived -> promise of a row for each id that I sent: `SequenceEmbeddingsAllToAll`.
+    """A row per received id -> awaitable of a row per sent id.
 
     Args:
-        a2a_sequence_embs_tensor: ``[N, D]``, in the order in which they were looked up: feature after feature.
-        forward_recat_tensor: Segments of rows in the order in which they are sent: those for rank 0 first.
-        backward_recat_tensor: TorchRec's, its inverse; has no effect.
-        lengths_after_sparse_data_all2all: Rows of each feature's samples here; segments are equal parts of it.
-        input_splits: Ids that were sent to each rank, whose rows come back: W numbers.
-        output_splits: Ids that came from each rank, whose rows go there: W numbers.
-        variable_batch_size: TorchRec's; has no effect, since the number of segments says it.
+        a2a_sequence_embs_tensor: ``[N, D]``, in lookup order: feature after feature.
+        forward_recat_tensor: Segments of rows in the order in which they are sent: those for rank 0
+            first.
+        backward_recat_tensor: TorchRec's, the inverse order; has no effect.
+        lengths_after_sparse_data_all2all: Rows of each feature's samples here; a segment is an
+            equal share of them.
+        input_splits: Ids sent to each rank, whose rows return: W numbers.
+        output_splits: Ids received from each rank, whose rows are sent back: W numbers.
+        variable_batch_size: TorchRec's; has no effect, since it follows from the number of
+            segments.
         group: The ranks.
-        codecs: In what type rows and gradients travel.
+        codecs: Data types in which rows and gradients are sent.
 
     Source:
         TorchRec's ``torchrec.distributed.comm_ops.alltoall_sequence``.
@@ -122,12 +127,12 @@ def reduce_scatter_pooled(
     group: dist.ProcessGroup | None = None,
     codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[torch.Tensor]:
-    """One tensor for each rank -> promise of the sum of what all ranks have for me.
+    """One tensor per rank -> awaitable of the sum of all ranks' tensors for this rank.
 
     Args:
-        inputs: W tensors, those for one rank of the same shape on every rank.
+        inputs: W tensors; those for one rank have the same shape on every rank.
         group: The ranks.
-        codecs: In what type rows and gradients travel.
+        codecs: Data types in which rows and gradients are sent.
 
     Source:
         TorchRec's ``torchrec.distributed.comm_ops.reduce_scatter_pooled``.
@@ -138,12 +143,12 @@ def reduce_scatter_pooled(
 def reduce_scatter_base_pooled(
     input: torch.Tensor, group: dist.ProcessGroup | None = None, codecs: QuantizedCommCodecs | None = None
 ) -> Awaitable[torch.Tensor]:
-    """``[W * B, ...]`` -> promise of ``[B, ...]``: equal parts are summed, one for each rank.
+    """``[W * B, ...]`` -> awaitable of ``[B, ...]``: equal parts are summed, one per rank.
 
     Args:
         input: The same shape on every rank.
         group: The ranks.
-        codecs: In what type rows and gradients travel.
+        codecs: Data types in which rows and gradients are sent.
 
     Source:
         TorchRec's ``torchrec.distributed.comm_ops.reduce_scatter_base_pooled``.
@@ -157,13 +162,13 @@ def reduce_scatter_v_pooled(
     group: dist.ProcessGroup | None = None,
     codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[torch.Tensor]:
-    """``[sum of B_s, ...]`` -> promise of ``[B_mine, ...]``: `PooledEmbeddingsReduceScatter`.
+    """``[sum of B_s, ...]`` -> awaitable of ``[B_local, ...]``.
 
     Args:
         input: The same shape on every rank.
-        input_splits: B_s: W numbers; None: equal parts.
+        input_splits: B_s: W numbers; None for equal parts.
         group: The ranks.
-        codecs: In what type rows and gradients travel.
+        codecs: Data types in which rows and gradients are sent.
 
     Source:
         TorchRec's ``torchrec.distributed.comm_ops.reduce_scatter_v_pooled``.
@@ -181,14 +186,14 @@ def reduce_scatter_v_per_feature_pooled(
     group: dist.ProcessGroup | None = None,
     codecs: QuantizedCommCodecs | None = None,
 ) -> Awaitable[torch.Tensor]:
-    """As `reduce_scatter_v_pooled`, flat, of features that have different numbers of samples.
+    """`reduce_scatter_v_pooled` for features with different numbers of samples; tensors are flat.
 
     Args:
         input: For each rank the rows of its samples, feature after feature: flat.
         batch_size_per_rank_per_feature: Samples of each rank, for each feature.
         embedding_dims: Columns of each feature.
         group: The ranks.
-        codecs: In what type rows and gradients travel.
+        codecs: Data types in which rows and gradients are sent.
 
     Source:
         TorchRec's ``torchrec.distributed.comm_ops.reduce_scatter_v_per_feature_pooled``.
@@ -200,12 +205,12 @@ def reduce_scatter_v_per_feature_pooled(
 def all_gather_base_pooled(
     input: torch.Tensor, group: dist.ProcessGroup | None = None, codecs: QuantizedCommCodecs | None = None
 ) -> Awaitable[torch.Tensor]:
-    """``[B, ...]`` -> promise of ``[W * B, ...]``, the rows of every rank: `PooledEmbeddingsAllGather`.
+    """``[B, ...]`` -> awaitable of ``[W * B, ...]``, the rows of all ranks.
 
     Args:
         input: The same shape on every rank.
         group: The ranks.
-        codecs: In what type rows and gradients travel.
+        codecs: Data types in which rows and gradients are sent.
 
     Source:
         TorchRec's ``torchrec.distributed.comm_ops.all_gather_base_pooled``.
@@ -214,7 +219,7 @@ def all_gather_base_pooled(
 
 
 def _ranks(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group, or the default process group, of which there is one or `torch.distributed` says so."""
+    """The given group, or the default process group, which must exist."""
     return group or dist.distributed_c10d._get_default_group()
 
 
@@ -223,7 +228,7 @@ def _elements(samples: Sequence[int], widths: Sequence[int]) -> int:
 
 
 def _segments(lengths: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Numbers of the rows of segments of these lengths, segment by segment in another order.
+    """Row indices of segments of the given lengths, with the segments in another order.
 
     Example:
         >>> _segments(torch.tensor([2, 0, 1]), torch.tensor([2, 1, 0]))

@@ -1,4 +1,4 @@
-"""Process groups that are made of another one: the ranks of a host, those of one number on every host, a twin."""
+"""Subgroups of a process group: the ranks of a host, and those with the same local rank."""
 
 from __future__ import annotations
 
@@ -16,39 +16,42 @@ from tutorec.distributed.comm import all_gather_ints, check_thread, default_grou
 
 @dataclass(frozen=True)
 class HostGroups:
-    """The two groups that a rank of a host belongs to, besides that of all ranks.
+    """The two subgroups that a rank belongs to.
 
     Args:
-        intra: The ranks of this rank's host: L of them, traffic that stays inside the machine.
-        cross: The ranks with this rank's number on every host: H of them, traffic between machines.
+        intra: The L ranks of this rank's host; their traffic stays inside the machine.
+        cross: The H ranks with this rank's local rank, one per host; their traffic is between
+            machines.
     """
 
     intra: dist.ProcessGroup
     cross: dist.ProcessGroup
 
 
-# Subgroups of a group, by ranks per host; None where it is the group itself, which must not keep itself alive.
+# Subgroups of a group by ranks per host; None stands for the group itself, to avoid a reference
+# cycle.
 _Subgroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 _host_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, _Subgroups]] = weakref.WeakKeyDictionary()
-# How often this rank has made subgroups with the other members of a group alone.
+# How often this rank has made subgroups together with only the other members of a group.
 _rounds_of_names = 0
 
 
 def host_groups(group: dist.ProcessGroup, local_size: int) -> HostGroups:
-    """The groups inside a host and across hosts, where ``local_size`` consecutive ranks of ``group`` share a host.
+    """The groups inside and across hosts of ``local_size`` consecutive ranks of ``group``.
 
-    Every rank of ``group`` calls it together the first time; later calls give the same groups. With 4 ranks on 2 hosts
-    rank 3 gets ``intra = {2, 3}`` and ``cross = {1, 3}``.
+    The first call is collective over ``group``; later calls return the same groups. With 4 ranks on
+    2 hosts, rank 3 gets ``intra = {2, 3}`` and ``cross = {1, 3}``.
 
     Args:
-        group: The ranks; need not be all ranks of the program.
-        local_size: L, ranks of each host.
+        group: The ranks; may be a part of all ranks of the program.
+        local_size: L, ranks per host.
 
     Raises:
         ValueError: ``local_size`` does not divide the number of ranks.
 
     Source:
-        TorchRec's ``torchrec.distributed.comm.intra_and_cross_node_pg``, which knows the default group only.
+        TorchRec's ``torchrec.distributed.comm.intra_and_cross_node_pg``, which supports the default
+        group only.
     """
     world_size = group.size()
     if local_size < 1 or world_size % local_size:
@@ -66,12 +69,13 @@ def host_groups(group: dist.ProcessGroup, local_size: int) -> HostGroups:
 
 
 def _make_host_groups(group: dist.ProcessGroup, hosts: int, local_size: int) -> _Subgroups:
-    """(intra, cross) of this rank; None for one that would be ``group`` itself."""
+    """The groups (intra, cross) of this rank; None for one that equals ``group``."""
     ranks = dist.get_process_group_ranks(group)
     inside = [ranks[host * local_size : (host + 1) * local_size] for host in range(hosts)] if hosts > 1 else []
     across = [ranks[place::local_size] for place in range(local_size)] if local_size > 1 else []
-    # torch names a group by how many groups the rank has made, so that every rank of the program makes every group.
-    # Ranks outside of `group` do not know of this one: then its members alone make it, and agree on its name.
+    # torch names a group by the number of groups that the rank has made, so every rank of the
+    # program must make every group. Ranks outside of `group` do not run this call; then only its
+    # members make the subgroup, under a name that they agree on.
     alone = group != default_group()
     backend, me = dist.get_backend(group), dist.get_rank()
     found: list[dist.ProcessGroup | None] = []
@@ -84,10 +88,10 @@ def _make_host_groups(group: dist.ProcessGroup, hosts: int, local_size: int) -> 
 
 
 def twin_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A new group of the same ranks over gloo, for another thread of each of them. Every rank of ``group`` calls it.
+    """A new gloo group of the same ranks, for another thread; a collective call of ``group``.
 
     Args:
-        group: The ranks; need not be all ranks of the program.
+        group: The ranks; may be a part of all ranks of the program.
     """
     ranks, alone = dist.get_process_group_ranks(group), group != default_group()
     with _agreed_names(group) if alone else nullcontext():
@@ -96,7 +100,7 @@ def twin_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 @contextmanager
 def _agreed_names(group: dist.ProcessGroup) -> Iterator[None]:
-    """Name what members of ``group`` make alone by a number they agree on: torch takes a count that may differ."""
+    """Set the number by which torch names a group to one that the members of ``group`` agree on."""
     global _rounds_of_names
     number = max(rounds for (rounds,) in all_gather_ints([_rounds_of_names], group, "host groups"))
     _rounds_of_names = number + 1
@@ -106,4 +110,4 @@ def _agreed_names(group: dist.ProcessGroup) -> Iterator[None]:
         yield
     finally:
         distributed_c10d._hash_ranks_to_str = hashed
-        distributed_c10d._world.group_count = count  # torch 2.15 counts them, and only where they are made
+        distributed_c10d._world.group_count = count  # torch 2.15 counts groups, and only on the ranks that make them

@@ -1,16 +1,18 @@
-"""Ids travel to the rank that owns their table, in two rounds (three with weights, one more with variable batch).
+"""The exchange of ids: they are sent to the ranks that own their tables.
 
-Round 1 tells every rank how much it is going to receive: three integers per peer. Round 2 sends lengths and ids in one
-packed buffer, since a round costs more than what is in it. Weights are a third, issued together with the second. Where
-features have different numbers of samples on any rank, all ranks exchange those between the two.
+It takes two rounds, three with weights, and one more with a variable batch. Round 1 tells every
+rank how much it will receive: three integers per peer. Round 2 sends lengths and ids in one packed
+buffer, since a round has a high fixed cost. Weights are sent in a third round, issued together with
+the second. If features have different numbers of samples on some rank, all ranks exchange those
+numbers between rounds 1 and 2.
 
-    what I send to rank r     [lengths of r's slots, F_r * B | their ids, N_r]        one slice of the buffer
-    what I receive from s     [lengths of my slots, F * B_s  | their ids, N_s]
-    what I make of it         F slots, sum of B_s samples, samples of rank 0 first
+    sent to rank r            [lengths of r's slots, F_r * B    | their ids, N_r]  one buffer slice
+    received from rank s      [lengths of local slots, F * B_s  | their ids, N_s]
+    result                    F slots, sum of B_s samples, samples of rank 0 first
 
-A *slot* is one feature on one rank: a feature that two ranks look up, or two tables of one rank, has two
-of them (`Slots`). Ranks may differ in B and in the dtype of their ids: all ids travel in the widest dtype
-that any rank uses, or in the one that is agreed upon.
+A *slot* is one feature on one rank: a feature that two ranks look up, or two tables of one rank,
+has two slots (`Slots`). Ranks may have different B and id dtypes: ids are sent in the widest dtype
+of all ranks, or in the agreed one.
 """
 
 from __future__ import annotations
@@ -36,29 +38,32 @@ STRIDES_STAGE = "input strides"
 IDS_STAGE = "input ids"
 WEIGHTS_STAGE = "input weights"
 
-# Ids of one peer, its samples, and its format: the bytes of one of its ids, two flags, and the exchange's number.
+# For one peer: its ids, its samples, and its format (bytes per id, two flags, and the number of the
+# exchange).
 SIZES_PER_PEER = 3
 _ITEMSIZE, _VARIABLE, _WEIGHTED, _NUMBER = 15, 16, 32, 8
 
 
 class KJTAllToAll(nn.Module):
-    """My samples, every feature -> every sample, my features.
+    """Local samples, all features -> all samples, local features.
 
-    Rank r sends rank s ``24`` bytes of sizes, then ``itemsize * (F_s * B_r + N_rs)`` bytes of lengths and ids, with
-    weights ``4 * N_rs`` more, with variable batch ``8 * F_s`` more (and the sum of s's strides in place of F_s * B_r).
+    Rank r sends rank s 24 bytes of sizes, then ``itemsize * (F_s * B_r + N_rs)`` bytes of lengths
+    and ids. Weights add ``4 * N_rs`` bytes. A variable batch adds ``8 * F_s`` bytes, and the sum of
+    the strides of s's slots replaces ``F_s * B_r``.
 
     Args:
         pg: The ranks; None in a world of 1.
-        splits: F_r, how many slots each rank has: W numbers.
-        stagger: Whose samples come first where they arrive: with W ranks of which every ``W / stagger`` share a host,
-            the first rank of each host, then the second of each, ...; 1 is the order of ranks.
-        order: For each slot, rank after rank, the position of its key in the batch that is passed in; a key may stand
-            there several times or not at all. None: the keys as they stand. No permuted copy of the batch is made.
-        ids_dtype: What ids travel and arrive in; they must fit, which is not looked at. None: the widest of the ranks.
-            A world of 1 changes no dtype.
+        splits: F_r, the number of slots of each rank: W numbers.
+        stagger: Order of the received samples: with hosts of ``W / stagger`` ranks, those of the
+            first rank of each host, then those of the second of each, and so on. 1 is rank order.
+        order: For each slot, rank after rank, the position of its key in the input batch. A key may
+            occur several times or not at all; None takes the keys in order. No permuted copy of the
+            batch is made.
+        ids_dtype: Dtype in which ids are sent and received. Ids must fit, which is not checked.
+            None for the widest dtype of the ranks. A world of 1 keeps the dtype.
 
     Raises:
-        ValueError: The numbers do not fit each other.
+        ValueError: ``splits``, ``stagger``, ``order`` and the number of ranks do not match.
 
     Example:
         >>> batch = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 2]))
@@ -66,8 +71,8 @@ class KJTAllToAll(nn.Module):
         tensor([2, 3, 1, 2, 3])
 
     Source:
-        TorchRec's ``torchrec.distributed.dist_data.KJTAllToAll``, which takes one round more and wants a batch in
-        which each key stands once, in rank order.
+        TorchRec's ``torchrec.distributed.dist_data.KJTAllToAll``, which takes one more round and
+        needs a batch with each key once, in rank order.
     """
 
     def __init__(
@@ -88,25 +93,27 @@ class KJTAllToAll(nn.Module):
         self._pg = pg
         self._slots = Slots(splits, order)
         self._ids_dtype = ids_dtype
-        # Ranks that are at different exchanges would read each other's ids. A module numbers its own, the same way on
-        # every rank; 0 says nothing.
+        # Ranks at different exchanges would read each other's ids, so a module numbers its
+        # exchanges in the same way on every rank. 0 disables the check.
         self.number: int = 0
         self.title: str = ""
         local = world_size // stagger
         self._ranks = [host * local + rank for rank in range(local) for host in range(stagger)]
 
     def forward(self, features: KeyedJaggedTensor) -> Awaitable[KJTArrival]:
-        """Issue round 1. Waiting for the result issues round 2; waiting for that gives the batch.
+        """Issue round 1. Waiting for the result issues round 2; waiting for that returns the batch.
 
         Raises:
-            ValueError: The batch has not the keys that are to be sent; or, at the first wait and on every rank, some
-                ranks' batches have weights and others' have none.
+            ValueError: The keys of the batch are not those to send; or, at the first wait and on
+                every rank, the batches of some ranks have weights and those of others do not.
             TypeError: Ids are not integers.
         """
         self._slots.check(features.keys())
         values = features.values()
         if values.is_floating_point() and values.numel():
-            raise TypeError(f"the batch holds {values.dtype} where ids are due: {features.keys()}; give integers")
+            raise TypeError(
+                f"the batch has values of {values.dtype}, which cannot be ids: {features.keys()}; give integers"
+            )
         group, slots = self._pg, self._slots
         if group is None or len(self._ranks) == 1:
             return NoWait(KJTArrival.of_one_rank(features, slots))
@@ -120,11 +127,12 @@ class KJTAllToAll(nn.Module):
 
         def send_ids(arrived: torch.Tensor) -> KJTArrival:
             sizes = arrived.view(-1, SIZES_PER_PEER).tolist()
-            report()  # the device was waited for, and with it the check of these ids: no id that no table has is sent
+            report()  # the device has been synchronized, so its id check is done: no invalid id is sent
             ids, samples, forms = (list(column) for column in zip(*sizes, strict=True))
             _check_exchange([each >> _NUMBER for each in forms], self.number, self.title)
             _check_weights(forms)
-            # Every rank sees the same W forms, so that all take the same rounds and choose the same dtype.
+            # Every rank sees the same W formats, so all take the same rounds and choose the same
+            # dtype.
             strides = _exchange_strides(group, slots, features) if any(each & _VARIABLE for each in forms) else None
             dtype = torch.int64 if max(each & _ITEMSIZE for each in forms) > 4 else torch.int32
             keys = features.keys()
@@ -142,10 +150,10 @@ class KJTAllToAll(nn.Module):
         return map_awaitable(send_ids, _send_sizes(group, message))
 
     def send_status(self, status: int) -> Awaitable[Any]:
-        """Take part in round 1 without a batch, and tell the other ranks why.
+        """Take part in round 1 without a batch, and report why.
 
         Args:
-            status: A negative number, which waiting raises on every rank.
+            status: A negative number, which every rank's wait raises.
 
         Raises:
             RanksWithoutBatch: At the wait.
@@ -162,10 +170,10 @@ class KJTAllToAll(nn.Module):
 
 
 class RanksWithoutBatch(Exception):
-    """Some ranks had no batch to send. All ranks raise it at the wait for round 1, and none sends round 2.
+    """Raised on all ranks when they wait for round 1, if some of them have no batch to send.
 
     Args:
-        statuses: What each rank has said, W numbers; None of a rank that has a batch.
+        statuses: The status of each rank, W numbers; None for a rank with a batch.
     """
 
     def __init__(self, statuses: Sequence[int | None]) -> None:
@@ -179,7 +187,7 @@ class RanksWithoutBatch(Exception):
 
 @dataclass(frozen=True)
 class ArrivedIds:
-    """Ids in the order in which they came: rank after rank, slot after slot.
+    """Ids in order of arrival: rank after rank, slot after slot.
 
     Args:
         values: ``[N]``.
@@ -191,24 +199,26 @@ class ArrivedIds:
 
 
 class KJTArrival(Awaitable[KeyedJaggedTensor]):
-    """A batch that travels, of which the sizes are known.
+    """Awaitable of a batch in flight whose sizes are known.
 
-    ``wait()`` gives my slots, feature-major, with the samples of rank 0 first; a key may stand in it twice.
+    ``wait()`` returns the local slots, feature-major, with the samples of rank 0 first; a key may
+    occur twice.
 
     Args:
-        keys: Of my slots.
+        keys: Keys of the local slots.
         samples: B of every rank.
-        strides: Samples of each rank and slot ``[W][F]`` where they differ by feature.
-        ids: N_s, ids of every rank.
-        ranks: Whose samples come first: a permutation of the ranks.
-        sent_counts: Ids that I sent to each rank, slot by slot: ``[W][F_r]``.
+        strides: Samples of each rank and slot ``[W][F]`` if they differ by feature.
+        ids: N_s, number of ids from every rank.
+        ranks: Order of the samples: a permutation of the ranks.
+        sent_counts: Ids sent to each rank, slot by slot: ``[W][F_r]``.
 
     Attributes:
-        batch_size_per_rank: B of every rank, W numbers: whose samples the arriving ones are.
-        batch_size_per_rank_per_feature: With variable batch the samples of each rank and slot, ``[W][F]``, else None.
+        batch_size_per_rank: B of every rank, W numbers.
+        batch_size_per_rank_per_feature: For a variable batch, the samples of each rank and slot,
+            ``[W][F]``, else None.
         sent_counts: As given.
-        packed: Lengths and ids that arrive; None where nothing was sent.
-        weights: The weights that arrive, if any.
+        packed: Received lengths and ids; None if nothing was sent.
+        weights: Received weights, if any.
     """
 
     packed: Awaitable[torch.Tensor] | None = None
@@ -229,7 +239,7 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
 
     @classmethod
     def of_one_rank(cls, features: KeyedJaggedTensor, slots: Slots) -> KJTArrival:
-        """In a world of 1 the batch is not sent."""
+        """The arrival of a batch in a world of 1, where nothing is sent."""
         if not slots.is_identity or slots.needs != len(features.keys()):
             features = features.permute(slots.positions_of(0))
         strides = [features.stride_per_key()] if features.variable_stride_per_key() else None
@@ -239,13 +249,13 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
         return arrival
 
     def bags(self) -> list[int]:
-        """How many bags of my slots every rank has."""
+        """Number of bags that every rank sends to the local slots."""
         if self.batch_size_per_rank_per_feature is not None:
             return [sum(of_rank) for of_rank in self.batch_size_per_rank_per_feature]
         return [len(self._keys) * samples for samples in self.batch_size_per_rank]
 
     def wait_by_rank(self) -> ArrivedIds:
-        """The ids in order of arrival, nothing reordered: for rows that are sent back one by one."""
+        """Return the ids in order of arrival, for rows that are returned without pooling."""
         if self.packed is None:
             return ArrivedIds(self.wait().values(), self.sent_counts)
         lengths, values = self._slices(self.packed.wait())
@@ -287,7 +297,7 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
         return slices[::2], slices[1::2]
 
     def _counts(self, lengths: list[torch.Tensor]) -> list[list[int]]:
-        """Ids of each rank and slot ``[W][F]``. A sync point, unless there is one slot at most."""
+        """Ids of each rank and slot ``[W][F]``. A sync point, unless there is at most one slot."""
         slots, strides = len(self._keys), self.batch_size_per_rank_per_feature
         if slots <= 1:
             return [[count] * slots for count in self._ids]
@@ -300,13 +310,13 @@ class KJTArrival(Awaitable[KeyedJaggedTensor]):
 
 
 def _send_sizes(group: dist.ProcessGroup, message: torch.Tensor) -> Awaitable[torch.Tensor]:
-    """Round 1: ``message [W, SIZES_PER_PEER]`` -> awaitable of what each rank says to me, flat."""
+    """Round 1: ``message [W, SIZES_PER_PEER]`` -> awaitable of the received messages, flat."""
     each = [SIZES_PER_PEER] * group.size()
     return comm.all_to_all(message.view(-1), each, each, group, SIZES_STAGE)
 
 
 def _exchange_strides(group: dist.ProcessGroup, slots: Slots, features: KeyedJaggedTensor) -> list[list[int]]:
-    """Samples of each rank and slot of mine ``[W][F]``: the round that variable batch takes more. Blocks."""
+    """Samples of each rank and local slot ``[W][F]``: a round of a variable batch. Blocks."""
     mine = slots.splits[group.rank()]
     strides = [*chain.from_iterable(slots.per_slot(features.lengths_offset_per_key()))]
     flat = ints_on_device(strides, torch.int64, features.device())
@@ -316,7 +326,7 @@ def _exchange_strides(group: dist.ProcessGroup, slots: Slots, features: KeyedJag
 
 
 def _check_exchange(numbers: Sequence[int], mine: int, title: str) -> None:
-    """Refuse, on every rank alike, that ranks have no batch, or are at different exchanges."""
+    """Raise on every rank if some rank has no batch or is at a different exchange."""
     if min(numbers) < 0:
         raise RanksWithoutBatch([number if number < 0 else None for number in numbers])
     others = [rank for rank, number in enumerate(numbers) if number != mine]
@@ -324,38 +334,40 @@ def _check_exchange(numbers: Sequence[int], mine: int, title: str) -> None:
         raise ValueError(
             f"this rank sends ids of {title or 'an exchange without a number'}, which is exchange {mine}, and rank "
             f"{others[0]} is at exchange {numbers[others[0]]}: call sharded collections in the same order on every "
-            "rank (a loop over a set has none)"
+            "rank (a loop over a set has no fixed order)"
         )
 
 
 def _check_weights(forms: Sequence[int]) -> None:
-    """Refuse, on every rank alike, that some ranks send weights and others wait for none."""
+    """Raise on every rank if only some ranks send weights."""
     with_weights = [rank for rank, form in enumerate(forms) if form & _WEIGHTED]
     if 0 < len(with_weights) < len(forms):
         without = [rank for rank in range(len(forms)) if rank not in with_weights]
         raise ValueError(
-            f"the batches of ranks {with_weights} have weights, those of ranks {without} have none: "
+            f"the batches of ranks {with_weights} have weights, those of ranks {without} do not: "
             "give every rank's batch weights=, or none of them"
         )
 
 
 class Slots:
-    """The slots of every rank, as positions of their keys in the batch that is sent, packed in one copy.
+    """The slots of every rank as positions in the batch to send, packed with one copy.
 
-    The batch is cut at every key where a run of slots begins or ends, and the pieces are put one behind the other::
+    The batch is cut at every key where a run of consecutive slots begins or ends, and the segments
+    are concatenated::
 
-        keys of the batch      a b c d                order   [2, 3 | 0, 1, 2]        splits [2, 3]
-        cut at                 0   2   3 4            pieces  rank 0: cd, rank 1: ab, c
+        keys of the batch      a b c d          order     [2, 3 | 0, 1, 2]       splits [2, 3]
+        cut at                 0   2   3 4      segments  rank 0: cd, rank 1: ab, c
 
-    so that neighbours travel as one piece, and a batch whose keys stand in rank order is cut only between ranks. No
-    permuted copy of the batch is made.
+    Consecutive keys are copied as one segment, and a batch whose keys are in rank order is cut only
+    between ranks. No permuted copy of the batch is made.
 
     Args:
-        splits: How many slots each rank has: W numbers.
-        order: For each slot, rank after rank, the position of its key; None: the keys as they stand.
+        splits: Number of slots of each rank: W numbers.
+        order: For each slot, rank after rank, the position of its key; None takes the keys in
+            order.
 
     Raises:
-        ValueError: ``order`` has another number of slots than ``splits``.
+        ValueError: ``order`` and ``splits`` have different numbers of slots.
 
     Example:
         >>> slots = Slots([2, 3], order=[2, 3, 0, 1, 2])
@@ -380,7 +392,7 @@ class Slots:
         runs = [_runs(of_rank) for of_rank in self._positions]
         self._cuts = sorted({0, *chain.from_iterable(chain.from_iterable(runs))})
         number = {cut: index for index, cut in enumerate(self._cuts)}
-        # Pieces of each rank, as numbers of the parts that lie between two cuts.
+        # Segments of each rank, as indices of the parts between two cuts.
         self.pieces = [
             [piece for first, end in of_rank for piece in range(number[first], number[end])] for of_rank in runs
         ]
@@ -390,7 +402,7 @@ class Slots:
         return self._positions[rank]
 
     def check(self, keys: Sequence[str]) -> None:
-        """Refuse a batch that has not the keys that are to be sent."""
+        """Raise if the batch does not have the keys to send."""
         if len(keys) < self.needs or (self._exact and len(keys) > self.needs):
             raise ValueError(
                 f"the batch has {len(keys)} keys {list(keys)}, and splits {self.splits} "
@@ -398,46 +410,46 @@ class Slots:
             )
 
     def sums(self, starts: Sequence[int]) -> list[int]:
-        """How much each rank is sent, W numbers, of what begins at ``starts [F + 1]`` for each key."""
+        """Elements sent to each rank, ``[W]``; key f begins at ``starts[f]``."""
         sizes = self._sizes(starts)
         return [sum([sizes[piece] for piece in of_rank]) for of_rank in self.pieces]
 
     def per_slot(self, starts: Sequence[int]) -> list[list[int]]:
-        """How much each rank is sent, slot by slot, of what begins at ``starts [F + 1]`` for each key."""
+        """Elements sent to each rank, slot by slot; key f begins at ``starts[f]``."""
         return [[starts[at + 1] - starts[at] for at in of_rank] for of_rank in self._positions]
 
     def cut(self, tensor: torch.Tensor, starts: Sequence[int]) -> list[list[torch.Tensor]]:
-        """The pieces of each rank: views of a tensor in which key f begins at ``starts[f]``."""
+        """The segments of each rank: views of a tensor in which key f begins at ``starts[f]``."""
         parts = tensor.split_with_sizes(self._sizes(starts))
         return [[parts[piece] for piece in of_rank] for of_rank in self.pieces]
 
     def gather(self, tensor: torch.Tensor, starts: Sequence[int]) -> torch.Tensor:
-        """The pieces of all ranks end to end."""
+        """The segments of all ranks, concatenated."""
         pieces = list(chain.from_iterable(self.cut(tensor, starts)))
         return torch.cat(pieces) if pieces else tensor[:0]
 
     def pack(self, features: KeyedJaggedTensor, dtype: torch.dtype) -> torch.Tensor:
-        """Lengths and ids for rank 0, lengths and ids for rank 1, ...: one buffer of ``dtype``.
+        """Pack lengths and ids for rank 0, then those for rank 1, and so on, into one buffer.
 
         Args:
             features: The batch.
-            dtype: Of what is sent; an id that it does not hold is changed without notice.
+            dtype: Dtype of the buffer; an id that it cannot hold is changed silently.
         """
-        # Casting whole tensors first takes half the time of a cat that casts piece by piece.
+        # Casting whole tensors first takes half the time of a cat that casts each segment.
         lengths = self.cut(features.lengths().to(dtype), features.lengths_offset_per_key())
         values = self.cut(features.values().to(dtype), features.offset_per_key())
         pieces = [piece for heads, ids in zip(lengths, values, strict=True) for piece in (*heads, *ids)]
         return torch.cat(pieces) if pieces else features.values()[:0].to(dtype)
 
     def _sizes(self, starts: Sequence[int]) -> list[int]:
-        """Of every part of the batch, the one behind the last cut included."""
+        """Sizes of all parts of the batch, including the one after the last cut."""
         bounds = [starts[cut] for cut in self._cuts]
         bounds.append(starts[-1])
         return [end - first for first, end in pairwise(bounds)]
 
 
 def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbours as (first, end): ``[3, 4, 0]`` gives ``[(3, 5), (0, 1)]``."""
+    """Runs of consecutive positions as (first, end): ``[3, 4, 0]`` gives ``[(3, 5), (0, 1)]``."""
     runs: list[tuple[int, int]] = []
     for position in positions:
         if runs and runs[-1][1] == position:
@@ -448,7 +460,7 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def feature_major(of_ranks: Sequence[torch.Tensor], counts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """What came rank after rank, feature after feature: ``counts[rank][feature]`` elements each.
+    """Reorder from rank-major to feature-major; ``counts[rank][feature]`` are the elements of each.
 
     Example:
         >>> feature_major([torch.tensor([1, 2]), torch.tensor([3, 4, 5])], [[1, 1], [2, 1]])

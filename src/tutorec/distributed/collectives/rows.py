@@ -1,14 +1,14 @@
-"""Rows travel back to the rank of their sample, or of their id; gradients travel the other way, divided by W once.
+"""The exchanges of rows: back to the ranks of their samples or ids, and their gradients in reverse.
 
-    PooledEmbeddingsAllToAll        whole rows: every rank has some columns of my samples     side by side
-    PooledEmbeddingsReduceScatter   split rows: every rank has a part of each sum             added
-    HostPooledEmbeddings            split inside a host: added there, side by side from host to host
-    SequenceEmbeddingsAllToAll      a row for each id, to the rank that sent the id
-    PooledEmbeddingsAllGather       my rows, to every rank; no sharding type uses it
+    PooledEmbeddingsAllToAll        whole rows: each rank has some columns of a sample  concatenated
+    PooledEmbeddingsReduceScatter   split rows: each rank has a partial sum             added
+    HostPooledEmbeddings            split inside a host: added there, concatenated across hosts
+    SequenceEmbeddingsAllToAll      a row per id, to the rank that sent the id
+    PooledEmbeddingsAllGather       local rows, to every rank; no sharding type uses it
 
-``forward`` of the pooled ones takes a matrix, samples of rank 0 first. ``variable`` takes a batch whose features have
-different numbers of samples, as one flat tensor: for each rank its samples' rows, feature after feature, since those
-form no matrix.
+``forward`` of the pooled exchanges takes a matrix, samples of rank 0 first. ``variable`` takes a
+flat tensor, for batches whose features have different numbers of samples: for each rank its
+samples' rows, feature after feature. Gradients are divided by W.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ GRADIENTS_STAGE = "output gradients"
 
 
 class _Moves(NamedTuple):
-    """How flat rows travel, and how their gradients travel back.
+    """The exchange of flat rows, and the reverse exchange of their gradients.
 
     Args:
-        rows: ``[N]`` -> awaitable of what arrives, flat or as one slice from each source.
-        gradients: Of what arrived ``[M]`` -> awaitable of those of what was sent ``[N]``.
+        rows: ``[N]`` -> awaitable of the received elements, flat or one slice per source.
+        gradients: Gradients of the received elements ``[M]`` -> awaitable of those of the sent
+            elements ``[N]``.
     """
 
     rows: Callable[[torch.Tensor], Awaitable[Any]]
@@ -43,18 +44,19 @@ class _Moves(NamedTuple):
 
 
 class PooledEmbeddingsAllToAll(nn.Module):
-    """Every sample, my columns -> my samples, every column.
+    """All samples, local columns -> local samples, all columns.
 
-    Rank r sends ``batch_size_per_rank[s] * dim_sum_per_rank[r]`` elements to rank s, and receives as many in backward.
+    Rank r sends ``batch_size_per_rank[s] * dim_sum_per_rank[r]`` elements to rank s, and receives
+    as many in backward.
 
     Args:
         pg: The ranks; None in a world of 1.
         dim_sum_per_rank: D_r, the columns that each rank looks up: W numbers.
-        device: TorchRec's; has no effect, since rows stay on the device where they are.
-        codecs: In what type rows and gradients travel; None: as they are.
+        device: TorchRec's; has no effect, since rows stay on their device.
+        codecs: Data types in which rows and gradients are sent; None keeps them as they are.
 
     Raises:
-        ValueError: The numbers are not as many as the ranks.
+        ValueError: There is not one number per rank.
 
     Source:
         TorchRec's ``PooledEmbeddingsAllToAll``.
@@ -81,11 +83,11 @@ class PooledEmbeddingsAllToAll(nn.Module):
     def forward(
         self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int] | None = None
     ) -> Awaitable[torch.Tensor]:
-        """``pooled [sum of B_s, D_mine]`` -> promise of ``[B_mine, sum of D_r]``, columns in rank order.
+        """``pooled [sum of B_s, D_local]`` -> awaitable of ``[B_local, sum of D_r]``.
 
         Raises:
-            ValueError: The rows are not those of the batch sizes, or, where none are given, no
-                equal share for each rank.
+            ValueError: The number of rows does not match the batch sizes or, without batch sizes,
+                is not divisible by W.
         """
         if self._pg is None or len(self._columns) == 1:
             return NoWait(pooled)
@@ -98,19 +100,20 @@ class PooledEmbeddingsAllToAll(nn.Module):
     def variable(
         self, flat: torch.Tensor, counts_out: Sequence[int], counts_in: Sequence[int]
     ) -> Awaitable[torch.Tensor]:
-        """``flat [sum of counts_out]`` -> promise of ``[sum of counts_in]``: elements for, and from, each rank."""
+        """``flat [sum of counts_out]`` -> awaitable of ``[sum of counts_in]``, counts per rank."""
         return _rows_to_ranks(self._pg, flat, counts_out, counts_in, self._codecs)
 
 
 class PooledEmbeddingsReduceScatter(nn.Module):
-    """Every sample, my part of each sum -> my samples, the sums.
+    """All samples, partial sums -> local samples, sums.
 
-    Rank r sends ``batch_size_per_rank[s] * D`` elements to each other rank s, and ``batch_size_per_rank[r] * D`` to
-    each in backward. Parts are added in rank order.
+    Rank r sends ``batch_size_per_rank[s] * D`` elements to each other rank s, and
+    ``batch_size_per_rank[r] * D`` to each in backward. Partial sums are added in rank order.
 
     Args:
         pg: The ranks; None in a world of 1.
-        codecs: In what type rows and gradients travel; None: as they are. Sums are made in float32.
+        codecs: Data types in which rows and gradients are sent; None keeps them as they are. Sums
+            are computed in float32.
 
     Source:
         TorchRec's ``PooledEmbeddingsReduceScatter``.
@@ -123,7 +126,7 @@ class PooledEmbeddingsReduceScatter(nn.Module):
     def forward(
         self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int] | None = None
     ) -> Awaitable[torch.Tensor]:
-        """``pooled [sum of B_s, D]`` -> promise of ``[B_mine, D]``.
+        """``pooled [sum of B_s, D]`` -> awaitable of ``[B_local, D]``.
 
         Raises:
             ValueError: As in `PooledEmbeddingsAllToAll`.
@@ -136,33 +139,35 @@ class PooledEmbeddingsReduceScatter(nn.Module):
         return _matrices(moves, pooled, samples, [columns], len(batch_sizes))
 
     def variable(self, flat: torch.Tensor, counts: Sequence[int]) -> Awaitable[torch.Tensor]:
-        """``flat [sum of counts]`` -> promise of ``[counts[me]]``: elements of each rank's samples."""
+        """``flat [sum of counts]`` -> awaitable of ``[counts[rank]]``, counts per rank."""
         if self._pg is None or self._pg.size() == 1:
             return NoWait(flat)
         return _flat_rows(_into_sum(self._pg, list(counts), self._codecs), flat, len(counts))
 
 
 class HostPooledEmbeddings(nn.Module):
-    """Every sample, my part of the sums of my host's columns -> my samples, every column.
+    """All samples, partial sums of the host's columns -> local samples, all columns.
 
-    Inside a host rank (h, l) sends the samples of rank (h', l') to its neighbour (h, l'), for each h' and l': D_h
-    columns each. Across hosts it sends the sums of the samples of rank (h', l) to that rank. Backward the same numbers.
+    Inside a host, rank (h, l) sends the samples of rank (h', l') to rank (h, l'), for each h' and
+    l': D_h columns each. Across hosts it sends the sums of the samples of rank (h', l) to that
+    rank. Backward sends the same numbers in reverse.
 
     ::
 
         rank (h, l), L ranks on each of H hosts     slices for every rank
-          | reduce-scatter inside the host          I sum the slices for ranks (0, l) ... (H-1, l)
-          | all-to-all across hosts                 slice (h', l) goes to its rank
-        H slices for me, one from each host
+          | reduce-scatter inside the host          adds the slices for ranks (0, l) ... (H-1, l)
+          | all-to-all across hosts                 sends slice (h', l) to its rank
+        H slices for rank (h, l), one from each host
 
-    So that each sum crosses between hosts once, and not once for each rank that holds a part of it.
+    Each sum is sent between hosts once, not once per rank that holds a partial sum.
 
     Args:
-        hosts: This rank's groups, `host_groups`; None in a world of 1.
-        rank: This rank in the group of all.
-        local_size: L, ranks of each host.
+        hosts: This rank's groups, from `host_groups`; None in a world of 1.
+        rank: This rank in the group of all ranks.
+        local_size: L, ranks per host.
         dim_sum_per_host: D_h, the columns that each host looks up: H numbers.
-        codecs: In what type rows and gradients travel, in both steps; None: as they are. Sums are made in float32.
+        codecs: Data types in which rows and gradients are sent, in both steps; None keeps them as
+            they are. Sums are computed in float32.
 
     Source:
         The two steps of TorchRec's ``TwRwPooledEmbeddingDist``.
@@ -183,7 +188,7 @@ class HostPooledEmbeddings(nn.Module):
         self._world_size = local_size * len(self._columns)
 
     def forward(self, pooled: torch.Tensor, batch_size_per_rank: Sequence[int]) -> Awaitable[torch.Tensor]:
-        """``pooled [sum of B_s, D_h]`` -> promise of ``[B_mine, sum of D_h over hosts]``, columns in host order."""
+        """``pooled [sum of B_s, D_h]`` -> awaitable of ``[B_local, sum of D_h]``."""
         if self._hosts is None or self._world_size == 1:
             return NoWait(pooled)
         samples = batch_size_per_rank[self._rank]
@@ -195,10 +200,10 @@ class HostPooledEmbeddings(nn.Module):
     def variable(
         self, flat: torch.Tensor, counts_out: Sequence[int], counts_in: Sequence[int]
     ) -> Awaitable[torch.Tensor]:
-        """``flat [sum of counts_out]`` -> promise of ``[sum of counts_in]``.
+        """``flat [sum of counts_out]`` -> awaitable of ``[sum of counts_in]``.
 
-        ``counts_out`` are the elements of each rank's samples, W numbers; ``counts_in`` those that each host has for
-        my samples, H numbers.
+        ``counts_out`` are the elements of each rank's samples, W numbers; ``counts_in`` the
+        elements that each host has for the local samples, H numbers.
         """
         if self._hosts is None or self._world_size == 1:
             return NoWait(flat)
@@ -207,14 +212,14 @@ class HostPooledEmbeddings(nn.Module):
 
 
 class SequenceEmbeddingsAllToAll(nn.Module):
-    """A row for each id that arrived -> a row for each id that I sent.
+    """A row per received id -> a row per sent id.
 
-    Flat, since ids of tables of different widths may travel together: the caller knows the shapes. A rank that has
-    looked up nothing takes part in backward, too.
+    Rows are flat, since ids of tables of different widths may be sent together; the caller knows
+    the shapes. A rank that has looked up nothing takes part in backward, too.
 
     Args:
         pg: The ranks; None in a world of 1.
-        codecs: In what type rows and gradients travel; None: as they are.
+        codecs: Data types in which rows and gradients are sent; None keeps them as they are.
 
     Source:
         TorchRec's ``SequenceEmbeddingsAllToAll``.
@@ -227,18 +232,20 @@ class SequenceEmbeddingsAllToAll(nn.Module):
     def forward(
         self, rows: torch.Tensor, counts_out: Sequence[int], counts_in: Sequence[int]
     ) -> Awaitable[torch.Tensor]:
-        """``rows [sum of counts_out]`` -> promise of ``[sum of counts_in]``: elements for, and from, each rank."""
+        """``rows [sum of counts_out]`` -> awaitable of ``[sum of counts_in]``, counts per rank."""
         return _rows_to_ranks(self._pg, rows, counts_out, counts_in, self._codecs)
 
 
 class PooledEmbeddingsAllGather(nn.Module):
-    """My rows -> the rows of every rank, those of rank 0 first.
+    """Local rows -> the rows of all ranks, rank 0's first.
 
-    Rank r sends its ``B * D`` elements to each other rank, and the gradients of their rows to them in backward.
+    Rank r sends its ``B * D`` elements to each other rank, and the gradients of their rows to them
+    in backward.
 
     Args:
         pg: The ranks; None in a world of 1.
-        codecs: In what type rows and gradients travel; None: as they are. Gradients are summed in float32.
+        codecs: Data types in which rows and gradients are sent; None keeps them as they are.
+            Gradients are summed in float32.
 
     Source:
         TorchRec's ``PooledEmbeddingsAllGather``.
@@ -249,7 +256,7 @@ class PooledEmbeddingsAllGather(nn.Module):
         self._pg, self._codecs = pg, codecs
 
     def forward(self, local_emb: torch.Tensor) -> Awaitable[torch.Tensor]:
-        """``local_emb [B, ...]``, the same shape on every rank -> promise of ``[W * B, ...]``."""
+        """``local_emb [B, ...]``, the same shape on every rank -> awaitable of ``[W * B, ...]``."""
         if self._pg is None or self._pg.size() == 1:
             return NoWait(local_emb)
         group, row, world_size = self._pg, local_emb.shape[1:], self._pg.size()
@@ -270,7 +277,7 @@ def _to_ranks(
     codecs: QuantizedCommCodecs | None,
     slices: bool = True,
 ) -> _Moves:
-    """Slice r of what I have goes to rank r; what arrives is apart where that saves a copy of my own slice."""
+    """All-to-all; received slices stay separate if that saves a copy of this rank's own slice."""
     forward, backward = _directions(codecs)
     exchange = comm.all_to_all_slices if slices else comm.all_to_all
     return _Moves(
@@ -280,7 +287,7 @@ def _to_ranks(
 
 
 def _into_sum(group: dist.ProcessGroup, counts: list[int], codecs: QuantizedCommCodecs | None) -> _Moves:
-    """Slice r of what every rank has is summed on rank r."""
+    """Reduce-scatter: slice r is summed on rank r."""
     forward, backward = _directions(codecs)
     return _Moves(
         lambda flat: comm.reduce_scatter(flat, counts, group, ROWS_STAGE, forward),
@@ -291,19 +298,20 @@ def _into_sum(group: dist.ProcessGroup, counts: list[int], codecs: QuantizedComm
 def _into_host_sums(
     hosts: HostGroups, counts_out: list[int], counts_in: list[int], codecs: QuantizedCommCodecs | None
 ) -> _Moves:
-    """Slice r of what the ranks of a host have is summed in the host, and the sums of all hosts go to rank r.
+    """Reduce-scatter inside each host, then all-to-all of the sums across hosts.
 
-    The second step of each move is issued by waiting for it.
+    Waiting for the first step issues the second.
 
     Args:
-        hosts: The groups of this rank's host, and of its number on every host.
+        hosts: The groups of this rank's host and of its local rank on every host.
         counts_out: Elements of each rank's slice: W numbers, the same on the ranks of a host.
-        counts_in: Elements that arrive from each host: H numbers.
-        codecs: In what type they travel; both steps round.
+        counts_in: Elements received from each host: H numbers.
+        codecs: Data types in which they are sent, in both steps.
     """
     forward, backward = _directions(codecs)
     local_size, host_count = hosts.intra.size(), len(counts_in)
-    # Slices stand host by host; the sum inside the host wants those of one local number together.
+    # Slices are ordered by host; the reduce-scatter inside the host needs those of one local rank
+    # side by side.
     by_place = [counts_out[place::local_size] for place in range(local_size)]
     sums, across = [sum(counts) for counts in by_place], by_place[hosts.intra.rank()]
 
@@ -341,7 +349,7 @@ def _rows_to_ranks(
 
 
 def _flat_rows(moves: _Moves, rows: torch.Tensor, world_size: int) -> Awaitable[torch.Tensor]:
-    """Issue a move of rows of which nothing but their number is known."""
+    """Issue an exchange of flat rows."""
     return issue(
         lambda sent: moves.rows(_flat(sent)),
         lambda gradient: moves.gradients(_flat(gradient / gradient_divisor(world_size))),
@@ -352,13 +360,13 @@ def _flat_rows(moves: _Moves, rows: torch.Tensor, world_size: int) -> Awaitable[
 def _matrices(
     moves: _Moves, pooled: torch.Tensor, samples: int, columns: Sequence[int], world_size: int
 ) -> Awaitable[torch.Tensor]:
-    """Issue a move of a matrix, whose outer dimension is samples, so that what goes to a rank lies in one range.
+    """Issue an exchange of a matrix of samples, in which each rank's slice is contiguous.
 
     Args:
-        moves: Of its elements.
+        moves: The exchange of its elements.
         pooled: ``[sum of B_s, D]``.
-        samples: B_mine.
-        columns: Of each source, whose slices ``[B_mine, D]`` are put side by side.
+        samples: B_local.
+        columns: Columns from each source, whose slices ``[B_local, D]`` are concatenated.
         world_size: W.
     """
     shape, counts = pooled.shape, [samples * width for width in columns]
@@ -371,7 +379,7 @@ def _matrices(
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def gradients(gradient: torch.Tensor) -> Awaitable[torch.Tensor]:
-        # Laid out and divided in one pass.
+        # Copied into its layout and divided in one pass.
         flat, divisor = gradient.new_empty(sum(counts)), gradient_divisor(world_size)
         for part, block in zip(gradient.split(columns, dim=1), blocks(flat.split(counts)), strict=True):
             torch.div(part, divisor, out=block)
@@ -386,7 +394,7 @@ def _samples_of_ranks(pooled: torch.Tensor, given: Sequence[int] | None, world_s
     if given is None:
         if rows % world_size:
             raise ValueError(
-                f"{rows} pooled rows are no equal share for each of {world_size} ranks: "
+                f"{rows} pooled rows cannot be divided equally among {world_size} ranks: "
                 "give batch_size_per_rank, the number of samples of each"
             )
         return [rows // world_size] * world_size
@@ -399,8 +407,8 @@ def _samples_of_ranks(pooled: torch.Tensor, given: Sequence[int] | None, world_s
 
 
 def _flat(values: torch.Tensor) -> torch.Tensor:
-    """``values`` as one contiguous row of numbers, outside of the graph."""
-    # A slice [N, 1] of a wider tensor reshapes to a row with gaps.
+    """``values`` as one contiguous 1-D tensor, outside the graph."""
+    # A slice [N, 1] of a wider tensor flattens to a tensor with a stride.
     return values.detach().reshape(-1).contiguous()
 
 

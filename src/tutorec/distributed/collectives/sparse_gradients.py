@@ -1,18 +1,20 @@
-"""Gradients of tables that every rank has a copy of: what is needed to move all copies alike, in the fewest bytes.
+"""The exchange of gradients of replicated tables, in the fewest bytes.
 
-The gradient of a table [R, D] is made of what a rank has looked up. There are two ways to tell the others:
+The gradient of a table [R, D] comes from the ids that a rank has looked up. There are two ways to
+send it::
 
-    as bags    the ids of my bags and the gradient of each pooled row      grows with the batch
-    as sums    the gradient of the whole table, added up over ranks        grows with the table
+    as bags    ids of the local bags and the gradient of each pooled row    grows with the batch
+    as sums    gradient of the whole table, added over ranks                grows with the table
 
-Bags travel by one all-gather: afterwards every rank has the batch of all ranks, with its gradients, and does what a
-single rank with that batch would do. Sums travel by a reduce-scatter and an all-gather of the sums. Ranks tell each
-other how many ids they have, and from these numbers all choose alike, table by table, at every step.
+Bags are sent by one all-gather. Afterwards every rank has the batch of all ranks and its gradients,
+and computes what one rank with that batch would compute. Sums are sent by a reduce-scatter and an
+all-gather. Ranks first exchange their numbers of ids, and from these all make the same choice, for
+each table at every step.
 
-Bytes that rank r sends to each other rank, with F features, B_r samples, N_rf ids of feature f (of 4 bytes, or 8 where
-a table has 2 ** 31 rows), and E elements of all tables that are summed, of which rank r sums E_r (E / W, the first
-E % W ranks one more); of a table whose rows move without gradient, as Adam's do, a row has one element more, which
-says whether it is in the batch:
+Bytes that rank r sends to each other rank, with F features, B_r samples, N_rf ids of feature f (of
+4 bytes, or 8 where a table has 2 ** 31 rows), and E elements of all summed tables, of which rank r
+sums E_r (E / W; the first E % W ranks have one more). Some optimizers, such as Adam, update rows
+whose gradient is zero; their tables have one more element per row, which marks rows in the batch.
 
     gradient sizes     8 * (1 + F)
     gradient ids       sum over f as bags of  4 * (B_r + N_rf)
@@ -20,10 +22,11 @@ says whether it is in the batch:
     gradient rows      sum over f as bags of  4 * B_r * D_f
     gradient sums      4 * E_s to rank s, and then  4 * E_r           two issues
 
-A table travels as bags unless the sum over ranks of its ids, weights and rows is more than 8 * R * D bytes. A table
-whose gradients are limited number by number always does: a limited sum is not the sum of limited terms. With a variable
-batch B_r is the largest number of samples of a feature. Rows that are not pooled travel as bags of one id: without
-lengths, N_rf in the place of B_r, and sizes are 8 * F.
+A table is sent as bags unless the sum over ranks of its ids, weights and rows exceeds 8 * R * D
+bytes. A table with elementwise gradient clipping is always sent as bags: a clipped sum is not the
+sum of clipped terms. With a variable batch B_r is the largest number of samples of a feature.
+Unpooled rows are sent as bags of one id: without lengths, with N_rf in place of B_r and sizes of 8
+* F bytes.
 """
 
 from __future__ import annotations
@@ -46,18 +49,19 @@ WEIGHTS_STAGE = "gradient weights"
 ROWS_STAGE = "gradient rows"
 SUMS_STAGE = "gradient sums"
 
-_FLOAT = 4  # bytes of a gradient and of a length
+_FLOAT = 4  # bytes of a gradient element and of a length
 
 
 @dataclass(frozen=True)
 class CopiedTable:
-    """A table that every rank has.
+    """A replicated table.
 
     Args:
         rows: R.
         columns: D.
-        features: How many features read it; those of all tables stand one after the other.
-        summable: Whether its gradient may travel as a sum.
+        features: Number of features that read it; those of all tables are stored one after the
+            other.
+        summable: Whether its gradient may be sent as a sum.
     """
 
     rows: int
@@ -68,7 +72,7 @@ class CopiedTable:
 
 @dataclass(frozen=True)
 class GlobalBags:
-    """The batch of all ranks, of the features that travel as bags.
+    """The batch of all ranks, for the features that are sent as bags.
 
     Args:
         values: Ids, feature after feature, rank 0's first ``[N]``.
@@ -85,12 +89,12 @@ class GlobalBags:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the ranks have told each other of one backward.
+    """The sizes of all ranks in one backward, and the choice made from them.
 
     Args:
         samples: B of each rank.
-        ids: Of each rank and feature ``[W][F]``.
-        as_bags: For each table whether it travels as bags.
+        ids: Number of ids per rank and feature ``[W][F]``.
+        as_bags: For each table, whether it is sent as bags.
     """
 
     samples: list[int]
@@ -99,12 +103,12 @@ class Agreed:
 
 
 class PooledGradients:
-    """Gradients of pooled rows, to every rank.
+    """The exchange of gradients of pooled rows.
 
     Args:
         group: The ranks.
         tables: The tables.
-        ids_dtype: What ids travel as.
+        ids_dtype: Dtype in which ids are sent.
         weighted: Whether each id carries a weight.
     """
 
@@ -116,7 +120,7 @@ class PooledGradients:
         self._id_bytes = ids_dtype.itemsize + (_FLOAT if weighted else 0)
 
     def agree(self, samples: int, ids: Sequence[int]) -> Agreed:
-        """Exchange how much each rank has, my samples and my ids of each feature, and choose. Blocks."""
+        """Exchange the local number of samples and of ids per feature, and choose. Blocks."""
         sizes = comm.all_gather_ints([samples, *ids], self._group, SIZES_STAGE)
         of_ranks, of_features = [size[0] for size in sizes], [size[1:] for size in sizes]
         total = [sum(counts) for counts in zip(*of_features, strict=True)]
@@ -136,14 +140,14 @@ class PooledGradients:
         weights: torch.Tensor | None,
         grad: torch.Tensor,
     ) -> Awaitable[GlobalBags]:
-        """Issue the exchange of what travels as bags.
+        """Issue the all-gather of the tables that are sent as bags.
 
         Args:
-            agreed: By this backward's ranks.
+            agreed: Sizes and choice of this backward.
             lengths: ``[F, B]``.
             values: Ids ``[N]``.
             weights: ``[N]`` or None.
-            grad: Of the pooled rows ``[B, sum of D]``.
+            grad: Gradient of the pooled rows ``[B, sum of D]``.
         """
         chosen = features_of(self._tables, agreed.as_bags)
         rank, group = self._group.rank(), self._group
@@ -176,7 +180,7 @@ class PooledGradients:
 
 
 class TableRows(NamedTuple):
-    """Gradients of rows of one table that every rank has looked up one by one.
+    """Gradients of unpooled rows of one table, of all ranks.
 
     Args:
         ids: ``[N]``.
@@ -188,12 +192,12 @@ class TableRows(NamedTuple):
 
 
 class RowGradients:
-    """Gradients of rows that are not pooled, to every rank: bags of one id.
+    """The exchange of gradients of unpooled rows, as bags of one id.
 
     Args:
         group: The ranks.
         tables: The tables.
-        ids_dtype: What ids travel as.
+        ids_dtype: Dtype in which ids are sent.
     """
 
     def __init__(self, group: dist.ProcessGroup, tables: Sequence[CopiedTable], ids_dtype: torch.dtype) -> None:
@@ -201,7 +205,7 @@ class RowGradients:
         self._columns = [table.columns for table in tables for _ in range(table.features)]
 
     def agree(self, ids: Sequence[int]) -> Agreed:
-        """Exchange how many ids each rank has of each feature, and choose. Blocks."""
+        """Exchange the local number of ids per feature, and choose. Blocks."""
         of_features = comm.all_gather_ints(ids, self._group, SIZES_STAGE)
         total = [sum(counts) for counts in zip(*of_features, strict=True)]
         as_bags, first = [], 0
@@ -212,12 +216,12 @@ class RowGradients:
         return Agreed([sum(of_rank) for of_rank in of_features], of_features, as_bags)
 
     def gather(self, agreed: Agreed, values: torch.Tensor, grad: torch.Tensor) -> Awaitable[list[TableRows]]:
-        """Issue the exchange of what travels as bags; what arrives is in the order of the chosen tables.
+        """Issue the all-gather of the tables that are sent as bags, in table order.
 
         Args:
-            agreed: By this backward's ranks.
+            agreed: Sizes and choice of this backward.
             values: Ids ``[N]``, feature after feature.
-            grad: Of their rows, flat ``[sum of N_f * D_f]``.
+            grad: Gradients of their rows, flat ``[sum of N_f * D_f]``.
         """
         chosen = features_of(self._tables, agreed.as_bags)
         mine, group = agreed.ids[self._group.rank()], self._group
@@ -238,7 +242,7 @@ class RowGradients:
             gathered, first = [], 0
             for table in tables:
                 features = range(first, first + table.features)
-                # Rank after rank.
+                # In rank order.
                 places = [rank * len(columns) + feature for rank in range(len(ids)) for feature in features]
                 grad = torch.cat([of_rows[place] for place in places]).view(-1, table.columns)
                 gathered.append(TableRows(torch.cat([of_ids[place] for place in places]), grad))
@@ -249,12 +253,12 @@ class RowGradients:
 
 
 def cheaper_as_bags(table: CopiedTable, bytes_of_ids: int, bags: int) -> bool:
-    """Whether a table's gradient is to travel as bags, from what all ranks have together.
+    """Whether a table's gradient is sent as bags, from the sizes of all ranks.
 
     Args:
         table: The table.
-        bytes_of_ids: Of ids, lengths and weights.
-        bags: Pooled rows, each of which has a gradient.
+        bytes_of_ids: Bytes of ids, lengths and weights.
+        bags: Number of pooled rows, each of which has a gradient.
 
     Example:
         >>> table = CopiedTable(rows=100, columns=8, features=1)  # as sums: 2 * 100 * 8 * 4 = 6400 bytes
@@ -277,7 +281,7 @@ def features_of(tables: Sequence[CopiedTable], chosen: Sequence[bool]) -> list[i
 
 
 def add_over_ranks(gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Awaitable[list[torch.Tensor]]:
-    """Issue the sum over ranks of gradients of whole tables ``[R, D]``; the second step is issued by waiting."""
+    """Issue the all-reduce of gradients of whole tables ``[R, D]``; waiting issues step two."""
     shapes = [gradient.shape for gradient in gradients]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     whole, rest = divmod(flat.numel(), group.size())
@@ -292,7 +296,7 @@ def add_over_ranks(gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) 
 
 
 def _pick(values: torch.Tensor, counts: Sequence[int], chosen: Sequence[int]) -> torch.Tensor:
-    """What belongs to the chosen features."""
+    """Select what belongs to the chosen features."""
     parts = values.split_with_sizes(list(counts))
     return torch.cat([parts[feature] for feature in chosen]) if chosen else values[:0]
 

@@ -1,4 +1,4 @@
-"""What a rank computes between the two exchanges: rows out of the tables that it holds."""
+"""The lookups of one rank between the two exchanges."""
 
 from tutorec._lazy import lazy_package
 

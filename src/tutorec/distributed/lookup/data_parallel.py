@@ -1,12 +1,13 @@
-"""Tables that every rank has whole: looked up like any other, and updated on all ranks by the samples of all.
+"""Lookup of replicated tables, which backward updates on every rank with all ranks' samples.
 
-    forward    my bags -> my pooled rows                                                   (no traffic)
-    backward   my bags and the gradient of my rows -> those of all ranks -> the lookup's own backward
+    forward    local bags -> local pooled rows                         (no communication)
+    backward   local bags and the gradient of their rows -> those of all ranks -> lookup's backward
 
-Backward the lookup runs once more, on the batch of all ranks, and is differentiated there. A fused kernel makes the
-step that one table would make on all samples; a dense kernel leaves the mean gradient. Every rank computes the same
-from the same numbers in the same order, so that replicas stay equal to the last bit. Where ranks have exchanged the
-gradient of a whole table (`sparse_gradients` says when), each of its rows is a bag of its own in that batch.
+In backward the lookup runs once more, on the batch of all ranks, and is differentiated there. A
+fused kernel applies the update of one table for all samples; a dense kernel returns the mean
+gradient. Every rank computes the same from the same numbers in the same order, so replicas stay
+equal bit for bit. If ranks have exchanged the gradient of a whole table (see `sparse_gradients`),
+each of its rows is a bag in that batch.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class FeatureBags(NamedTuple):
         lengths: ``[B]``.
         ids: ``[N]``.
         weights: ``[N]`` or None.
-        gradient: Of the pooled rows ``[B, D]``.
+        gradient: Gradient of the pooled rows ``[B, D]``.
     """
 
     lengths: torch.Tensor
@@ -67,15 +68,16 @@ class FeatureBags(NamedTuple):
 
 
 class ReplicatedLookup(EmbeddingLookup):
-    """A lookup in tables that every rank has.
+    """Base of lookups in replicated tables.
 
-    To build one is a collective: every replica becomes rank 0's. Every backward is one, too.
+    Construction and every backward are collective; construction gives every replica the rows of
+    rank 0.
 
     Args:
-        lookup: In this rank's replicas, without an exchange.
+        lookup: The lookup in this rank's replicas, without exchange.
         groups: The tables.
         env: The ranks.
-        ids_dtype: What ids travel as.
+        ids_dtype: Dtype in which ids are sent.
     """
 
     def __init__(
@@ -93,7 +95,8 @@ class ReplicatedLookup(EmbeddingLookup):
                 table.rows,
                 table.columns,
                 len(table.features),
-                # A sum is not cut to the limits that its terms are cut to.
+                # A table with elementwise clipping cannot be summed first: clipping applies to the
+                # terms.
                 summable=operator.optimizer is None or operator.optimizer.max_gradient is None,
             )
             for table, operator in tables
@@ -101,36 +104,37 @@ class ReplicatedLookup(EmbeddingLookup):
         broadcast_rows(lookup, env)
 
     def forward(self, batch: Any) -> torch.Tensor:
-        """As of the lookup in my replicas."""
+        """Look a batch up in the local replicas."""
         if not torch.is_grad_enabled():
             return self._lookup(batch)
         self.process_group()
-        for optimizer in self.fused_optimizers():  # without gradients a lookup does not see a frozen parameter
+        for optimizer in self.fused_optimizers():  # without gradients a lookup does not notice a frozen parameter
             optimizer.check_parameters()
-        # Recorded also where nothing needs a gradient here: the other ranks count on this one.
+        # Recorded even if no gradient is needed here: the other ranks expect this rank to take
+        # part.
         anchor = torch.empty(0, device=self._tensors(batch)[0].device, requires_grad=True)
         return cast(torch.Tensor, _LocalLookup.apply(anchor, self, batch, *self.dense_parameters()))
 
     @abstractmethod
     def _tensors(self, batch: Any) -> list[torch.Tensor]:
-        """What a batch consists of."""
+        """The tensors of a batch."""
 
     @abstractmethod
     def _gather(self, batch: Any, gradient: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """My batch and the gradient of what it has looked up -> those of all ranks."""
+        """The batches and gradients of all ranks, from the local ones."""
 
     def gradients(self, batch: Any, gradient: torch.Tensor, rates: Sequence[float]) -> list[torch.Tensor | None]:
-        """Update the fused tables by the samples of all ranks; every rank calls it together.
+        """Update the fused tables with the samples of all ranks; a collective call.
 
         Args:
-            batch: Mine.
-            gradient: Of what it has looked up.
-            rates: Learning rate of each fused optimizer at the forward.
+            batch: The local batch.
+            gradient: Gradient of its output.
+            rates: Learning rate of each fused optimizer at the time of the forward.
 
         Returns:
-            Of each dense table its gradient ``[R, D]``, the mean over ranks.
+            The gradient ``[R, D]`` of each dense table, the mean over ranks.
         """
-        # Once divided here, it is the mean over ranks that is added up.
+        # Divided once here, so that the sum over ranks is the mean.
         everyone, gradient = self._gather(batch, gradient / gradient_divisor(self._env.world_size))
         dense = self.dense_parameters()
         asked = [*dense, *(operator.autograd_leaf() for operator in self._operators if operator.optimizer)]
@@ -147,35 +151,35 @@ class ReplicatedLookup(EmbeddingLookup):
         return self._lookup.named_weights()
 
     def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
-        """One for each group that is updated during backward."""
+        """One optimizer per group that is updated during backward."""
         return self._lookup.fused_optimizers()
 
     def rebind(self) -> None:
-        """Point parameters at the operators' memory again, after it has moved."""
+        """Update parameters after the operators' memory has moved."""
         self._lookup.rebind()
 
     def process_group(self) -> dist.ProcessGroup:
         """The ranks.
 
         Raises:
-            ValueError: There is no process group, so that replicas cannot be kept equal.
+            ValueError: There is no process group to keep replicas equal.
         """
         group = self._env.group_for("training data_parallel tables")
         assert group is not None, "in a world of 1 there are no replicas"
         return group
 
     def dense_parameters(self) -> list[nn.Parameter]:
-        """The rows of tables that get a gradient, table after table."""
+        """The weights of tables that get a gradient, table after table."""
         weights = [rows for operator in self._operators for rows in operator.table_weights()]
         return [rows for rows in weights if isinstance(rows, nn.Parameter)]
 
     def _marked(self, table: int) -> bool:
-        """Whether a table's summed gradient has one column more, which says which rows are in a batch."""
+        """Whether a table's summed gradient has one more column, which marks rows in the batch."""
         rule = self._operator_of[table].optimizer
         return rule is not None and rule.moves_without_gradient
 
     def _table_gradient(self, table: int, ids: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient ``[R, D]`` of a table, from that of each id ``[N, D]``; ``[R, D + 1]`` with marks."""
+        """A table's gradient ``[R, D]``, from each id's ``[N, D]``; ``[R, D + 1]`` with marks."""
         size = self._tables[table]
         found = gradient.new_zeros(size.rows, size.columns).index_add_(0, ids, gradient)
         if not self._marked(table):
@@ -184,7 +188,7 @@ class ReplicatedLookup(EmbeddingLookup):
         return torch.cat([found, marks], dim=1)
 
     def _touched(self, table: int, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows that a summed gradient moves, and their gradients; the others keep their values and their state."""
+        """The rows that a summed gradient updates, and their gradients."""
         moved = gradient[:, -1] if self._marked(table) else gradient.any(dim=1)
         rows = moved.nonzero().view(-1)
         columns = self._tables[table].columns
@@ -192,14 +196,14 @@ class ReplicatedLookup(EmbeddingLookup):
 
 
 class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
-    """My samples, every feature of the tables that all ranks have -> my samples' pooled rows.
+    """Local samples, all features of the replicated tables -> their pooled rows.
 
     Args:
         groups: The tables.
         rows_of: Writes the initial rows of a table.
-        device: Where the rows live.
+        device: Device of the rows.
         env: The ranks.
-        ids_dtype: What ids travel as.
+        ids_dtype: Dtype in which ids are sent.
     """
 
     def __init__(
@@ -213,7 +217,7 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         super().__init__(GroupedPooledEmbeddingsLookup(groups, rows_of, device), groups, env, ids_dtype)
 
     def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
-        """My slots, B samples -> ``[B, D]``; of a variable batch each slot's samples' columns, flattened."""
+        """Local slots, B samples -> ``[B, D]``; flat, slot by slot, for a variable batch."""
         if batch.variable_stride_per_key() and torch.is_grad_enabled():
             return flatten_by_rank(super().forward(pad_bags(batch)), batch, self._columns)
         return super().forward(batch)
@@ -242,7 +246,7 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
             totals = [sum(of_rank[feature] for of_rank in agreed.ids) for feature in chosen]
             columns = [self._columns[feature] for feature in chosen]
             features = self._by_feature(every.lengths, every.values, every.weights, every.grad, totals, columns)
-        assert summed is not None, "a table travels as bags or as a sum"
+        assert summed is not None, "a table is sent as bags or as a sum"
         sums, bags = iter(summed.wait()), iter(features)
         merged: list[FeatureBags] = []
         for table, as_bags in enumerate(agreed.as_bags):
@@ -251,7 +255,7 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         return self._padded(batch.keys(), merged)
 
     def _gradient_of_bags(self, table: int, bags: Sequence[FeatureBags]) -> torch.Tensor:
-        """What this rank adds to the sum over ranks."""
+        """This rank's term of the sum over ranks."""
         first = sum(each.features for each in self._tables[:table])
         spec = self._operator_of[table].spec
         ids, gradients = [], []
@@ -266,7 +270,7 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         return self._table_gradient(table, torch.cat(ids), torch.cat(gradients))
 
     def _bags_of_sum(self, table: int, gradient: torch.Tensor, weights: torch.Tensor | None) -> list[FeatureBags]:
-        """The rows of a summed gradient as bags of the table's first feature; its other features have none."""
+        """Rows of a summed gradient as bags of the table's first feature; others get none."""
         rows, of_rows = self._touched(table, gradient)
         ones = None if weights is None else torch.ones_like(rows, dtype=torch.float32)
         bags = FeatureBags(torch.ones_like(rows), rows, ones, of_rows)
@@ -282,7 +286,7 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         counts: list[int],
         columns: list[int],
     ) -> list[FeatureBags]:
-        """Bags ``[F, B]``, their ids and weights ``[N]`` and gradients ``[B, sum of D]``, cut by feature."""
+        """Split lengths ``[F, B]``, ids, weights ``[N]`` and gradients ``[B, D]`` by feature."""
         parts = [None] * len(counts) if weights is None else weights.split_with_sizes(counts)
         blocks = gradient.split_with_sizes(columns, dim=1)
         return [
@@ -291,7 +295,7 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
         ]
 
     def _padded(self, keys: list[str], bags: Sequence[FeatureBags]) -> tuple[KeyedJaggedTensor, torch.Tensor]:
-        """The batch of features that differ in their number of bags, and its gradient: padded with empty bags."""
+        """The batch and its gradient; empty bags pad each feature to the same number of bags."""
         most = max(each.lengths.shape[0] for each in bags)
         lengths = [F.pad(each.lengths, (0, most - each.lengths.shape[0])) for each in bags]
         gradients = [F.pad(each.gradient, (0, 0, 0, most - each.gradient.shape[0])) for each in bags]
@@ -308,14 +312,14 @@ class ReplicatedPooledEmbeddingsLookup(ReplicatedLookup):
 
 
 class ReplicatedEmbeddingsLookup(ReplicatedLookup):
-    """My ids, every feature of the tables that all ranks have -> their rows.
+    """Local ids, all features of the replicated tables -> their rows.
 
     Args:
         groups: The tables.
         rows_of: Writes the initial rows of a table.
-        device: Where the rows live.
+        device: Device of the rows.
         env: The ranks.
-        ids_dtype: What ids travel as.
+        ids_dtype: Dtype in which ids are sent.
     """
 
     def __init__(
@@ -349,14 +353,14 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
             of_table = tuple(next(bags)) if as_bags else self._touched(table, next(sums))
             ids.append(of_table[0])
             rows.append(of_table[1].reshape(-1))
-            # All of them stand for the table's first feature.
+            # All ids are assigned to the table's first feature.
             totals += [ids[-1].numel()] + [0] * (size.features - 1)
         return ArrivedIds(torch.cat(ids), [totals]), torch.cat(rows)
 
     def _gradients(
         self, values: torch.Tensor, counts: list[int], gradient: torch.Tensor, tables: list[int]
     ) -> list[torch.Tensor]:
-        """What this rank adds to the sums over ranks."""
+        """This rank's terms of the sums over ranks."""
         ends = [*accumulate((table.features for table in self._tables), initial=0)]
         of_tables = [sum(counts[first:last]) for first, last in pairwise(ends)]
         numbers = [count * size.columns for count, size in zip(of_tables, self._tables, strict=True)]
@@ -368,14 +372,14 @@ class ReplicatedEmbeddingsLookup(ReplicatedLookup):
 
 
 class _LocalLookup(torch.autograd.Function):
-    """Looks my batch up; backward updates by the batch of all ranks, and gives dense tables their gradients."""
+    """Lookup of the local batch; backward updates with the batch of all ranks."""
 
     @staticmethod
     def forward(
         ctx: Any, anchor: torch.Tensor, lookup: ReplicatedLookup, batch: Any, *dense: nn.Parameter
     ) -> torch.Tensor:
         ctx.lookup, ctx.batch = lookup, batch
-        # Autograd refuses the backward where one of them has been written to.
+        # Autograd refuses backward if one of them has been written to.
         ctx.save_for_backward(*lookup._tensors(batch))
         found = lookup._lookup(batch)
         ctx.rates = [optimizer.operator.learning_rate for optimizer in lookup.fused_optimizers()]
@@ -392,7 +396,7 @@ class _LocalLookup(torch.autograd.Function):
 
 @contextmanager
 def _learning_rates(optimizers: Sequence[EmbeddingFusedOptimizer], rates: Sequence[float]) -> Iterator[None]:
-    """Other learning rates for a while: an update takes the rate of its forward, whatever was set since."""
+    """Set other learning rates temporarily: an update uses the rate at its forward."""
     now = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     try:
         for optimizer, rate in zip(optimizers, rates, strict=True):
@@ -405,7 +409,7 @@ def _learning_rates(optimizers: Sequence[EmbeddingFusedOptimizer], rates: Sequen
 
 @torch.no_grad()
 def broadcast_rows(lookup: EmbeddingLookup, env: ShardingEnv) -> None:
-    """Give every replica rank 0's rows; every rank calls it. Where there is no process group nothing is done."""
+    """Copy rank 0's rows to every replica: a collective call; nothing without a process group."""
     group = env.process_group
     if group is None or group.size() == 1:
         return

@@ -1,7 +1,7 @@
-"""The lookup of one rank: one table-batched operator for each group of its tables.
+"""The lookup of one rank: one table-batched operator per group of tables.
 
-A variable batch is padded with empty bags, so that every slot has as many samples, and the results are cut.
-An empty bag costs one number and looks nothing up.
+A variable batch is padded with empty bags, so that every slot has the same number of samples, and
+the results are cut. An empty bag costs one number and no lookup.
 """
 
 from __future__ import annotations
@@ -22,42 +22,43 @@ from tutorec.distributed.tables import TableShard
 from tutorec.optim.fused import EmbeddingFusedOptimizer, FusedOptimizerModule
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-# Writes the initial rows of a shard where they are to lie: a part of the unsharded table, or newly drawn.
+# Writes the initial rows of a shard into its memory: rows of the unsharded table, or newly
+# initialized ones.
 ShardRows = Callable[[TableShard, torch.Tensor], None]
 
 
 class EmbeddingLookup(nn.Module, ABC):
-    """This rank's shards of one sharding: rows out of them forward, gradients into them backward."""
+    """Base of lookups in this rank's shards of one sharding."""
 
     @abstractmethod
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(``table.weight``, its rows as a parameter); ``table.weight_1`` ... for further pieces of the table here."""
+        """(``table.weight``, parameter); further shards of a table are ``table.weight_1`` etc."""
 
     @abstractmethod
     def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
-        """Those that update rows during backward."""
+        """The optimizers that update rows during backward."""
 
     def prefetch(self, ids: Any) -> None:
-        """Bring rows of a coming batch, the argument of its ``forward``, into memory; without a cache nothing."""
+        """Prefetch the rows of a coming batch; no effect without a cache."""
 
     @abstractmethod
     def rebind(self) -> None:
-        """Point parameters at the operators' memory again, after it has moved."""
+        """Update parameters after the operators' memory has moved."""
 
 
 def first_rows(group: TableGroup, rows_of: ShardRows) -> FirstRows:
-    """``rows_of`` by the number of a shard in its group, as operators ask for rows."""
+    """``rows_of`` by the index of a shard in its group, as operators call it."""
     return lambda number, rows: rows_of(group.shards[number], rows)
 
 
 class BatchedEmbeddingBag(nn.Module):
-    """Bags of one group, looked up in one call.
+    """The pooled lookup of one group.
 
     Args:
         group: The shards.
-        weights: Initial rows ``[R, D]`` of each shard, or what writes them.
-        device: Where the rows live.
-        spec: What the operator looks up; the group's features, each once, by default.
+        weights: Initial rows ``[R, D]`` of each shard, or a function that writes them.
+        device: Device of the rows.
+        spec: The operator's tables and features; by default the group's features, each once.
     """
 
     def __init__(
@@ -75,33 +76,33 @@ class BatchedEmbeddingBag(nn.Module):
 
     @property
     def kernel(self) -> EmbeddingComputeKernel:
-        """How the rows are kept."""
+        """The compute kernel of the group."""
         return self._group.kernel
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(``table.weight``, its rows as a parameter), in group order."""
+        """(``table.weight``, parameter), in group order."""
         yield from zip(self._group.parameter_names, self._parameters_of_tables(), strict=True)
 
     def _parameters_of_tables(self) -> list[nn.Parameter]:
         return cast(list[nn.Parameter], self._emb_module.table_weights())
 
     def rebind(self) -> None:
-        """Point parameters at the operator's memory again, after it has moved; the operator's own move with it."""
+        """Update parameters after the operator's memory has moved."""
 
 
 class BatchedDenseEmbeddingBag(BatchedEmbeddingBag):
-    """Bags of a group without an optimizer; backward fills ``.grad`` with a gradient as large as the table."""
+    """Pooled lookup of a group without fused optimizer; backward fills a dense ``.grad``."""
 
 
 class BatchedFusedEmbeddingBag(BatchedEmbeddingBag, FusedOptimizerModule):
-    """Bags of a group of one optimizer, which backward applies; it leaves no gradient.
+    """Pooled lookup of a group with a fused optimizer, which backward applies.
 
     Args:
-        group: The shards, all of one optimizer.
-        weights: Initial rows ``[R, D]`` of each shard, or what writes them.
-        device: Where the rows live.
-        spec: What the operator looks up; the group's features, each once, by default.
-        path: Where the tables stand in the collection, for the optimizer's names.
+        group: The shards, all with one optimizer.
+        weights: Initial rows ``[R, D]`` of each shard, or a function that writes them.
+        device: Device of the rows.
+        spec: The operator's tables and features; by default the group's features, each once.
+        path: Path of the tables in the collection, for the optimizer's names.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class BatchedFusedEmbeddingBag(BatchedEmbeddingBag, FusedOptimizerModule):
         path: str = "embedding_bags",
     ) -> None:
         super().__init__(group, weights, device, spec)
-        # Views of the operator's rows: writing into a parameter moves the rows.
+        # Views of the operator's rows: writing to a parameter changes the rows.
         self._weights = [nn.Parameter(rows) for rows in self._emb_module.table_weights()]
         names = [f"{path}.{name}" for name in group.parameter_names]
         self._optimizer = EmbeddingFusedOptimizer(self._emb_module, names, self._weights)
@@ -127,19 +128,19 @@ class BatchedFusedEmbeddingBag(BatchedEmbeddingBag, FusedOptimizerModule):
         return self._emb_module(values, offsets, weights)
 
     def prefetch(self, values: torch.Tensor, offsets: torch.Tensor) -> None:
-        """Bring rows of a coming batch, ids and offsets of its ``forward``, into memory; without a cache nothing."""
+        """Prefetch rows of a coming batch, the ids and offsets of its ``forward``."""
         self._emb_module.prefetch(values, offsets)
 
     @property
     def fused_optimizer(self) -> EmbeddingFusedOptimizer:
-        """What backward applies."""
+        """The optimizer that backward applies."""
         return self._optimizer
 
     def _parameters_of_tables(self) -> list[nn.Parameter]:
         return self._weights
 
     def rebind(self) -> None:
-        """Point parameters and optimizer at the operator's memory again, after it has moved."""
+        """Update parameters and optimizer after the operator's memory has moved."""
         for parameter, rows in zip(self._weights, self._emb_module.table_weights(), strict=True):
             parameter.data = rows
         self._optimizer.rebind()
@@ -157,23 +158,23 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # of a group: id
 
 
 class GroupedLookup(EmbeddingLookup):
-    """One operator for each group of this rank's tables; a subclass divides what arrives among them."""
+    """Base of lookups with one operator per group; a subclass splits the input among the groups."""
 
     _emb_modules: nn.ModuleList
     _groups: Sequence[TableGroup]
 
     @property
     def grouped_configs(self) -> list[GroupedEmbeddingConfig]:
-        """What each group holds, in TorchRec's words."""
+        """TorchRec's description of each group."""
         weights = (next(bags.named_weights())[1] for bags in self._bags())
         return [grouped_config(group, weight.device) for group, weight in zip(self._groups, weights, strict=True)]
 
     @abstractmethod
     def _batches(self, ids: Any) -> list[Batch]:
-        """What arrives -> the batch of each group."""
+        """The batch of each group, from the input of ``forward``."""
 
     def prefetch(self, ids: Any) -> None:
-        """Bring rows of a coming batch into memory, where a group has a cache."""
+        """Prefetch rows of a coming batch, for groups with a cache."""
         cached = [group for group, bags in enumerate(self._bags()) if bags.kernel is _CACHING]
         if cached:
             batches = self._batches(ids)
@@ -182,16 +183,16 @@ class GroupedLookup(EmbeddingLookup):
                 cast(BatchedFusedEmbeddingBag, self._emb_modules[group]).prefetch(values, offsets)
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(``table.weight``, its rows as a parameter), group after group."""
+        """(``table.weight``, parameter), group after group."""
         for bags in self._bags():
             yield from bags.named_weights()
 
     def fused_optimizers(self) -> list[EmbeddingFusedOptimizer]:
-        """One for each group that is updated during backward."""
+        """One optimizer per group that is updated during backward."""
         return [bags.fused_optimizer for bags in self._bags() if isinstance(bags, BatchedFusedEmbeddingBag)]
 
     def rebind(self) -> None:
-        """Point parameters at the operators' memory again, after it has moved."""
+        """Update parameters after the operators' memory has moved."""
         for bags in self._bags():
             bags.rebind()
 
@@ -202,12 +203,12 @@ class GroupedLookup(EmbeddingLookup):
 
 
 class GroupedPooledEmbeddingsLookup(GroupedLookup):
-    """Every sample, my slots -> every sample, my columns.
+    """All samples, local slots -> all samples, local columns.
 
     Args:
-        groups: This rank's tables; none on a rank that holds none.
+        groups: This rank's tables; empty on a rank without tables.
         rows_of: Writes the initial rows of a shard.
-        device: Where the rows live.
+        device: Device of the rows.
 
     Source:
         TorchRec's ``GroupedPooledEmbeddingsLookup``.
@@ -223,16 +224,17 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
             self._emb_modules.append(_KERNELS[group.kernel](group, first_rows(group, rows_of), device))
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
-        """My slots, sum of B samples, in group order -> ``[sum of B, D_mine]``.
+        """Local slots, sum of B samples, in group order -> ``[sum of B, D_local]``.
 
-        Of a variable batch: for each rank and each slot its samples' columns, flattened.
+        A variable batch is flat: for each rank and each slot, the columns of its samples.
         """
         if not self._splits:
             return torch.empty(features.stride(), 0, dtype=torch.float32, device=features.device())
         if features.variable_stride_per_key():
             return flatten_by_rank(self.forward(pad_bags(features)), features, self._columns)
         if torch.is_inference_mode_enabled():
-            # fbgemm registers its training operators for autograd only, which inference mode leaves out.
+            # fbgemm registers its training operators for autograd only, which inference mode
+            # disables.
             with torch.inference_mode(False), torch.no_grad():
                 return self.forward(features)
         batches = self._batches(features)
@@ -247,7 +249,7 @@ class GroupedPooledEmbeddingsLookup(GroupedLookup):
 
 
 def pad_bags(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The batch with empty bags behind those of each key, so that all keys have as many.
+    """Pad each key with empty bags, so that all keys have the same number of bags.
 
     Example:
         >>> batch = KeyedJaggedTensor(["a", "b"], torch.tensor([5, 6, 7]), lengths=torch.tensor([1, 1, 1]),
@@ -266,11 +268,11 @@ def pad_bags(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def flatten_by_rank(pooled: torch.Tensor, features: KeyedJaggedTensor, columns: Sequence[int]) -> torch.Tensor:
-    """What was pooled of padded bags, without the padding: for each rank and each slot its samples' columns, flat.
+    """Remove the padding of a pooled batch; flat, for each rank and slot its samples' columns.
 
     Args:
         pooled: ``[most samples of a slot, D]``.
-        features: The batch before it was padded; its strides say whose samples they are.
+        features: The batch before padding; its strides give the samples of each rank.
         columns: D of each slot.
     """
     of_slots = [

@@ -1,11 +1,12 @@
-"""Lookups of quantized tables that lie on several devices of one process.
+"""Lookups of quantized tables on several devices of one process.
 
-Each device looks up the pieces of tables that it holds, in one call for each way of pooling. Where a piece lies on the
-right device as the operator wants it, nothing is copied: a whole table, or a range of its rows, is the same bytes under
-another name.
+Each device looks up its shards with one operator call per pooling. A shard that is already on the
+right device in the operator's layout is not copied: a whole table, or a range of its rows, is a
+view.
 """
 
-# No `from __future__ import annotations`: TorchScript compiles the functions below from a traced graph.
+# No `from __future__ import annotations`: TorchScript compiles the functions below from a traced
+# graph.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,16 +22,16 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 @dataclass(frozen=True, eq=False)
 class QuantShard:
-    """A piece of a quantized table on one device.
+    """A shard of a quantized table on one device.
 
     Args:
         piece: Its rows, columns and number format.
-        whole: The table that it is cut from.
-        packed: All packed rows of the table ``[R, row_bytes]``, where they are now.
-        row_offset: First row of the piece.
-        column_offset: First column of the piece.
+        whole: The table that it belongs to.
+        packed: All packed rows of the table ``[R, row_bytes]``, on their present device.
+        row_offset: First row of the shard.
+        column_offset: First column of the shard.
         features: Features that look rows up in it.
-        pooling: How the device pools; ``"none"`` gives one row for each id.
+        pooling: How the device pools; ``"none"`` returns a row per id.
     """
 
     piece: PackedTable
@@ -42,13 +43,13 @@ class QuantShard:
     pooling: PoolingKind
 
     def in_place(self, device: torch.device) -> Tensor | None:
-        """The piece's packed rows where they lie in the table, if a device can read them there."""
+        """The shard's packed rows as a view of the table, or None if the device needs a copy."""
         alike = self.piece.columns == self.whole.columns and self.packed.device == device
         rows = self._rows()
         return rows if alike and rows.is_contiguous() else None
 
     def write_to(self, out: Tensor) -> None:
-        """Copy the piece's packed rows ``[R, row_bytes]``; of a table on the meta device zeros, until it is loaded."""
+        """Copy the shard's packed rows ``[R, row_bytes]``; zeros for a table on the meta device."""
         if self.packed.is_meta:
             out.zero_()
         elif self.piece.columns == self.whole.columns:
@@ -64,13 +65,13 @@ class QuantShard:
 
 @torch.fx.wrap
 def _unwrap_kjt(features: KeyedJaggedTensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Ids, where each bag begins, and weights: what an operator takes. One call in a traced graph."""
+    """Ids, offsets and weights, the arguments of an operator. A leaf of traced graphs."""
     return features.values(), features.offsets(), features.weights_or_none()
 
 
 @torch.fx.wrap
 def _required_weights(weights: Tensor | None) -> Tensor:
-    """The weights of a batch, in a graph, where nobody has looked before whether it has some."""
+    """The weights of a batch, in a traced graph; raises if it has none."""
     if weights is None:
         raise ValueError(
             "a weighted collection needs one weight per id, and the batch has no weights: build it with weights="
@@ -82,13 +83,13 @@ def _required_weights(weights: Tensor | None) -> Tensor:
 def embeddings_cat_empty_rank_handle_inference(
     embeddings: list[Tensor], dim: int = 0, device: str | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """What the operators of one device give, side by side; an empty tensor where there is none.
+    """Join the outputs of one device's operators; an empty tensor if there are none.
 
     Args:
-        embeddings: One tensor for each operator.
-        dim: Along which they are joined.
-        device: Where an empty one is to be.
-        dtype: Of an empty one.
+        embeddings: One tensor per operator.
+        dim: Dimension along which they are joined.
+        device: Device of the empty tensor.
+        dtype: Dtype of the empty tensor.
 
     Example:
         >>> import torch
@@ -111,13 +112,13 @@ def embeddings_cat_empty_rank_handle_inference(
 
 
 class DeviceLookup(nn.Module):
-    """The lookups of one device, one operator for each way of pooling and each place where rows lie.
+    """The lookups of one device: one operator per pooling and memory location.
 
     Args:
-        shards: The pieces that it holds.
+        shards: The shards on the device.
         device: The device.
         weighted: Whether each id carries a weight.
-        output_dtype: Of what is given.
+        output_dtype: Dtype of the output.
     """
 
     def __init__(
@@ -140,45 +141,45 @@ class DeviceLookup(nn.Module):
             self._operators.append(_operator(own, device, output_dtype))
             self._features.append([feature for shard in own for feature in shard.features])
             self._order += members
-        # Tables that no feature reads are kept, and not asked.
+        # Tables that no feature reads are kept, but not looked up.
         asked = [index for index, features in enumerate(self._features) if features]
         self._counts = [len(self._features[index]) for index in asked]
-        # A plain list: to ask a ModuleList takes as long as a small lookup.
+        # A plain list: indexing a ModuleList takes as long as a small lookup.
         self._asked: list[Any] = [self._operators[index] for index in asked]
 
     @property
     def features(self) -> list[str]:
-        """Features in the order in which the operators read them; one that two tables read stands here twice."""
+        """Features in operator order; a feature that two tables read occurs twice."""
         return [feature for features in self._features for feature in features]
 
     @property
     def order(self) -> list[int]:
-        """For each shard in the operators' order, which of the given ones it is."""
+        """For each shard in operator order, its index in ``shards``."""
         return self._order
 
     @property
     def counts(self) -> list[int]:
-        """How many of the features each call reads."""
+        """Number of features that each call reads."""
         return self._counts
 
     def rows_of(self, index: int) -> Tensor:
-        """Packed rows ``[R, row_bytes]`` of a shard as the operator reads them: a view."""
+        """Packed rows ``[R, row_bytes]`` of a shard in the operator's memory: a view."""
         operator, position = self._places[index]
         return self._operators[operator].table_rows(position)  # pyright: ignore[reportCallIssue]
 
     def forward(self, features: KeyedJaggedTensor) -> list[Tensor]:
-        """Features in ``features`` order -> what each operator gives."""
+        """Features in ``features`` order -> the output of each operator."""
         parts = [features] if len(self._counts) == 1 else features.split(self._counts)
         found: list[Tensor] = []
         for index, operator in enumerate(self._asked):
             ids, offsets, weights = _unwrap_kjt(parts[index])
-            # `forward`, not a call: in a traced graph the operator is to stand itself, not its module.
+            # `forward`, not a call: a traced graph should contain the operator, not its module.
             found.append(operator.forward(ids, offsets, _required_weights(weights) if self._weighted else None))
         return found
 
 
 class _InferLookup(nn.Module):
-    """Lookups of devices, in a plain list: they print as one, and their buffers have the names of the tables."""
+    """Lookups of all devices, which print as one and whose buffers have the tables' names."""
 
     def __init__(self, per_device: Sequence[DeviceLookup]) -> None:
         super().__init__()
@@ -186,16 +187,16 @@ class _InferLookup(nn.Module):
 
     @property
     def devices(self) -> list[DeviceLookup]:
-        """One lookup for each device that holds something."""
+        """One lookup per device that holds a shard."""
         return self._embedding_lookups_per_rank
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:
-        """Nothing: where rows lie is the plan's business."""
+        """Do nothing: the plan decides on the devices of rows."""
         return self
 
 
 class InferGroupedPooledEmbeddingsLookup(_InferLookup):
-    """Pooled lookups of quantized tables: each device its own.
+    """Pooled lookups of quantized tables, one per device.
 
     Source:
         TorchRec's ``torchrec.distributed.embedding_lookup.InferGroupedPooledEmbeddingsLookup``.
@@ -215,7 +216,7 @@ class InferGroupedPooledEmbeddingsLookup(_InferLookup):
 
 
 class InferGroupedEmbeddingsLookup(_InferLookup):
-    """Lookups of quantized tables that give one row for each id: each device its own.
+    """Lookups of quantized tables that return a row per id, one per device.
 
     Source:
         TorchRec's ``torchrec.distributed.embedding_lookup.InferGroupedEmbeddingsLookup``.
@@ -230,8 +231,8 @@ class InferGroupedEmbeddingsLookup(_InferLookup):
 
 
 def _alike(shard: QuantShard, device: torch.device) -> tuple[Any, ...]:
-    """What the shards of one operator have in common."""
-    # Rows that come one by one fit into one tensor only where they are equally long.
+    """The properties that shards of one operator share."""
+    # Unpooled rows fit into one tensor only if they have equal widths.
     layout = shard.piece.layout
     width = (layout.columns, layout.stored_columns) if shard.pooling == "none" else None
     rows = shard.in_place(device)
@@ -247,7 +248,7 @@ def _alike(shard: QuantShard, device: torch.device) -> tuple[Any, ...]:
 def _operator(
     shards: Sequence[QuantShard], device: torch.device, output_dtype: torch.dtype
 ) -> IntNBitTableBatchedEmbeddingBagsCodegen:
-    """The operator of shards that are alike: over their rows where they lie in the table, else over copies."""
+    """The operator of shards with equal properties, on views of their tables or else on copies."""
     tables = [shard.piece for shard in shards]
     feature_tables = [index for index, shard in enumerate(shards) for _ in shard.features]
     pooling, rows = shards[0].pooling, [shard.in_place(device) for shard in shards]

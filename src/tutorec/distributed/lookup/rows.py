@@ -1,8 +1,8 @@
-"""Rows one by one: a row for each id, in the order in which the ids came, so that they go back as they are.
+"""Lookup of unpooled rows: a row per id, in order of arrival.
 
 ids of rank 0 (slot a, slot b, ...), ids of rank 1 (slot a, ...)      [N]
-  | one call for each group of tables
-their rows in the same order, one behind the other                    [sum of N_slot * D_slot]
+  | one call per group of tables
+their rows in the same order, concatenated                            [sum of N_slot * D_slot]
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tutorec.sparse.layout import ints_on_device
 
 
 class BatchedFusedEmbedding(BatchedFusedEmbeddingBag):
-    """Rows of one group, looked up in one call; backward applies the optimizer and leaves no gradient.
+    """Unpooled lookup of a group with a fused optimizer, which backward applies.
 
     Args:
         group: The shards, all of one width and one optimizer.
-        weights: Initial rows ``[R, D]`` of each shard, or what writes them.
-        device: Where the rows live.
-        ranks: W, whose ids are looked up together: one update for all of them.
+        weights: Initial rows ``[R, D]`` of each shard, or a function that writes them.
+        device: Device of the rows.
+        ranks: W, whose ids are looked up together with one update.
     """
 
     def __init__(self, group: TableGroup, weights: FirstRows, device: torch.device, ranks: int) -> None:
@@ -43,12 +43,12 @@ class BatchedFusedEmbedding(BatchedFusedEmbeddingBag):
 
 
 class BatchedDenseEmbedding(BatchedDenseEmbeddingBag):
-    """Rows of one group, looked up in one call; backward fills ``.grad`` with a gradient as large as the table.
+    """Unpooled lookup of a group without fused optimizer; backward fills a dense ``.grad``.
 
     Args:
         group: The shards, all of one width, without an optimizer.
-        weights: Initial rows ``[R, D]`` of each shard, or what writes them.
-        device: Where the rows live.
+        weights: Initial rows ``[R, D]`` of each shard, or a function that writes them.
+        device: Device of the rows.
         ranks: W, whose ids are looked up together.
     """
 
@@ -57,13 +57,13 @@ class BatchedDenseEmbedding(BatchedDenseEmbeddingBag):
 
 
 class GroupedEmbeddingsLookup(GroupedLookup):
-    """The ids of every rank in my slots -> their rows.
+    """The ids of all ranks in local slots -> their rows.
 
     Args:
-        groups: This rank's tables; none on a rank that holds none.
+        groups: This rank's tables; empty on a rank without tables.
         rows_of: Writes the initial rows of a shard.
-        device: Where the rows live.
-        ranks: W, whose ids arrive.
+        device: Device of the rows.
+        ranks: W, the ranks whose ids arrive.
 
     Source:
         TorchRec's ``GroupedEmbeddingsLookup``.
@@ -82,7 +82,8 @@ class GroupedEmbeddingsLookup(GroupedLookup):
     def forward(self, ids: ArrivedIds) -> torch.Tensor:
         """Ids of each rank and slot -> their rows in the same order, flat."""
         if torch.is_inference_mode_enabled():
-            # fbgemm registers its training operators for autograd only, which inference mode leaves out.
+            # fbgemm registers its training operators for autograd only, which inference mode leaves
+            # out.
             with torch.inference_mode(False), torch.no_grad():
                 return self.forward(ids)
         groups = len(self._emb_modules)
@@ -106,18 +107,18 @@ class GroupedEmbeddingsLookup(GroupedLookup):
         ]
 
     def _sizes(self, ids: ArrivedIds) -> list[list[int]]:
-        """How many ids of each group each rank sent, ``[groups][W]``."""
+        """Number of ids of each group from each rank, ``[groups][W]``."""
         return [[sum(of_rank[first:last]) for of_rank in ids.counts] for first, last in pairwise(self._slot_bounds)]
 
 
 def _bags(values: torch.Tensor, counts: Sequence[Sequence[int]]) -> Batch:
-    """Ids of one group, ``counts[rank][slot]`` of them, as a batch of the operator."""
+    """The ids of one group, ``counts[rank][slot]`` of them, as an operator's batch."""
     bounds = [*accumulate(chain.from_iterable(counts), initial=0)]
     return values, ints_on_device(bounds, values.dtype, values.device), None
 
 
 def _of_ranks(group: TableGroup, ranks: int) -> GroupSpec:
-    """The group as if its features stood there once for each rank, with one bag each."""
+    """The group with its features repeated once per rank, with one bag each."""
     spec = group.spec()
     return replace(spec, feature_tables=spec.feature_tables * ranks)
 

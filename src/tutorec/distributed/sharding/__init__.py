@@ -1,4 +1,4 @@
-"""Sharding types, one small file each; the docstring of the file is the figure of what travels where."""
+"""Sharding types, one file each; its docstring is the figure of the data flow."""
 
 from tutorec._lazy import lazy_package
 

@@ -1,9 +1,9 @@
-"""What a sharding type answers: where each feature goes, who looks it up, and how results come home.
+"""The contract of a sharding type: where ids are sent, who looks them up, and how results return.
 
-    my samples, every feature  | input_dist |  my features, every sample  | lookup |  | output_dist |  my samples
+    local samples | input_dist | all samples | lookup | all samples | output_dist | local samples
 
-A type is one final class in one file beside this one, and no type is another's parent. What a type decides is which
-*slots* a rank has (`slots`), how ids find them and how pooled rows come home.
+Every type is one final class in a file of this package; no type inherits from another. A type
+decides which *slots* (`slots`) each rank has, how ids reach them, and how pooled rows return.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 @dataclass
 class EmbeddingShardingContext:
-    """What the way home must know of the way in: one sharding, one batch.
+    """State of one sharding and one batch that ``output_dist`` needs from ``input_dist``.
 
     Args:
-        batch_size_per_rank: B of each rank, whose samples have arrived here.
-        batch_size_per_rank_per_feature: Of a variable batch: samples of each slot of mine, ``[W][slots]``.
-        batch_size_per_feature_pre_a2a: My samples of each feature, in ``feature_names()`` order.
-        factors: Of rows that are split: for each feature what its pooled bags are multiplied by at home, ``[B]`` each,
-            None for 1; None where no feature has any.
-        places: Of split rows that come home one by one: where each of my ids stood among those that I sent.
+        batch_size_per_rank: B of each rank whose samples have arrived.
+        batch_size_per_rank_per_feature: For a variable batch, the samples of each local slot,
+            ``[W][slots]``.
+        batch_size_per_feature_pre_a2a: Local samples of each feature, in ``feature_names()`` order.
+        factors: For row-split tables, the factor of each feature's pooled rows, ``[B]`` each, None
+            for 1. None if no feature has one.
+        places: For row-split tables without pooling, the position of each local id among the ids
+            sent.
 
     Source:
         TorchRec's ``torchrec.distributed.embedding_sharding.EmbeddingShardingContext``.
@@ -51,47 +53,51 @@ class EmbeddingShardingContext:
 
 
 class SparseFeaturesDist(nn.Module, ABC):
-    """The way in: ids to the ranks that hold their rows."""
+    """Input dist: sends ids to the ranks that hold their rows."""
 
-    # The exchange; its number and title let ranks see that they mean the same one.
+    # The exchange; its number and title let ranks check that they run the same one.
     _dist: KJTAllToAll
 
     def identify(self, number: int, title: str) -> None:
-        """Say which exchange this is: a number that is the same on every rank, and words for messages."""
+        """Set a number that is the same on every rank, and a title for messages."""
         self._dist.number, self._dist.title = number, title
 
     def send_status(self, status: int) -> Awaitable[Any]:
-        """Take part without a batch: see `KJTAllToAll.send_status`."""
+        """Take part in the exchange without a batch, see `KJTAllToAll.send_status`."""
         return self._dist.send_status(status)
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> Awaitable[KJTArrival]:
-        """My samples, ``feature_names()`` -> promise of a promise: sizes first, then ids of my slots."""
+        """Send ids; the nested awaitable gives the sizes first, then the ids of local slots."""
 
 
 class PooledEmbeddingDist(nn.Module, ABC):
-    """The way home: pooled rows to the ranks of their samples."""
+    """Output dist: sends pooled rows to the ranks of their samples."""
 
     @abstractmethod
     def build(self) -> None:
-        """Make the exchange, at the first batch: a sharded module that is only looked at needs no process group."""
+        """Build the exchange, at the first batch.
+
+        A sharded module that never runs a batch needs no process group.
+        """
 
     @abstractmethod
     def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
-        """``[every sample, my columns]`` -> promise of ``[my samples, columns of this sharding]``.
+        """``[all samples, local columns]`` -> awaitable of ``[local samples, all columns]``.
 
-        With a variable batch both are flat: for each rank (here: none, mine) and each slot (each output piece) its
-        samples' columns.
+        A variable batch is flat on both sides: the input has, for each rank and each local slot,
+        the columns of its samples; the output has, for each output piece, those of the local
+        samples.
         """
 
 
 class EmbeddingSharding(ABC):
-    """All tables of a collection that are sharded in one way.
+    """All tables of a collection that have one sharding type.
 
     Args:
-        tables: They, in the collection's order.
+        tables: The tables, in the collection's order.
         env: The ranks.
-        codecs: Name of a move -> what rows travel as in it; float32 where it has none.
+        codecs: Name of an exchange -> data type in which rows are sent; float32 if absent.
 
     Source:
         TorchRec's ``torchrec.distributed.embedding_sharding.EmbeddingSharding``.
@@ -106,40 +112,40 @@ class EmbeddingSharding(ABC):
 
     @abstractmethod
     def _find_route(self) -> Route:
-        """How ids find the slots."""
+        """Return how ids reach the slots."""
 
     def feature_names(self) -> list[str]:
-        """Features in the order in which ``input_dist`` wants them; a name may stand here twice."""
+        """Features in the order in which ``input_dist`` takes them; a name may occur twice."""
         return self._route.features
 
     @abstractmethod
     def create_input_dist(self) -> SparseFeaturesDist:
-        """The way in."""
+        """Build the input dist."""
 
     @abstractmethod
     def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
-        """This rank's shards, filled by ``rows_of``."""
+        """Build the lookup of this rank's shards, whose rows are written by ``rows_of``."""
 
     @abstractmethod
     def create_output_dist(self) -> Any:
-        """The way home."""
+        """Build the output dist."""
 
 
 class PooledEmbeddingSharding(EmbeddingSharding):
     """A sharding whose lookups pool bags."""
 
     def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
-        """This rank's shards, filled by ``rows_of``."""
+        """Build the lookup of this rank's shards, whose rows are written by ``rows_of``."""
         return GroupedPooledEmbeddingsLookup(self._slots.mine, rows_of, device)
 
     @abstractmethod
     def output_pieces(self) -> Sequence[ColumnPiece]:
-        """What ``output_dist`` delivers, in that order."""
+        """Column shards in the order in which ``output_dist`` returns them."""
 
     @abstractmethod
     def output_features(self) -> Sequence[int]:
-        """For each of these pieces which of ``feature_names()`` it comes from."""
+        """For each of these column shards, its position in ``feature_names()``."""
 
     @abstractmethod
     def create_output_dist(self) -> PooledEmbeddingDist:
-        """The way home."""
+        """Build the output dist."""

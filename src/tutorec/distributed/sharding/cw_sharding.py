@@ -1,23 +1,24 @@
-"""Column-wise sharding (CW): a table is cut into slices of columns, and every slice has all rows.
+"""Column-wise sharding (CW): every rank holds some columns of a table, with all its rows.
 
-    my samples, every feature    KJT [F x B]
-      | input_dist    ids travel to every rank that has a slice of their table       (all-to-all)
-    every sample, my slices      KJT [S_mine x W*B]
-      | lookup        pool parts of rows out of my slices                            (no traffic)
-    every sample, my columns     [W*B, D_mine]
-      | output_dist   parts of pooled rows travel back, and are put side by side     (all-to-all)
-    my samples, every column     [B, D]
+    local samples, all features  KJT [F x B]
+      | input_dist    send ids to every rank with a column shard of a table   (all-to-all)
+    all samples, local shards    KJT [S_local x W*B]
+      | lookup        pool partial rows from the local shards                 (no communication)
+    all samples, local columns   [W*B, D_local]
+      | output_dist   return partial rows, concatenate their columns          (all-to-all)
+    local samples, all columns   [B, D]
 
-    a table of 4 columns on two ranks       its pooled row, at home
+    a table of 4 columns on two ranks       its pooled row after output_dist
 
         rank 0    rank 1                    from 0  from 1
         | | |     | | |                     | | |   | | |   ->  | | | | |
 
-Ids are sent once for every slice, pooled columns once: with k slices the ids cost k times what they cost table-wise,
-the rows cost the same. Pooling and SGD know nothing of the cut. Row-wise Adagrad does: it keeps one number for a row
-*of each slice*, the mean square over the slice's own columns.
+Ids are sent once per column shard, pooled columns once. With k shards the ids cost k times the
+bytes of table-wise sharding; the rows cost the same. Pooling and SGD give the same result as for
+the unsharded table. Row-wise Adagrad does not: it keeps one accumulator per row *and column shard*,
+the mean square over that shard's columns.
 
-For tables that are wide, or that one rank alone would be kept busy by.
+Use it for wide tables, and for tables whose lookups would overload a single rank.
 """
 
 from __future__ import annotations
@@ -29,4 +30,4 @@ from tutorec.distributed.sharding.tw_dist import WholeRowsSharding
 
 @final
 class CwPooledEmbeddingSharding(WholeRowsSharding):
-    """The column-wise tables of a collection of pooled embeddings: a shard for each slice of columns."""
+    """The column-wise tables of a pooled collection: one shard per range of columns."""

@@ -1,21 +1,22 @@
-"""Data-parallel sharding (DP): every rank has every table whole.
+"""Data-parallel sharding (DP): every rank holds a replica of every table.
 
-    my samples, every feature    KJT [F x B]
-      | input_dist    nothing to do
-      | lookup        pool rows of my replicas                    forward:  no traffic
-      |                                                           backward: batches and gradients to all ranks
-      | output_dist   nothing to do
-    my samples, every column     [B, D]
+    local samples, all features  KJT [F x B]
+      | input_dist    none
+      | lookup        pool rows of the local replicas   forward:  no communication
+      |                                                 backward: batches and gradients to all ranks
+      | output_dist   none
+    local samples, all columns   [B, D]
 
     the replicas of two ranks            the bag [0, 3] of rank 0, with the gradient g of its sum
 
-        rank 0   rows 0, 1, 2, 3         both ranks get  ids 0, 3 and g
-        rank 1   rows 0, 1, 2, 3         both ranks move rows 0 and 3 of their replica by g / 2
+        rank 0   rows 0, 1, 2, 3         both ranks receive ids 0, 3 and g
+        rank 1   rows 0, 1, 2, 3         both ranks update rows 0 and 3 of their replica with g / 2
 
-What travels is the batch with the gradients of its pooled rows, or, where that is more bytes, the gradient of the whole
-table: `collectives.sparse_gradients` has the formula. Every rank then makes the update for all ranks' samples.
+Backward sends the batch with the gradients of its pooled rows or, if that is fewer bytes, the
+gradient of the whole table; `collectives.sparse_gradients` has the formula. Every rank then applies
+the update of all ranks' samples.
 
-For tables that are small, or read in every sample: each rank has all their rows.
+Use it for small tables, and for tables that every sample reads: every rank stores all their rows.
 """
 
 from __future__ import annotations
@@ -48,30 +49,30 @@ from tutorec.distributed.tables import PlacedTable
 
 
 class DpPooledEmbeddingDist(PooledEmbeddingDist):
-    """My samples, every column: they are at home."""
+    """Output dist without an exchange: the pooled rows are those of the local samples."""
 
     def build(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
-        """``pooled`` itself."""
+        """Return ``pooled``."""
         return NoWait(pooled)
 
 
 @final
 class DpPooledEmbeddingSharding(PooledEmbeddingSharding):
-    """The data-parallel tables of a collection of pooled embeddings: a shard of all rows and columns on each rank.
+    """The data-parallel tables of a collection of pooled embeddings: one replica per rank.
 
     Args:
         tables: The tables, in the collection's order.
         env: The ranks.
-        codecs: As of the other types; gradients of replicas travel in float32.
+        codecs: Has no effect: gradients of replicas are sent in float32.
     """
 
     def __init__(
         self, tables: Sequence[PlacedTable], env: ShardingEnv, codecs: Mapping[str, QuantizedCommCodecs]
     ) -> None:
-        # Forward each rank is a world of its own.
+        # In forward, every rank acts as a world of 1.
         super().__init__(tables, ShardingEnv.from_local(1, 0), codecs)
         self._ranks = env
 
@@ -79,36 +80,36 @@ class DpPooledEmbeddingSharding(PooledEmbeddingSharding):
         return Route.to_whole_rows(self._slots)
 
     def output_pieces(self) -> list[ColumnPiece]:
-        """Whole outputs."""
+        """One piece per output: replicas have all columns."""
         return [slot.output() for slot in self._slots.per_rank[0]]
 
     def output_features(self) -> list[int]:
-        """Which feature each piece comes from."""
+        """For each output, its position in ``feature_names()``."""
         return self._route.order
 
     def create_input_dist(self) -> TwSparseFeaturesDist:
-        """My ids stay."""
+        """Input dist without an exchange."""
         return TwSparseFeaturesDist(None, self._slots, self._route)
 
     def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
-        """Every table; in a world of 1 as any other lookup."""
+        """Build the lookup of every table; in a world of 1, the same as for any other type."""
         if self._ranks.world_size == 1:
             return super().create_lookup(rows_of, device)
         return ReplicatedPooledEmbeddingsLookup(self._slots.mine, rows_of, device, self._ranks, self._slots.ids_dtype)
 
     def create_output_dist(self) -> DpPooledEmbeddingDist:
-        """My rows stay."""
+        """Output dist without an exchange."""
         return DpPooledEmbeddingDist()
 
 
 @final
 class DpSequenceEmbeddingSharding(SequenceEmbeddingSharding):
-    """The data-parallel tables of a collection whose rows are not pooled.
+    """The data-parallel tables of a collection of unpooled embeddings.
 
     Args:
         tables: The tables, in the collection's order.
         env: The ranks.
-        codecs: As of the other types; gradients of replicas travel in float32.
+        codecs: Has no effect: gradients of replicas are sent in float32.
     """
 
     def __init__(
@@ -126,15 +127,15 @@ class DpSequenceEmbeddingSharding(SequenceEmbeddingSharding):
         return self._at_home.output_keys()
 
     def create_input_dist(self) -> SparseFeaturesDist:
-        """My ids stay."""
+        """Input dist without an exchange."""
         return self._at_home.create_input_dist()
 
     def create_lookup(self, rows_of: ShardRows, device: torch.device) -> EmbeddingLookup:
-        """Every table; in a world of 1 as any other lookup."""
+        """Build the lookup of every table; in a world of 1, the same as for any other type."""
         if self._ranks.world_size == 1:
             return self._at_home.create_lookup(rows_of, device)
         return ReplicatedEmbeddingsLookup(self._slots.mine, rows_of, device, self._ranks, self._slots.ids_dtype)
 
     def create_output_dist(self) -> SequenceEmbeddingDist:
-        """My rows stay."""
+        """Output dist without an exchange."""
         return self._at_home.create_output_dist()

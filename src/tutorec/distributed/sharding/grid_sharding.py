@@ -1,4 +1,4 @@
-"""Grid sharding: a table is cut into slices of columns, one for a host, and a slice into rows over the host's ranks.
+"""Grid sharding: a table is split by columns over hosts, and by rows over the ranks of a host.
 
     a table of 4 rows and 4 columns        host 0            host 1
                                         rank 0  rank 1    rank 2  rank 3
@@ -6,11 +6,12 @@
                                         0-1     2-3       0-1     2-3
                                         | columns 0-1 |   | columns 2-3 |
 
-Each slice moves as a table-row-wise table does (`twrw_sharding`): ids to the rank of the slice's host that has their
-row, parts added inside the host, finished sums between hosts. At home the slices of a row are put side by side, as in
-column-wise sharding. Ids are sent once for every slice.
+Each column shard is exchanged like a table-row-wise table (`twrw_sharding`): ids go to the rank of
+its host that holds their row, partial sums are added inside the host, and sums are sent between
+hosts. The columns of a row are then concatenated, as in column-wise sharding. Ids are sent once per
+column shard.
 
-For tables that one host cannot hold.
+Use it for tables that are too large for one host.
 """
 
 from __future__ import annotations
@@ -22,4 +23,4 @@ from tutorec.distributed.sharding.twrw_dist import HostRowsSharding
 
 @final
 class GridPooledEmbeddingSharding(HostRowsSharding):
-    """The grid-sharded tables of a collection of pooled embeddings: one shard for each rank of each slice's host."""
+    """The grid-sharded tables of a collection: one shard per rank of each column shard's host."""

@@ -1,14 +1,15 @@
-"""Quantized tables over n devices of one process: which device gets which features, and how results are put together.
+"""Sharding of quantized tables over the devices of one process.
 
-    batch  | split |  the features of each device  | lookup |  | cat, or add |  one result
+    batch  | split |  the features of each device  | lookup |  | concatenate or add |  one result
 
-No rank waits for another, and nothing is exchanged: one process copies ids to its devices and results back. Two ways
-are enough for the three types. Where tables stay whole (table-wise) or lose columns (column-wise), a device gets all
-ids of a feature, and results stand side by side. Where a table's rows are divided (row-wise), a device gets the ids of
-its rows, and the partial sums of a bag are added up.
+There is no process group: one process copies ids to its devices and results back. The three
+sharding types need two implementations. For table-wise and column-wise tables a device gets all ids
+of a feature, and results are concatenated. For row-wise tables a device gets the ids in its range
+of rows, and the partial sums of a bag are added.
 """
 
-# No `from __future__ import annotations`: TorchScript compiles the functions below from a traced graph.
+# No `from __future__ import annotations`: TorchScript compiles the functions below from a traced
+# graph.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,15 +40,15 @@ torch.fx.wrap("bag_weights")
 
 @dataclass(frozen=True)
 class QuantTable:
-    """A quantized table and where its pieces are to lie.
+    """A quantized table and the devices of its shards.
 
     Args:
         table: Its name, rows, columns and number format.
-        pooling: How the rows of a bag become one; ``"none"`` keeps them apart.
+        pooling: How the rows of a bag are pooled; ``"none"`` returns a row per id.
         features: Input features that read it.
         output_keys: Names of the outputs, one per feature.
-        sharding_type: How it is divided.
-        pieces: In column order and in row order within; row-wise ones may be without rows.
+        sharding_type: Its sharding type.
+        pieces: Its shards, by columns and then by rows; a row-wise shard may be empty.
     """
 
     table: PackedTable
@@ -59,15 +60,16 @@ class QuantTable:
 
     @property
     def name(self) -> str:
-        """Of the table."""
+        """Name of the table."""
         return self.table.name
 
     @property
     def piece_tables(self) -> list[PackedTable]:
-        """Each piece as a table of its own.
+        """Return each shard as a table of its own.
 
-        A slice of columns keeps the row alignment of its table, in bytes. What ``row_alignment="fast"`` chose for all
-        columns may not be the fastest for fewer; the numbers that are read are the same bit for bit.
+        A column shard keeps the row alignment of its table, in bytes. ``row_alignment="fast"``
+        chose it for all columns, so it may not be the fastest alignment for fewer columns; the
+        values read are the same bit for bit.
         """
         return [replace(self.table, rows=piece.rows, columns=piece.columns) for piece in self.pieces]
 
@@ -79,17 +81,17 @@ def place_quant_table(
     sharding: ParameterSharding,
     devices: int,
 ) -> QuantTable:
-    """What a plan says about one quantized table, checked.
+    """Return a quantized table with the placement that the plan gives it, checked.
 
     Args:
         table: The table.
         pooling: How bags are pooled.
-        names: Features that read it, and for each the name of its output.
+        names: Features that read it, and the output name of each.
         sharding: Its entry in the plan.
-        devices: How many there are.
+        devices: Number of devices.
 
     Raises:
-        ValueError: The plan cannot be carried out.
+        ValueError: The plan does not fit the table or the devices.
     """
     name, shape = table.name, (table.rows, table.columns)
     kind = plan_member(ShardingType, sharding.sharding_type, INFER_TYPES, name, "sharding type")
@@ -97,19 +99,19 @@ def place_quant_table(
     if sharding.shape is not None and sharding.shape != shape:
         raise ValueError(
             f"the plan was made for a table {name!r} of {sharding.shape[0]} x {sharding.shape[1]} rows and "
-            f"columns, and this one is {shape[0]} x {shape[1]}; make the plan from this module"
+            f"columns, and this one has {shape[0]} x {shape[1]}; make the plan from this module"
         )
     pieces = placed_pieces(name, shape, sharding, devices, devices)
     return QuantTable(table, pooling, tuple(names[0]), tuple(names[1]), kind, pieces)
 
 
 class Home(NamedTuple):
-    """Rows that came home.
+    """Rows of unpooled lookups after they were copied to the output device.
 
     Args:
-        pieces: What they are of, one after the other.
-        features: A batch that says how many rows each has.
-        first: Position in that batch of the first piece's feature.
+        pieces: The column shards that the rows belong to, in order.
+        features: The batch whose lengths give the number of rows of each.
+        first: Position in that batch of the first shard's feature.
         rows: ``[N, D]``.
     """
 
@@ -121,12 +123,12 @@ class Home(NamedTuple):
 
 @dataclass
 class InferContext:
-    """What the way home must know of the way in: one sharding, one batch.
+    """State of one sharding and one batch that the output step needs from the input step.
 
     Args:
-        features: What the sharding was given.
-        parts: Of whole rows: the features of each device, on the device of the batch.
-        places: Of split rows: which of the rows that come back belongs to each id ``[N]``.
+        features: The input of the sharding.
+        parts: For whole rows, the features of each device, on the device of the batch.
+        places: For split rows, the position of each id's row among the rows that return ``[N]``.
     """
 
     features: Any = None
@@ -135,22 +137,22 @@ class InferContext:
 
 
 class InferSharding(ABC):
-    """Tables of one module that reach their devices in one way.
+    """The tables of one module whose ids reach their devices in the same way.
 
     Args:
-        tables: They, in the module's order.
+        tables: The tables, in the module's order.
         packed: Table name -> packed rows ``[R, row_bytes]``.
         devices: The device of each rank of the plan.
         weighted: Whether each id carries a weight.
-        output_dtype: Of the results.
+        output_dtype: Data type of the results.
     """
 
     features: list[str]
-    """What `dist` wants, in that order; a name may stand here twice."""
+    """Features that `dist` takes, in that order; a name may occur twice."""
     calls: list[list[ColumnPiece]]
-    """For each call of an operator, device after device, what it gives."""
+    """For each operator call, device after device, the column shards that it returns."""
     lookups: list[DeviceLookup]
-    """One for each device that is asked."""
+    """The lookups, one per device that holds tables that are read."""
 
     def __init__(
         self,
@@ -165,21 +167,21 @@ class InferSharding(ABC):
         self._held: dict[tuple[str, int], tuple[DeviceLookup, int]] = {}
 
     def rows_of(self, table: str) -> list[Tensor]:
-        """Packed rows ``[R, row_bytes]`` of each piece of a table, live, in the order of its pieces."""
+        """Packed rows ``[R, row_bytes]`` of each shard of a table, as views, in shard order."""
         count = sum(name == table for name, _ in self._held)
         return [lookup.rows_of(shard) for lookup, shard in (self._held[table, piece] for piece in range(count))]
 
     @abstractmethod
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:
-        """The batch of each device, on that device."""
+        """Return the batch of each device, on that device."""
 
     @abstractmethod
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
-        """Pooled rows of each device -> ``[B, D]``: the columns of ``calls``."""
+        """Join the pooled rows of each device to ``[B, D]``, with the columns of ``calls``."""
 
     @abstractmethod
     def rows_home(self, rows: list[Any], ctx: InferContext, device: torch.device) -> list[Home]:
-        """Rows ``[N, D]`` of each call -> the same where results are to be, and whose they are."""
+        """Copy each call's rows ``[N, D]`` to the output device, with their column shards."""
 
     def _lookup(
         self,
@@ -189,17 +191,17 @@ class InferSharding(ABC):
         weighted: bool,
         output_dtype: torch.dtype,
     ) -> tuple[DeviceLookup, list[tuple[int, int]]]:
-        """The lookup of one device.
+        """Build the lookup of one device.
 
         Args:
-            members: (table, piece) of what it holds.
+            members: (table, shard) pairs on the device.
             packed: Table name -> packed rows.
-            device: Where.
+            device: The device.
             weighted: Whether its ids carry weights.
-            output_dtype: Of what it gives.
+            output_dtype: Data type of its results.
 
         Returns:
-            The lookup, and the members that it is asked for, in the order of its results.
+            The lookup, and the members that some feature reads, in the order of its results.
         """
         shards = []
         for index, place in members:
@@ -224,7 +226,7 @@ class InferSharding(ABC):
 
 
 class InferWholeRowsSharding(InferSharding):
-    """Table-wise and column-wise: a device gets all ids of the features that read its tables, or their columns."""
+    """Table-wise and column-wise tables: a device gets all ids of the features that it looks up."""
 
     def __init__(
         self,
@@ -257,13 +259,14 @@ class InferWholeRowsSharding(InferSharding):
             ]
             self.lookups.append(lookup)
             self.calls += _cut(slots, lookup.counts)
-            # Devices that read the same features, as those of one table's columns do, share them.
+            # Devices that look up the same features, such as the column shards of one table, share
+            # a batch.
             self._part_of.append(lists.setdefault(tuple(lookup.features), len(lists)))
         self.features = [feature for features in lists for feature in features]
         self._counts = [len(features) for features in lists]
 
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:
-        """The batch of each device, on that device."""
+        """Return the batch of each device, on that device."""
         ctx.features = features
         traced = is_fx_symbolic_tracing()
         if traced:
@@ -277,12 +280,12 @@ class InferWholeRowsSharding(InferSharding):
         return found
 
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
-        """Pooled rows of each device -> ``[B, D]``: the columns of ``calls``."""
+        """Copy each call's rows ``[N, D]`` to the output device, with their column shards."""
         arrived = [part.to(device) for part in pooled]
         return arrived[0] if len(arrived) == 1 else torch.cat(arrived, dim=1)
 
     def rows_home(self, rows: list[Any], ctx: InferContext, device: torch.device) -> list[Home]:
-        """Rows ``[N, D]`` of each call -> the same where results are to be, and whose they are."""
+        """Copy each call's rows ``[N, D]`` to the output device, with their column shards."""
         found, call = [], 0
         for lookup, features in zip(self.lookups, ctx.parts, strict=True):
             first = 0
@@ -293,10 +296,11 @@ class InferWholeRowsSharding(InferSharding):
 
 
 class InferSplitRowsSharding(InferSharding):
-    """Row-wise: a device gets the ids of its rows, and bags are added up where results come together.
+    """Row-wise tables: a device gets the ids in its range of rows, and partial sums are added.
 
-    The tables pool alike. Devices give sums in float32: a mean is divided by the number of ids at the end, since no
-    device knows it, and the weights of a SQRTN are found before bags are divided.
+    All tables have the same pooling. Devices return sums in float32. A mean is divided by the bag
+    length at the end, since no device knows it; the weights of SQRTN are computed before bags are
+    split.
     """
 
     def __init__(
@@ -309,7 +313,7 @@ class InferSplitRowsSharding(InferSharding):
     ) -> None:
         super().__init__(tables, packed, devices, weighted, output_dtype)
         self._pooling, self._weighted = tables[0].pooling, weighted
-        # A rank without a row of any table is not asked. Its range may go: nobody's ids are in it.
+        # A device without rows gets no batch. Its range of rows is empty, so no id is lost.
         kept = [rank for rank in range(len(devices)) if any(table.pieces[rank].rows for table in tables)]
         starts = {table.name: [table.pieces[rank].row_offset for rank in kept] for table in tables}
         self.lookups, self.calls, self._bounds = [], [], []
@@ -333,7 +337,7 @@ class InferSplitRowsSharding(InferSharding):
         self._columns = [slot.columns for slots in self.calls for slot in slots]
 
     def dist(self, features: Any, ctx: InferContext) -> list[Any]:
-        """The batch of each device, on that device."""
+        """Return the batch of each device, on that device."""
         ctx.features = features
         traced = is_fx_symbolic_tracing()
         if traced:
@@ -349,7 +353,7 @@ class InferSplitRowsSharding(InferSharding):
         return found
 
     def gather(self, pooled: list[Any], ctx: InferContext, device: torch.device) -> Any:
-        """Partial sums of each device -> ``[B, D]``: the columns of ``calls``."""
+        """Add the partial sums of each device to ``[B, D]``, with the columns of ``calls``."""
         total = pooled[0].to(device)
         for part in pooled[1:]:
             total = total + part.to(device)
@@ -358,7 +362,7 @@ class InferSplitRowsSharding(InferSharding):
         return total if self._output_dtype == torch.float32 else total.to(self._output_dtype)
 
     def rows_home(self, rows: list[Any], ctx: InferContext, device: torch.device) -> list[Home]:
-        """Rows ``[N, D]`` of each device -> all of them in the order of the batch's ids."""
+        """Return the rows ``[N, D]`` of all devices in the order of the batch's ids."""
         arrived = torch.cat([part.to(device) for part in rows])
         return [Home(self.calls[0], ctx.features, 0, arrived.index_select(0, ctx.places.to(device)))]
 
@@ -370,14 +374,14 @@ def shard_quant_tables(
     weighted: bool,
     output_dtype: torch.dtype,
 ) -> list[InferSharding]:
-    """The shardings of a module: one for all whole rows, and one for each way of pooling split rows.
+    """Shardings of a module: one for all whole-row tables, one per pooling of row-wise ones.
 
     Args:
         tables: All tables of the module.
         packed: Table name -> packed rows ``[R, row_bytes]``.
         devices: The device of each rank of the plan.
         weighted: Whether each id carries a weight.
-        output_dtype: Of the results.
+        output_dtype: Data type of the results.
     """
     whole = [table for table in tables if table.sharding_type is not ShardingType.ROW_WISE]
     groups: dict[tuple[Any, ...], list[QuantTable]] = {}
@@ -396,19 +400,19 @@ def shard_quant_tables(
 def split_by_rows(
     features: KeyedJaggedTensor, bounds: list[list[int]], pooling: str, weighted: bool
 ) -> tuple[list[KeyedJaggedTensor], Tensor]:
-    """The ids of each range of rows, counted from its first row; in a graph, and in TorchScript.
+    """Split a batch by ranges of rows; ids count from the first row of their range.
 
-    An id outside of a table falls into the first or last range, where it is no row either: the lookup's own check of
-    bounds finds it.
+    It runs eagerly, in a traced graph and in TorchScript. An id outside its table falls into the
+    first or last range, where it is outside the shard too: the bounds check of the lookup finds it.
 
     Args:
         features: The batch.
-        bounds: For each feature the first row of each range, and the end of the last.
-        pooling: ``"sqrtn"`` gives the ids the weights of that pooling, which a range alone does not know.
-        weighted: Whether the tables want the batch's weights.
+        bounds: For each feature the first row of each range, and the end of the last range.
+        pooling: ``"sqrtn"`` gives ids the weights of that pooling, which need the whole bag.
+        weighted: Whether the tables use the batch's weights.
 
     Returns:
-        One batch for each range, and where each id went ``[N]``, ranges end to end.
+        One batch per range, and the position of each id in the concatenated ranges ``[N]``.
     """
     ids, offsets, stride, count = features.values(), features.offsets(), features.stride(), len(features.keys())
     weights: Tensor | None = None
@@ -444,11 +448,11 @@ def split_by_rows(
 
 @torch.fx.wrap
 def divide_by_lengths(total: Tensor, lengths: Tensor, columns: list[int]) -> Tensor:
-    """Means from sums.
+    """Divide the sums of bags by their lengths.
 
     Args:
         total: Sums of bags ``[B, D]``.
-        lengths: Ids of each bag ``[F * B]``.
+        lengths: Ids in each bag ``[F * B]``.
         columns: D of each feature.
 
     Example:
@@ -464,7 +468,7 @@ def divide_by_lengths(total: Tensor, lengths: Tensor, columns: list[int]) -> Ten
 def _split_at_once(
     features: KeyedJaggedTensor, bounds: list[list[int]], pooling: str, weighted: bool
 ) -> tuple[list[KeyedJaggedTensor], Tensor | None]:
-    """What `split_by_rows` gives, by a kernel, for ids that have been checked."""
+    """`split_by_rows` with one kernel call, for ids that have been checked."""
     weights = features.weights_or_none() if weighted else None
     if pooling == "sqrtn":
         weights = bag_weights(pooling, features.offsets(), weights, features.values().shape[0])
@@ -484,7 +488,7 @@ def _split_at_once(
 
 
 def on_device(features: Any, device: torch.device) -> Any:
-    """A batch, or one in a graph, on a device. To the host a copy is waited for."""
+    """Copy a batch, eager or traced, to a device. A copy to the CPU is synchronous."""
     if not is_fx_symbolic_tracing() and features.device() == device:
         return features
     return features.to(device, non_blocking=device.type != "cpu")
@@ -496,7 +500,7 @@ def _cut(slots: list[ColumnPiece], counts: Sequence[int]) -> list[list[ColumnPie
 
 
 def _batch(keys: list[str], values: Tensor, weights: Tensor | None, offsets: Tensor, stride: int) -> KeyedJaggedTensor:
-    """A batch from parts that fit, in which a feature that two tables read stands twice."""
+    """Build a batch without checks; a feature that two tables read occurs twice."""
     if is_scripting():
         # fmt: off
         return KeyedJaggedTensor(

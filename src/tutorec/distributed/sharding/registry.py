@@ -1,4 +1,4 @@
-"""Sharding type -> the class that builds it: the one place where a new type is entered."""
+"""Registry: sharding type -> class that builds it. A new sharding type is entered here."""
 
 from __future__ import annotations
 

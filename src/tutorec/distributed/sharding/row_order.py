@@ -1,14 +1,14 @@
-"""Rows that have come home one by one, put where their ids stand.
+"""Reordering of unpooled rows that have returned, into the order of their ids.
 
-Rows arrive as they were looked up: rank after rank, slot after slot, all in one flat tensor. The rows of a feature may
-lie in it in several pieces, one for each slice of its table's columns and each range of its rows:
+Rows arrive in lookup order: rank after rank, slot after slot, in one flat tensor. The rows of one
+feature may arrive in several segments, one per column shard of its table and range of rows::
 
-    table cut into 2 slices of columns and 2 ranges of rows, ids [5, 0, 4]; rows 0-3 are in range 0
+    table split into 2 column shards and 2 ranges of rows, ids [5, 0, 4]; rows 0-3 are in range 0
 
         arrives from     range 0   range 1
-        slice 0          [0]       [5, 4]     one behind the other, then to their places   row 5 | row 5
-        slice 1          [0]       [5, 4]     the slices side by side                      row 0 | row 0
-                                                                                           row 4 | row 4
+        shard 0          [0]       [5, 4]     concatenate, then reorder      row 5 | row 5
+        shard 1          [0]       [5, 4]     column shards side by side     row 0 | row 0
+                                                                             row 4 | row 4
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tutorec.sparse.layout import ints_on_device
 
 
 class RowOrder:
-    """Makes each feature's rows out of what has arrived.
+    """Computes each feature's rows from the rows that have arrived.
 
     Args:
-        slots: Who looks up what.
-        route: How the ids found the slots.
+        slots: The slots of every rank.
+        route: How the ids reached the slots.
     """
 
     def __init__(self, slots: PlacedSlots, route: Route) -> None:
         arriving = list(chain.from_iterable(slots.per_rank))
         self.keys: list[str] = [key for table in slots.tables for key in table.output_keys]
         self._columns = [slot.shard.piece.columns for slot in arriving]
-        # Where rows are split, a feature is given once for each table that reads it: as often as there are keys.
+        # Row-split features are sent once per table that reads them, so there are as many as keys.
         self._segments = route.order
         self._buckets = len(route.bounds[0]) - 1 if route.bounds else 1
         slices: list[dict[int, dict[int, int]]] = [{} for _ in self.keys]
@@ -44,7 +44,7 @@ class RowOrder:
         for number, slot in enumerate(arriving):
             bucket = route.order[number] // len(route.features) if self._buckets > 1 else 0
             slices[place[slot.key]].setdefault(slot.shard.piece.column_offset, {})[bucket] = number
-        # Key -> slice of columns, from the left -> range of rows -> which of the arriving pieces.
+        # Key -> column shard, from the left -> range of rows -> index of the arriving segment.
         self._pieces = [
             [[of_slice[bucket] for bucket in range(self._buckets)] for _, of_slice in sorted(of_key.items())]
             for of_key in slices
@@ -53,12 +53,12 @@ class RowOrder:
     def by_key(
         self, arrived: torch.Tensor, counts: Sequence[Sequence[int]], places: torch.Tensor | None
     ) -> list[torch.Tensor]:
-        """``[N, D]`` of each key.
+        """Return the rows ``[N, D]`` of each key.
 
         Args:
             arrived: Rows of each rank and slot, flat.
-            counts: How many, ``[W][slots of the rank]``.
-            places: Of split rows: where each of my ids stood among those that were sent.
+            counts: Number of rows, ``[W][slots of the rank]``.
+            places: For split rows, the position of each local id among the ids sent.
         """
         flat_counts = list(chain.from_iterable(counts))
         sizes = [count * columns for count, columns in zip(flat_counts, self._columns, strict=True)]
@@ -75,7 +75,7 @@ class RowOrder:
     def _put_back(
         self, arrived: torch.Tensor, parts: list[torch.Tensor], counts: list[int], places: torch.Tensor
     ) -> list[list[torch.Tensor]]:
-        """Rows of each key and slice in the order of their ids: one move for all slices of one width."""
+        """Rows of each key and column shard in id order: one gather per shard width."""
         orders = self._orders(counts, places)
         found: dict[tuple[int, int], torch.Tensor] = {}
         for columns in dict.fromkeys(self._columns):
@@ -89,7 +89,7 @@ class RowOrder:
         return [[found[key, layer] for layer in range(len(of_key))] for key, of_key in enumerate(self._pieces)]
 
     def _orders(self, counts: list[int], places: torch.Tensor) -> dict[tuple[int, int], torch.Tensor]:
-        """For each key and slice: which row, among all that are as wide, belongs to each of the key's ids ``[N]``."""
+        """By key and shard: the index of each id's row among the rows of that width ``[N]``."""
         keys = len(self.keys)
         of_segments = [0] * (self._buckets * keys)
         for segment, count in zip(self._segments, counts, strict=True):
@@ -115,7 +115,7 @@ class RowOrder:
         return orders
 
     def _starts(self, counts: list[int]) -> list[int]:
-        """Of each arriving piece its first row among all that are as wide."""
+        """The index of each arriving segment's first row among all rows of its width."""
         starts: list[int] = []
         ends: dict[int, int] = {}
         for count, columns in zip(counts, self._columns, strict=True):
@@ -125,7 +125,7 @@ class RowOrder:
 
 
 class _Reordered(torch.autograd.Function):
-    """Each row once, in another order: the gradient is moved back, and nothing is added up."""
+    """Permutation of rows; backward applies the inverse permutation, without additions."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

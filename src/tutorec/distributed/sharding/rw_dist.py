@@ -1,9 +1,9 @@
-"""Shards with a range of rows: ids fall into buckets, one for each range, and what comes home are partial sums.
+"""Input and output dists of row-split shards: ids are bucketized by row range, partial sums return.
 
-What row-wise, table-row-wise and grid sharding do alike. A bag's ids may lie in several ranges, so that every rank that
-has a range gives a part of the bag's sum, and the parts are added on the way home. A mean is a sum whose result is
-divided by the bag's length: that is known at home, so that nothing more has to travel, and tables that are summed and
-tables that are averaged go together.
+Row-wise, table-row-wise and grid sharding use them. The ids of one bag may fall into several
+ranges: every rank with a range computes a partial sum, and the exchange adds them. A mean is a sum
+divided by the bag's length, which the rank of the sample knows. No extra bytes are sent for it, and
+tables with SUM and MEAN pooling share an exchange.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 class RwSparseFeaturesDist(SparseFeaturesDist):
-    """My samples, every feature -> every sample, the ids in my row ranges.
+    """Local samples, all features -> all samples, the ids in the local row ranges.
 
     Args:
         pg: The ranks.
-        slots: Who looks up what.
-        route: How ids find slots.
-        keep_places: Note where each id went, which rows that come back one by one need.
+        slots: The slots of every rank.
+        route: How ids reach the slots.
+        keep_places: Whether to keep the position of each id, for rows that return unpooled.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RwSparseFeaturesDist(SparseFeaturesDist):
         self._dist = KJTAllToAll(pg, slots.counts, order=route.order, ids_dtype=slots.ids_dtype)
 
     def forward(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> Awaitable[KJTArrival]:
-        """``features`` stand in the order of the route."""
+        """Send ``features``, which are in the order of the route."""
         ctx.batch_size_per_feature_pre_a2a = features.stride_per_key()
         ctx.factors = home_factors(features, self._route.poolings)
         return self._dist(self._in_buckets(features, ctx))
@@ -73,11 +73,11 @@ class RwSparseFeaturesDist(SparseFeaturesDist):
 
 
 def home_factors(features: KeyedJaggedTensor, poolings: Sequence[str]) -> list[torch.Tensor | None] | None:
-    """For each feature what its pooled sums are multiplied by, ``[B]``; None for 1, and None where all are 1.
+    """Return the factor ``[B]`` of each feature's pooled sums; None for 1, and None if all are 1.
 
     Args:
         features: F features.
-        poolings: How each is pooled.
+        poolings: The pooling of each.
 
     Example:
         >>> bags = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([0, 2, 1, 1]))
@@ -96,7 +96,7 @@ def home_factors(features: KeyedJaggedTensor, poolings: Sequence[str]) -> list[t
 
 
 def _factor(pooling: str, lengths: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor | None:
-    """Of an empty bag 1: its sum is 0."""
+    """The factors of one feature's bags; 1 for an empty bag, whose sum is 0."""
     if pooling == "mean":
         return lengths.clamp(min=1).float().reciprocal()
     if pooling != "sqrtn":
@@ -109,11 +109,11 @@ def _factor(pooling: str, lengths: torch.Tensor, weights: torch.Tensor | None) -
 
 
 class Scaling:
-    """What pooled sums are multiplied by when they are home.
+    """Scales pooled sums that have returned to the rank of their sample.
 
     Args:
-        columns: Of each piece that comes home.
-        features: Which feature each piece comes from.
+        columns: Columns of each output piece.
+        features: The feature of each output piece.
     """
 
     def __init__(self, columns: Sequence[int], features: Sequence[int]) -> None:
@@ -121,13 +121,13 @@ class Scaling:
         self._features = list(features)
 
     def apply(self, arriving: Awaitable[torch.Tensor], ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
-        """Promise of ``[B, D]``, or of a variable batch's pieces one after the other -> promise of the same, scaled."""
+        """Return the awaitable of the scaled sums, ``[B, D]``, or flat for a variable batch."""
         if ctx.factors is None:
             return arriving
         return map_awaitable(lambda pooled: pooled * self.factor(ctx), arriving)
 
     def factor(self, ctx: EmbeddingShardingContext) -> torch.Tensor:
-        """One number for each of the elements: ``[B, D]``, flat where the batch is variable."""
+        """One factor per element: ``[B, D]``, flat for a variable batch."""
         assert ctx.factors is not None, "without factors nothing is scaled"
         device = next(factor.device for factor in ctx.factors if factor is not None)
         factors = [

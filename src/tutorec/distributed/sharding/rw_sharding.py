@@ -1,26 +1,27 @@
-"""Row-wise sharding (RW): every rank has a range of rows of every table.
+"""Row-wise sharding (RW): every rank holds a range of rows of every table.
 
-    my samples, every feature    KJT [F x B]
-      | input_dist    ids fall into W buckets by row range, each travels to its rank    (all-to-all)
-    every sample, my row ranges  KJT [F x W*B]
-      | lookup        add up the rows that I have: a part of each bag's sum             (no traffic)
-    every sample, partial sums   [W*B, D]
-      | output_dist   parts of one sample meet on its rank and are added                (reduce-scatter)
-    my samples, every column     [B, D]
+    local samples, all features  KJT [F x B]
+      | input_dist    bucketize ids by row range, send each bucket to its rank  (all-to-all)
+    all samples, local rows      KJT [F x W*B]
+      | lookup        add the local rows: a partial sum of each bag             (no communication)
+    all samples, partial sums    [W*B, D]
+      | output_dist   add the partial sums of each sample on its rank           (reduce-scatter)
+    local samples, all columns   [B, D]
 
     a table of 4 rows on two ranks           the bag [0, 3] of rank 0
 
-        rank 0   row 0, row 1                rank 0 gives row 0
-        rank 1   row 2, row 3                rank 1 gives row 3, added on rank 0: row 0 + row 3
+        rank 0   row 0, row 1                rank 0 contributes row 0
+        rank 1   row 2, row 3                rank 1 contributes row 3; rank 0 adds row 0 + row 3
 
-Bytes that rank r sends in one step, with N_rs of r's ids in the ranges of s and 4 bytes an id:
+Bytes that rank r sends in one step, with N_rs of r's ids in the row ranges of s and 4 bytes per id:
 
     input ids          sum over s != r of  4 * (F * B_r + N_rs)
-    output rows        sum over s != r of  4 * B_s * D        partial sums: a whole row for every sample of every rank
-    output gradients   sum over s != r of  4 * B_r * D        every rank has rows to move
+    output rows        sum over s != r of  4 * B_s * D    partial sums: one row per sample and rank
+    output gradients   sum over s != r of  4 * B_r * D    every rank has rows to update
 
-Table-wise, a pooled row travels once; here every rank sends a part of it, so that the way home costs W times as much.
-That is the price for a table that no rank can hold alone, and for a load that is the same on every rank.
+Table-wise sharding sends each pooled row once. Here every rank sends a partial sum of it, so the
+output costs W times as much. Use it for tables that are too large for one rank, and for an equal
+load on all ranks.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from tutorec.distributed.sharding.slots import PlacedSlots, Route, elements_out
 
 @final
 class RwPooledEmbeddingDist(PooledEmbeddingDist):
-    """Every sample, partial sums -> my samples, sums.
+    """All samples, partial sums -> local samples, sums.
 
     Args:
-        slots: Who looks up what.
-        scaling: What makes means of sums.
-        codecs: What rows travel as; float32 by default.
+        slots: The slots of every rank.
+        scaling: Divides sums by bag lengths for means.
+        codecs: Data types in which rows are sent; float32 by default.
     """
 
     def __init__(self, slots: PlacedSlots, scaling: Scaling, codecs: QuantizedCommCodecs | None) -> None:
@@ -54,13 +55,13 @@ class RwPooledEmbeddingDist(PooledEmbeddingDist):
         self._dist: PooledEmbeddingsReduceScatter | None = None
 
     def build(self) -> None:
-        """Make the exchange."""
+        """Build the exchange."""
         if self._dist is None:
             self._dist = PooledEmbeddingsReduceScatter(self._slots.process_group(), self._codecs)
 
     def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
-        """``pooled [sum of B_s, D]`` -> promise of ``[B_mine, D]``."""
-        assert self._dist is not None, "the exchange is built at the first batch, before anything comes home"
+        """``pooled [sum of B_s, D]`` -> awaitable of ``[B_local, D]``."""
+        assert self._dist is not None, "the exchange is built at the first batch, before any output is sent"
         if ctx.batch_size_per_rank_per_feature is None:
             arriving = self._dist(pooled, ctx.batch_size_per_rank)
         else:
@@ -70,25 +71,25 @@ class RwPooledEmbeddingDist(PooledEmbeddingDist):
 
 @final
 class RwPooledEmbeddingSharding(PooledEmbeddingSharding):
-    """The row-wise tables of a collection of pooled embeddings: a shard for each rank."""
+    """The row-wise tables of a collection of pooled embeddings: one shard per rank."""
 
     def _find_route(self) -> Route:
         return Route.to_split_rows(self._slots)
 
     def output_pieces(self) -> list[ColumnPiece]:
-        """Every column: all ranks have the same ones."""
+        """All columns: every rank has the same ones."""
         return [slot.output() for slot in self._slots.per_rank[0]]
 
     def output_features(self) -> list[int]:
-        """Which feature each piece comes from."""
+        """For each output, its position in ``feature_names()``."""
         return self._route.positions[0]
 
     def create_input_dist(self) -> RwSparseFeaturesDist:
-        """Ids to the ranks that have their rows."""
+        """Build the input dist: ids to the ranks that hold their rows."""
         return RwSparseFeaturesDist(self._slots.process_group(), self._slots, self._route)
 
     def create_output_dist(self) -> RwPooledEmbeddingDist:
-        """Partial sums to the ranks of their samples."""
+        """Build the output dist: partial sums to the ranks of their samples."""
         scaling = Scaling([piece.columns for piece in self.output_pieces()], self.output_features())
         codecs = self._codecs.get(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)
         return RwPooledEmbeddingDist(self._slots, scaling, codecs)

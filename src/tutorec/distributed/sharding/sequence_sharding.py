@@ -1,25 +1,25 @@
-"""Rows that are not pooled: a row for each id, which goes home by the way that its id came.
+"""Sharding of unpooled embeddings: a row per id, returned to the rank that sent the id.
 
-    my samples, every feature    KJT [F x B]
-      | input_dist    ids travel to the ranks that hold their rows                    (all-to-all)
-    ids of every rank, my slots  [N]
-      | lookup        a row, or a part of one, for each id, in order of arrival       (no traffic)
+    local samples, all features  KJT [F x B]
+      | input_dist    send ids to the ranks that hold their rows                 (all-to-all)
+    ids of all ranks, local slots [N]
+      | lookup        a row, or some of its columns, per id, in order of arrival (no communication)
     their rows                   [N, D_slot]
-      | output_dist   rows travel back, to the ranks that sent the ids                (all-to-all)
-    my ids, every column         [N_feature, D] for each feature
+      | output_dist   return rows to the ranks that sent the ids                 (all-to-all)
+    local ids, all columns       [N_feature, D] for each feature
 
-Nothing is added up on the way home, so that all types of sharding share this one. What a type decides is which slots
-there are, and with that how the rows of a feature come home:
+Nothing is added on the way back, so all sharding types share this implementation. A type decides
+which slots there are, and thereby how the rows of a feature are reassembled::
 
-    whole rows (tw)             one piece, ready to use
-    cut by columns (cw, twcw)   a piece for each slice, put side by side
-    cut by rows (rw, twrw)      a piece for each range of rows; each row is put where its id stood
-    both (grid)                 both
+    whole rows (tw)                 one segment, no reassembly
+    column shards (cw, twcw)        one segment per column shard, concatenated
+    row ranges (rw, twrw)           one segment per range of rows, reordered to the order of the ids
+    column shards and ranges (grid) both
 
-Bytes that rank r sends in one step, with N_rf ids of its feature f, and D_sf the columns of f that rank s holds, where
-rows are split only ids in the range of s being counted:
+Bytes that rank r sends in one step. N_rf are its ids of feature f, D_sf the columns of f on rank s.
+For split rows only ids in the range of s count::
 
-    input ids          sum over s != r, slots f of s  4 * (B_r + N_rf)          (8 where a table has 2 ** 31 rows)
+    input ids          sum over s != r, slots f of s  4 * (B_r + N_rf)    (8 from 2 ** 31 rows)
     output rows        sum over s != r, slots f of r  4 * N_sf * D_rf
     output gradients   sum over s != r, slots f of s  4 * N_rf * D_sf
 """
@@ -48,11 +48,11 @@ from tutorec.distributed.sharding.tw_dist import TwSparseFeaturesDist
 
 @dataclass
 class SequenceShardingContext(EmbeddingShardingContext):
-    """What the way home must know of the way in: one sharding, one batch.
+    """State of one sharding and one batch that ``output_dist`` needs from ``input_dist``.
 
     Args:
-        arrived_counts: Ids that have arrived from each rank for each slot of mine, ``[W][slots]``.
-        sent_counts: Ids that I sent to each rank, for each of its slots, ``[W][slots of the rank]``.
+        arrived_counts: Ids that arrived from each rank for each local slot, ``[W][slots]``.
+        sent_counts: Ids sent to each rank, for each of its slots, ``[W][slots of the rank]``.
 
     Source:
         TorchRec's ``torchrec.distributed.sharding.sequence_sharding.SequenceShardingContext``.
@@ -63,41 +63,47 @@ class SequenceShardingContext(EmbeddingShardingContext):
 
 
 class SequenceEmbeddingDist(nn.Module, ABC):
-    """The way home: rows to the ranks of their ids."""
+    """Output dist: sends rows to the ranks of their ids."""
 
     @abstractmethod
     def build(self) -> None:
-        """Make the exchange, at the first batch: a sharded module that is only looked at needs no process group."""
+        """Build the exchange, at the first batch.
+
+        A sharded module that never runs a batch needs no process group.
+        """
 
     @abstractmethod
     def forward(self, rows: torch.Tensor, ctx: SequenceShardingContext) -> Awaitable[torch.Tensor]:
-        """What the lookup gave -> promise of what is mine of it, flat."""
+        """Output of the lookup -> awaitable of the rows of local ids, flat."""
 
     @abstractmethod
     def by_key(self, arrived: torch.Tensor, ctx: SequenceShardingContext) -> list[torch.Tensor]:
-        """What has arrived -> ``[N, D]``, all columns, for each of the sharding's ``output_keys()``."""
+        """Return the rows ``[N, D]``, all columns, of each of the sharding's ``output_keys()``."""
 
 
 class SequenceEmbeddingSharding(EmbeddingSharding):
-    """A sharding whose lookups give a row for each id: ``create_lookup`` makes flat rows of `ArrivedIds`."""
+    """A sharding whose lookups return a row per id.
+
+    ``create_lookup`` builds a lookup from `ArrivedIds` to flat rows.
+    """
 
     @abstractmethod
     def output_keys(self) -> list[str]:
-        """Names of the results that come home, in that order."""
+        """Names of the results, in the order in which they are returned."""
 
     @abstractmethod
     def create_output_dist(self) -> SequenceEmbeddingDist:
-        """The way home."""
+        """Build the output dist."""
 
 
 @final
 class SlotSequenceEmbeddingDist(SequenceEmbeddingDist):
-    """Rows of every rank's ids in my slots -> rows of my ids in every rank's slots.
+    """Rows of all ranks' ids in local slots -> rows of local ids in every rank's slots.
 
     Args:
-        slots: Who looks up what.
-        route: How ids found the slots.
-        codecs: What rows travel as; float32 by default.
+        slots: The slots of every rank.
+        route: How ids reached the slots.
+        codecs: Data types in which rows are sent; float32 by default.
     """
 
     def __init__(self, slots: PlacedSlots, route: Route, codecs: QuantizedCommCodecs | None) -> None:
@@ -108,26 +114,26 @@ class SlotSequenceEmbeddingDist(SequenceEmbeddingDist):
         self._dist: SequenceEmbeddingsAllToAll | None = None
 
     def build(self) -> None:
-        """Make the exchange."""
+        """Build the exchange."""
         if self._dist is None:
             self._dist = SequenceEmbeddingsAllToAll(self._slots.process_group(), self._codecs)
 
     def forward(self, rows: torch.Tensor, ctx: SequenceShardingContext) -> Awaitable[torch.Tensor]:
-        """``rows``: of each rank and slot of mine, flat -> promise of those of each rank and its slots, flat."""
-        assert self._dist is not None, "the exchange is built at the first batch, before anything comes home"
+        """Flat rows of each rank and local slot -> awaitable of flat rows of each rank's slots."""
+        assert self._dist is not None, "the exchange is built at the first batch, before any output is sent"
         mine = self._columns[self._slots.env.rank]
         out = [_elements(of_rank, mine) for of_rank in ctx.arrived_counts]
         into = [_elements(of_rank, columns) for of_rank, columns in zip(ctx.sent_counts, self._columns, strict=True)]
         return self._dist(rows, out, into)
 
     def by_key(self, arrived: torch.Tensor, ctx: SequenceShardingContext) -> list[torch.Tensor]:
-        """What has arrived -> ``[N, D]``, all columns, for each of the sharding's ``output_keys()``."""
+        """The tables of one sharding type, except data-parallel, of an unpooled collection."""
         return self._order.by_key(arrived, ctx.sent_counts, ctx.places)
 
 
 @final
 class SlotSequenceEmbeddingSharding(SequenceEmbeddingSharding):
-    """The tables of one sharding type of a collection whose rows are not pooled, for every type that cuts tables up."""
+    """The tables of one sharding type, except data-parallel, of an unpooled collection."""
 
     def _find_route(self) -> Route:
         return (Route.to_split_rows if self._splits_rows() else Route.to_whole_rows)(self._slots)
@@ -140,18 +146,18 @@ class SlotSequenceEmbeddingSharding(SequenceEmbeddingSharding):
         return [key for table in self._slots.tables for key in table.output_keys]
 
     def create_input_dist(self) -> SparseFeaturesDist:
-        """Ids to the ranks that have their rows."""
+        """Build the input dist: ids to the ranks that hold their rows."""
         group = self._slots.process_group()
         if self._splits_rows():
             return RwSparseFeaturesDist(group, self._slots, self._route, keep_places=True)
         return TwSparseFeaturesDist(group, self._slots, self._route)
 
     def create_lookup(self, rows_of: ShardRows, device: torch.device) -> GroupedEmbeddingsLookup:
-        """My shards."""
+        """Build the lookup of this rank's shards."""
         return GroupedEmbeddingsLookup(self._slots.mine, rows_of, device, self._slots.env.world_size)
 
     def create_output_dist(self) -> SlotSequenceEmbeddingDist:
-        """Rows to the ranks of their ids."""
+        """Build the output dist: rows to the ranks of their ids."""
         codecs = self._codecs.get(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name)
         return SlotSequenceEmbeddingDist(self._slots, self._route, codecs)
 

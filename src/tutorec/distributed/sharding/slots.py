@@ -1,11 +1,11 @@
-"""Who looks up what, in the order in which it travels: rank, group, shard, feature.
+"""Slots: which shard looks up which feature, ordered by rank, group, shard and feature.
 
-A *slot* is a feature together with the shard that looks it up. Every rank knows every rank's slots, from the plan
-alone, so that nothing but ids and rows has to be sent. What a type of sharding decides is which shards there are; from
-there on all types agree:
+A *slot* is a feature together with one shard that looks it up. Every rank computes every rank's
+slots from the plan, so only ids and rows are sent. A sharding type decides which shards there are;
+the rest is the same for all types::
 
-    whole rows (tw, cw, twcw)   the ids of a feature go to every slot that reads it
-    split rows (rw, twrw, grid) the ids of a feature fall into one bucket for each range of rows, a slot gets one bucket
+    whole rows (tw, cw, twcw)   all ids of a feature go to every slot that reads it
+    split rows (rw, twrw, grid) the ids of a feature fall into one bucket per range of rows
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tutorec.distributed.tables import PlacedTable, TableShard, shards_on_rank
 
 @dataclass(frozen=True)
 class Slot:
-    """One feature that one shard looks up.
+    """A feature and one shard that looks it up.
 
     Args:
         feature: The feature.
-        key: The output that it becomes a part of.
+        key: The output that the looked-up columns belong to.
         shard: The shard.
     """
 
@@ -38,7 +38,7 @@ class Slot:
     shard: TableShard
 
     def output(self) -> ColumnPiece:
-        """The columns that the lookup gives."""
+        """The columns that the lookup returns."""
         return ColumnPiece(self.key, self.shard.piece.column_offset, self.shard.piece.columns)
 
 
@@ -73,35 +73,36 @@ class PlacedSlots:
 
     @property
     def counts(self) -> list[int]:
-        """How many slots each rank has."""
+        """Number of slots of each rank."""
         return [len(slots) for slots in self.per_rank]
 
     @property
     def columns(self) -> list[int]:
-        """How many columns each rank looks up."""
+        """Number of columns that each rank looks up."""
         return [sum(slot.shard.piece.columns for slot in slots) for slots in self.per_rank]
 
     def process_group(self) -> dist.ProcessGroup | None:
-        """The ranks; None only in a world of 1."""
+        """The process group; None only in a world of 1."""
         return self.env.group_for(f"{self.tables[0].sharding_type.value} sharding")
 
     @property
     def ids_dtype(self) -> torch.dtype:
-        """What ids travel as: four bytes are enough for tables of up to 2 ** 31 rows."""
+        """Data type in which ids are sent: int32 for tables of up to 2 ** 31 rows."""
         return torch.int32 if all(table.rows <= 2**31 - 1 for table in self.tables) else torch.int64
 
 
 @dataclass(frozen=True)
 class Route:
-    """How the ids of a batch find slots.
+    """How the ids of a batch reach their slots.
 
     Args:
-        features: What ``input_dist`` is given.
-        positions: For each rank and slot, which of ``features`` it reads.
-        order: For each slot, rank after rank, the position of what it is sent: of its feature, or of its bucket where
-            features are split into buckets, which stand outermost.
-        bounds: Of split rows: for each feature the first row of each bucket, and the end of the last.
-        poolings: For each feature how its bags are pooled.
+        features: Features that ``input_dist`` takes.
+        positions: For each rank and slot, the position of its feature in ``features``.
+        order: For each slot, rank after rank, the position of its input: the feature's or, if
+            features are bucketized, the bucket's (buckets are the outer dimension).
+        bounds: For split rows: for each feature the first row of each bucket, and the end of the
+            last.
+        poolings: The pooling of each feature.
     """
 
     features: list[str]
@@ -112,7 +113,7 @@ class Route:
 
     @classmethod
     def to_whole_rows(cls, slots: PlacedSlots) -> Route:
-        """Every slot gets all ids of its feature; each feature is given once."""
+        """Route for whole rows: every slot gets all ids of its feature, which is sent once."""
         features = list(dict.fromkeys(feature for table in slots.tables for feature in table.features))
         place = {feature: index for index, feature in enumerate(features)}
         positions = [[place[slot.feature] for slot in of_rank] for of_rank in slots.per_rank]
@@ -120,7 +121,10 @@ class Route:
 
     @classmethod
     def to_split_rows(cls, slots: PlacedSlots) -> Route:
-        """Every slot gets the ids of its row range; a feature is given once for each table that reads it."""
+        """Route for split rows: every slot gets the ids in its row range.
+
+        A feature is sent once per table that reads it.
+        """
         readers = [(feature, table) for table in slots.tables for feature in table.features]
         place = {(feature, table.name): index for index, (feature, table) in enumerate(readers)}
         positions = [[place[slot.feature, slot.shard.table.name] for slot in of_rank] for of_rank in slots.per_rank]
@@ -134,25 +138,25 @@ class Route:
 
 
 def elements_out(slots: PlacedSlots, arrived: Sequence[Sequence[int]] | None) -> list[int]:
-    """Of a variable batch: how many elements of what I look up belong to the samples of each rank.
+    """For a variable batch: how many looked-up elements go to each rank.
 
     Args:
-        slots: Who looks up what.
-        arrived: Samples of each of my slots, ``[W][slots]``.
+        slots: The slots of every rank.
+        arrived: Samples of each local slot, ``[W][slots]``.
     """
-    assert arrived is not None, "a variable batch says how many samples of each slot have arrived"
+    assert arrived is not None, "a variable batch stores how many samples of each slot have arrived"
     columns = [slot.shard.piece.columns for slot in slots.per_rank[slots.env.rank]]
     return [sum(count * width for count, width in zip(of_rank, columns, strict=True)) for of_rank in arrived]
 
 
 def elements_in(slots: PlacedSlots, route: Route, samples: Sequence[int], ranks: Iterable[int]) -> list[int]:
-    """Of a variable batch: how many elements each of ``ranks`` looks up for my samples.
+    """For a variable batch: how many elements each of ``ranks`` looks up for the local samples.
 
     Args:
-        slots: Who looks up what.
-        route: How ids found the slots.
-        samples: My samples of each feature of the route.
-        ranks: Whose slots count.
+        slots: The slots of every rank.
+        route: How ids reached the slots.
+        samples: Local samples of each feature of the route.
+        ranks: The ranks to count.
     """
     return [
         sum(samples[place] * slot.shard.piece.columns for place, slot in zip(places, of_rank, strict=True))
@@ -161,12 +165,15 @@ def elements_in(slots: PlacedSlots, route: Route, samples: Sequence[int], ranks:
 
 
 def _row_starts(table: PlacedTable) -> list[int]:
-    """First row of each range, ranges in order; those of the first column slice, which the others repeat."""
+    """First row of each range of rows of a table; all its column shards share the ranges."""
     first = min(piece.column_offset for piece in table.pieces)
     return sorted(piece.row_offset for piece in table.pieces if piece.column_offset == first)
 
 
 def _bucket_of(shard: TableShard) -> int:
-    """Which of its table's row ranges a shard holds. Ranges without rows may begin at the same row: order decides."""
+    """Index of a shard's row range in its table.
+
+    Empty ranges may start at the same row, so their order decides.
+    """
     of_slice = [piece for piece in shard.table.pieces if piece.column_offset == shard.piece.column_offset]
     return sorted(of_slice, key=lambda piece: piece.row_offset).index(shard.piece)

@@ -1,6 +1,6 @@
-"""Shards with whole columns of rows: ids go to every shard of their table, columns come home side by side.
+"""Dists of shards with all rows: ids go to every shard of a table, columns are concatenated.
 
-What table-wise, column-wise and table-column-wise sharding do alike; their files say how they differ.
+Table-wise, column-wise and table-column-wise sharding use them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 class TwSparseFeaturesDist(SparseFeaturesDist):
-    """My samples, every feature -> every sample, the features of my shards.
+    """Local samples, all features -> all samples, the features of the local shards.
 
     Args:
         pg: The ranks.
-        slots: Who looks up what.
-        route: How ids find slots.
+        slots: The slots of every rank.
+        route: How ids reach the slots.
     """
 
     def __init__(self, pg: dist.ProcessGroup | None, slots: PlacedSlots, route: Route) -> None:
@@ -37,19 +37,19 @@ class TwSparseFeaturesDist(SparseFeaturesDist):
         self._dist = KJTAllToAll(pg, slots.counts, order=route.order, ids_dtype=slots.ids_dtype)
 
     def forward(self, features: KeyedJaggedTensor, ctx: EmbeddingShardingContext) -> Awaitable[KJTArrival]:
-        """``features`` stand in the order of the route."""
+        """Send ``features``, which are in the order of the route."""
         ctx.batch_size_per_feature_pre_a2a = features.stride_per_key()
         return self._dist(features)
 
 
 class TwPooledEmbeddingDist(PooledEmbeddingDist):
-    """Every sample, the columns of my shards -> my samples, every column.
+    """All samples, columns of the local shards -> local samples, all columns.
 
     Args:
         pg: The ranks.
-        slots: Who looks up what.
-        route: How ids found the slots.
-        codecs: What rows travel as; float32 by default.
+        slots: The slots of every rank.
+        route: How ids reached the slots.
+        codecs: Data types in which rows are sent; float32 by default.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class TwPooledEmbeddingDist(PooledEmbeddingDist):
         self._dist: PooledEmbeddingsAllToAll | None = None
 
     def build(self) -> None:
-        """Make the exchange."""
+        """Build the exchange."""
         if self._dist is None:
             self._dist = PooledEmbeddingsAllToAll(self._pg, self._slots.columns, codecs=self._codecs)
 
     def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
-        """``pooled [sum of B_s, D_mine]`` -> promise of ``[B_mine, sum of D_r]``."""
-        assert self._dist is not None, "the exchange is built at the first batch, before anything comes home"
+        """``pooled [sum of B_s, D_local]`` -> awaitable of ``[B_local, sum of D_r]``."""
+        assert self._dist is not None, "the exchange is built at the first batch, before any output is sent"
         if ctx.batch_size_per_rank_per_feature is None:
             return self._dist(pooled, ctx.batch_size_per_rank)
         ranks = range(self._slots.env.world_size)
@@ -78,7 +78,7 @@ class TwPooledEmbeddingDist(PooledEmbeddingDist):
 
 
 class WholeRowsSharding(PooledEmbeddingSharding):
-    """The moves of pooled shards that have every row of their table."""
+    """Base of pooled shardings whose shards have every row of their table."""
 
     def _find_route(self) -> Route:
         return Route.to_whole_rows(self._slots)
@@ -88,14 +88,14 @@ class WholeRowsSharding(PooledEmbeddingSharding):
         return [slot.output() for of_rank in self._slots.per_rank for slot in of_rank]
 
     def output_features(self) -> list[int]:
-        """Which feature each piece comes from."""
+        """For each output, its position in ``feature_names()``."""
         return self._route.order
 
     def create_input_dist(self) -> TwSparseFeaturesDist:
-        """Ids to the shards of their tables."""
+        """Build the input dist: ids to the shards of their tables."""
         return TwSparseFeaturesDist(self._slots.process_group(), self._slots, self._route)
 
     def create_output_dist(self) -> TwPooledEmbeddingDist:
-        """Pooled rows to the ranks of their samples."""
+        """Build the output dist: pooled rows to the ranks of their samples."""
         codecs = self._codecs.get(CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name)
         return TwPooledEmbeddingDist(self._slots.process_group(), self._slots, self._route, codecs)

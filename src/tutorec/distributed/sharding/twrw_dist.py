@@ -1,11 +1,13 @@
-"""Shards whose rows are split over the ranks of one host: partial sums meet inside the host, sums travel between hosts.
+"""Dists of shards whose rows are split over the ranks of one host.
 
-What table-row-wise and grid sharding do alike. The way home has two steps, and each keeps to one kind of wire:
+Table-row-wise and grid sharding use them. The output dist has two steps:
 
-    1. inside a host    rank j adds up the parts of the samples of every rank with local number j     (reduce-scatter)
-    2. between hosts    ranks with local number j swap finished sums                                  (all-to-all)
+    1. inside a host    rank j adds the partial sums of the samples of all ranks with local number j
+       (reduce-scatter)
+    2. between hosts    ranks with local number j exchange sums
+       (all-to-all)
 
-Between hosts a sample's row travels once, not once for each rank of the host that has a part of it.
+Between hosts each sample's row is sent once, not once per rank of the host that has a partial sum.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from tutorec.distributed.sharding.slots import PlacedSlots, Route, elements_in, 
 
 
 class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
-    """Every sample, partial sums of my host's tables -> my samples, sums of every host's.
+    """All samples, partial sums of this host's tables -> local samples, sums of all tables.
 
     Args:
-        slots: Who looks up what.
-        route: How ids found the slots.
-        scaling: What makes means of sums.
-        codecs: What rows travel as; float32 by default.
+        slots: The slots of every rank.
+        route: How ids reached the slots.
+        scaling: Divides sums by bag lengths for means.
+        codecs: Data types in which rows are sent; float32 by default.
     """
 
     def __init__(self, slots: PlacedSlots, route: Route, scaling: Scaling, codecs: QuantizedCommCodecs | None) -> None:
@@ -39,7 +41,7 @@ class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
         self._dist: HostPooledEmbeddings | None = None
 
     def build(self) -> None:
-        """Make the groups of ranks and the exchanges; every rank does so at the same point."""
+        """Build the subgroups and the exchanges; every rank does so at the same point."""
         if self._dist is not None:
             return
         env, group = self._slots.env, self._slots.process_group()
@@ -48,8 +50,8 @@ class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
         self._dist = HostPooledEmbeddings(hosts, env.rank, env.local_size, columns, self._codecs)
 
     def forward(self, pooled: torch.Tensor, ctx: EmbeddingShardingContext) -> Awaitable[torch.Tensor]:
-        """``pooled [sum of B_s, D_host]`` -> promise of ``[B_mine, sum of D_host]``."""
-        assert self._dist is not None, "the exchange is built at the first batch, before anything comes home"
+        """``pooled [sum of B_s, D_host]`` -> awaitable of ``[B_local, sum of D_host]``."""
+        assert self._dist is not None, "the exchange is built at the first batch, before any output is sent"
         if ctx.batch_size_per_rank_per_feature is None:
             arriving = self._dist(pooled, ctx.batch_size_per_rank)
         else:
@@ -63,25 +65,25 @@ class TwRwPooledEmbeddingDist(PooledEmbeddingDist):
 
 
 class HostRowsSharding(PooledEmbeddingSharding):
-    """The moves of pooled shards whose rows are split inside a host."""
+    """Base of pooled shardings whose rows are split inside a host."""
 
     def _find_route(self) -> Route:
         return Route.to_split_rows(self._slots)
 
     def output_pieces(self) -> list[ColumnPiece]:
-        """Columns in the order of hosts: all ranks of a host have the same ones."""
+        """Columns in host order: all ranks of a host have the same ones."""
         return [slot.output() for rank in first_ranks(self._slots.env) for slot in self._slots.per_rank[rank]]
 
     def output_features(self) -> list[int]:
-        """Which feature each piece comes from."""
+        """For each output, its position in ``feature_names()``."""
         return [place for rank in first_ranks(self._slots.env) for place in self._route.positions[rank]]
 
     def create_input_dist(self) -> RwSparseFeaturesDist:
-        """Ids to the ranks that have their rows."""
+        """Build the input dist: ids to the ranks that hold their rows."""
         return RwSparseFeaturesDist(self._slots.process_group(), self._slots, self._route)
 
     def create_output_dist(self) -> TwRwPooledEmbeddingDist:
-        """Partial sums to the ranks of their samples, by way of the host."""
+        """Build the output dist: partial sums inside the host, sums between hosts."""
         scaling = Scaling([piece.columns for piece in self.output_pieces()], self.output_features())
         codecs = self._codecs.get(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)
         return TwRwPooledEmbeddingDist(self._slots, self._route, scaling, codecs)

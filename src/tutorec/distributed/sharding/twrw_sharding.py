@@ -1,23 +1,24 @@
-"""Table-row-wise sharding (TWRW): every table lives on one host, its rows split over that host's ranks.
+"""Table-row-wise sharding (TWRW): each table's rows are split over the ranks of one host.
 
-    my samples, every feature    KJT [F x B]
-      | input_dist    ids travel to the rank of their table's host that has their row    (all-to-all)
-    every sample, my row ranges  KJT [F_host x W*B]
-      | lookup        add up the rows that I have: a part of each bag's sum              (no traffic)
-    every sample, partial sums   [W*B, D_host]
-      | output_dist   1. parts are added inside the host            (reduce-scatter of L ranks)
-      |               2. sums travel to their sample's host         (all-to-all of H ranks)
-    my samples, every column     [B, D]
+    local samples, all features  KJT [F x B]
+      | input_dist    send ids to the rank with their row on their table's host  (all-to-all)
+    all samples, local rows      KJT [F_host x W*B]
+      | lookup        add the local rows: a partial sum of each bag             (no communication)
+    all samples, partial sums    [W*B, D_host]
+      | output_dist   1. partial sums are added inside the host     (reduce-scatter of L ranks)
+      |               2. sums are sent to their sample's host       (all-to-all of H ranks)
+    local samples, all columns   [B, D]
 
     host 0: rank 0, rank 1           host 1: rank 2, rank 3
       table a   rows 0-1  rows 2-3     table b   rows 0-4  rows 5-9
 
-Bytes of pooled rows that leave a host in one step, with H hosts of L ranks and B samples a rank:
+Bytes of pooled rows that leave a host in one step, with H hosts of L ranks and B samples per rank:
 
-    row-wise          L * (W - L) * 4 * B * D         every rank sends its part to every rank outside
-    table-row-wise    (W - L) * 4 * B * D_host        one finished sum for every sample outside
+    row-wise          L * (W - L) * 4 * B * D         a partial sum per rank and sample outside
+    table-row-wise    (W - L) * 4 * B * D_host        one sum per sample outside
 
-A host's tables take the memory of all its ranks, and what crosses between hosts is what table-wise sharding sends.
+A table uses the memory of all ranks of its host, and the bytes between hosts are those of
+table-wise sharding.
 """
 
 from __future__ import annotations
@@ -31,4 +32,4 @@ __all__ = ["TwRwPooledEmbeddingDist", "TwRwPooledEmbeddingSharding"]
 
 @final
 class TwRwPooledEmbeddingSharding(HostRowsSharding):
-    """The table-row-wise tables of a collection of pooled embeddings: one shard for each rank of a table's host."""
+    """The table-row-wise tables of a collection: one shard per rank of a table's host."""
