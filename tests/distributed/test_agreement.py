@@ -96,7 +96,7 @@ def test_a_rank_whose_own_plan_is_wrong_stops_the_others(ranks, changes, words):
     (kind, told), (own_kind, own) = ranks(2).run(shard_differing, odd=1, changes=changes)
     assert (own_kind, own) == ("ValueError", words)
     assert kind == "AgreementError"
-    assert f"was given up on every rank: rank 1 raised ValueError: {words}" in told
+    assert f"was aborted on every rank: rank 1 raised ValueError: {words}" in told
 
 
 def first_batch(rank: int, world_size: int, trouble: str) -> tuple[tuple[str, str], bool]:

@@ -438,9 +438,9 @@ def refused(rank: int, world_size: int, words: dict[str, Any]) -> str:
     ("words", "said"),
     [
         ({"world_size": 8}, "world_size=8, and global_pg has 4 ranks"),
-        ({"sharding_group_size": 3}, "4 ranks make no groups of sharding_group_size=3 ranks each: give one of"),
+        ({"sharding_group_size": 3}, "4 ranks cannot be divided into groups of sharding_group_size=3: give one of"),
         ({"other_plan": 3}, "the plan is"),
-        ({"kernel": "dense"}, "the gradient of table 't0' differs from replica to replica"),
+        ({"kernel": "dense"}, "the gradient of table 't0' differs between replicas"),
     ],
 )
 def test_what_cannot_be_is_refused_on_every_rank(ranks, words, said):

@@ -49,7 +49,7 @@ def test_without_a_group_all_ranks_share_a_host(monkeypatch):
 
 @pytest.mark.parametrize("local_size", [0, 3])
 def test_hosts_that_do_not_divide_the_ranks_are_refused(local_size):
-    with pytest.raises(ValueError, match=f"4 ranks make no hosts of {local_size} ranks each"):
+    with pytest.raises(ValueError, match=f"4 ranks cannot be split into hosts of {local_size}"):
         ShardingEnv(4, 0, local_size=local_size)
 
 
@@ -63,7 +63,7 @@ def test_ranks_per_host_are_read_from_the_environment(monkeypatch, text, ranks):
 
 def test_what_is_no_number_of_ranks_per_host_is_named(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
-    with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE is 'two' and not a number of ranks per host"):
+    with pytest.raises(ValueError, match="LOCAL_WORLD_SIZE is 'two', not a number of ranks per host"):
         construct_module_sharding_plan(one_table(), {"item": table_row_wise(0)}, world_size=4)
 
 
@@ -75,7 +75,7 @@ def test_hosts_of_different_sizes_under_torchrun_count_as_one_on_every_rank(monk
     monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
     assert local_world_size() == ranks
     if ranks is None:
-        with pytest.warns(UserWarning, match=f"LOCAL_WORLD_SIZE={here} is not that of every host: all are taken"):
+        with pytest.warns(UserWarning, match=f"LOCAL_WORLD_SIZE={here} is not that of every host: all ranks are"):
             assert get_local_size(6) == 6
     else:
         assert get_local_size(6) == ranks

@@ -554,7 +554,7 @@ def test_what_is_wrapped_already_is_refused(outer, named):
     plan = plan_of(model.sparse.tables, 1)
     wrapped = DistributedModelParallel(model, env=env, plan=plan, init_data_parallel=False)
     again = wrapped if outer is nn.Identity else outer(wrapped)
-    with pytest.raises(ValueError, match=f"{named} is a DistributedModelParallel already"):
+    with pytest.raises(ValueError, match=f"{named} is already a DistributedModelParallel"):
         DistributedModelParallel(again, env=env, plan=ShardingPlan())
 
 

@@ -95,12 +95,12 @@ def test_states_of_another_plan_are_refused_and_the_way_that_takes_them_is_named
     for rank, message in enumerate(ranks(2).run(other_plan, "exact_adagrad")):
         assert message == (
             f"optimizer state 't0.momentum1' of 'embedding_bags.t0.weight': this rank holds the shard at "
-            f"[{6 * rank}, 0] of size [{6 - rank}, 4], and what is loaded has shards (offsets, sizes) "
-            f"[([{6 * rank}, 0], [{6 - rank}, 8])] here: it was stored under another plan; load it under that plan, or "
+            f"[{6 * rank}, 0] of size [{6 - rank}, 4], and the loaded tensor has shards (offsets, sizes) "
+            f"[([{6 * rank}, 0], [{6 - rank}, 8])] here: it was saved under another plan; load it under that plan, or "
             "save and load with tutorec.distributed.checkpoint"
         )
     for message in ranks(2).run(other_plan, "exact_row_wise_adagrad"):
-        assert "is [22] as a whole, and what is loaded is [11]" in message or "stored under another plan" in message
+        assert "is [22] as a whole, and the loaded state is [11]" in message or "saved under another plan" in message
 
 
 def from_whole(rank: int) -> tuple[bool, str]:
@@ -128,4 +128,4 @@ def test_whole_tensors_load_and_other_shapes_are_refused(ranks):
     for filled, message in ranks(2).run(from_whole):
         assert filled
         assert message.startswith("optimizer state 'rowwise")
-        assert message.endswith("as a whole, and what is loaded is [5]")
+        assert message.endswith("as a whole, and the loaded state is [5]")

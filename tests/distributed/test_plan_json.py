@@ -171,29 +171,29 @@ ROW = ("modules", "", "row_wise")
         ("", "is no whole JSON document: Expecting value: line 1.* save the plan again"),
         (ShardingPlan({"": every_type()}).to_json()[:-200], "is no whole JSON document"),
         ("[" * 100_000, "is no whole JSON document: maximum recursion depth"),
-        ("[]", 'is JSON, but no sharding plan: it lacks "format": "tutorec sharding plan"'),
-        (changed("format", value="x"), "but no sharding plan"),
+        ("[]", 'is JSON, but not a sharding plan: it lacks "format": "tutorec sharding plan"'),
+        (changed("format", value="x"), "but not a sharding plan"),
         (changed("version", value=2), "of version 2, and this tutorec reads version 1"),
         (changed("modules"), "is damaged: the document lacks 'modules'"),
-        (changed("modules", value=[]), r"'modules' of the document is \[\] and no dict"),
-        (changed("modules", "", value=[]), r"'tables' of module '' is \[\] and no dict"),
-        (changed(*ROW, value=3), "is damaged: module '', table 'row_wise' is 3 and no entry of a plan"),
+        (changed("modules", value=[]), r"'modules' of the document is \[\], not dict"),
+        (changed("modules", "", value=[]), r"'tables' of module '' is \[\], not dict"),
+        (changed(*ROW, value=3), "is damaged: module '', table 'row_wise' is 3, not an entry of a plan"),
         (changed(*ROW, "rows"), "module '', table 'row_wise' lacks 'rows'"),
-        (changed(*ROW, "rows", value="8"), "'rows' of module '', table 'row_wise' is '8' and no int or null"),
-        (changed(*ROW, "rows", value=True), "'rows' of module '', table 'row_wise' is True and no int"),
+        (changed(*ROW, "rows", value="8"), "'rows' of module '', table 'row_wise' is '8', not int or null"),
+        (changed(*ROW, "rows", value=True), "'rows' of module '', table 'row_wise' is True, not int"),
         (changed(*ROW, "rows", value=9), r"damaged: its fingerprint is \w+, and its tables.*'row_wise': \(9, 4\)"),
         (changed(*ROW), r"damaged: its fingerprint is \w+, and its tables"),
         (changed("fingerprint"), "its fingerprint is None"),
         (
             changed(*ROW, "ranks", value=[0, "1"]),
-            r"'ranks' of module '', table 'row_wise' is \[0, '1'\] and not whole num",
+            r"'ranks' of module '', table 'row_wise' is \[0, '1'\], not whole num",
         ),
-        (changed(*ROW, "shards", 1, value=7), "shard 1 of module '', table 'row_wise' is 7 and no shard"),
+        (changed(*ROW, "shards", 1, value=7), "shard 1 of module '', table 'row_wise' is 7, not a shard"),
         (
             changed(*ROW, "shards", 1, "offsets", value=[0]),
-            r"'offsets' of shard 1 of .* is \[0\] and not 2 whole numbers",
+            r"'offsets' of shard 1 of .* is \[0\], not 2 whole numbers",
         ),
-        (changed(*ROW, "shards", 1, "sizes", value=[0, -4]), r"is \[0, -4\] and not 2 whole numbers"),
+        (changed(*ROW, "shards", 1, "sizes", value=[0, -4]), r"is \[0, -4\], not 2 whole numbers"),
         (changed(*ROW, "shards", 0, "placement", value="rank:x/cpu"), "a shard of table 'row_wise' cannot be placed: "),
         (
             changed(*ROW, "shards", 0, "placement", value="here"),
@@ -274,7 +274,7 @@ def stored(tmp_path: Path, entry: ParameterSharding) -> ParameterSharding:
 def test_a_plan_for_other_tables_is_refused_where_it_is_applied(tmp_path, kind):
     entry = stored(tmp_path, parameter_sharding(kind, PIECES[kind], "cpu", 2))
     assert place(entry, 8, 4).sharding_type is kind
-    message = r"plan\.json: the plan was made for a table 't' of 8 x 4 rows and columns, and this one is 9 x 4"
+    message = r"plan\.json: the plan was made for a table 't' of 8 x 4 rows and columns, and this one has 9 x 4"
     with pytest.raises(ValueError, match=message):
         place(entry, 9, 4)
 
@@ -310,5 +310,5 @@ def test_a_stored_plan_shards_its_own_tables_and_no_others(tmp_path):
         assert torch.equal(sharded(batch).wait().values(), ebc(batch).values())
     # A replicated table has no shards to compare with: its rows and columns are kept beside.
     grown = [replace(tables[0], num_embeddings=9), tables[1]]
-    with pytest.raises(ValueError, match=r"plan\.json: the plan was made for a table 'small' of 8 x 4 .* is 9 x 4"):
+    with pytest.raises(ValueError, match=r"plan\.json: the plan was made for a table 'small' of 8 x 4 .* has 9 x 4"):
         sharder.shard(EmbeddingBagCollection(grown), plan, env)

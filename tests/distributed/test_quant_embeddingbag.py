@@ -539,6 +539,6 @@ def test_environments_and_devices_that_cannot_serve_say_why():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_gpus_that_are_not_there_are_named():
     with pytest.raises(
-        ValueError, match=r"2 devices from cuda:0 to cuda:1 are asked for, and this process sees 0 GPUs"
+        ValueError, match=r"2 devices from cuda:0 to cuda:1 are requested, and this process sees 0 GPUs"
     ):
         serving_devices("cuda", 2)

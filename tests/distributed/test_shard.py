@@ -91,5 +91,5 @@ def test_what_cannot_be_sharded_says_why():
     with pytest.raises(ValueError, match="the plan names module 'no', which the model does not have"):
         plan = construct_module_sharding_plan(ebc, {"item": table_wise(0), "user": table_wise(0)}, world_size=1)
         shard_modules(nn.Sequential(ebc), ALONE, plan=ShardingPlan({"no": plan}))
-    with pytest.raises(TypeError, match=r"tables \['item'\] are given words such as table_wise"):
+    with pytest.raises(TypeError, match=r"tables \['item'\] have generators such as table_wise"):
         shard(ebc, {"item": table_wise(0), "user": plan["user"]}, ALONE, sharder=EmbeddingBagCollectionSharder())

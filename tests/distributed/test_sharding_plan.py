@@ -248,13 +248,16 @@ def test_columns_may_be_of_any_widths_on_any_ranks():
         (column_wise(ranks=[0, 1, 2]), r"2 of them would do, \[0, 1\], or column_wise\(ranks, size_per_rank="),
         (column_wise(ranks=[]), "it names no ranks"),
         (column_wise(ranks=[0, 4]), "the world has 4 ranks, 0 to 3; pass world_size="),
-        (column_wise(size_per_rank=[32, 16]), "the sizes are 2 and add up to 48, the ranks are 2 and the columns 64"),
-        (column_wise(ranks=[0], size_per_rank=[32, 32]), "the sizes are 2 and add up to 64, the ranks are 1"),
+        (column_wise(size_per_rank=[32, 16]), "2 sizes add up to 48, for 2 ranks and a table of 64 columns"),
+        (column_wise(ranks=[0], size_per_rank=[32, 32]), "2 sizes add up to 64, for 1 ranks"),
         (column_wise(size_per_rank=[-1, 65]), "at least 0"),
-        (table_row_wise(2), r"table_row_wise\(host_index=2\) for table 'large_table_0': host 2 is none of 2, 0 to 1"),
-        (table_row_wise(-1), "host -1 is none of 2"),
-        (table_column_wise(ranks=[1, 2]), r"lie on hosts \[0, 1\], 2 ranks per host.*column_wise\(ranks=\[1, 2\]\)"),
-        (grid_shard([0, 2]), "host 2 is none of 2"),
+        (
+            table_row_wise(2),
+            r"table_row_wise\(host_index=2\) for table 'large_table_0': host 2 does not exist; the 2 hosts are 0 to 1",
+        ),
+        (table_row_wise(-1), "host -1 does not exist; the 2 hosts"),
+        (table_column_wise(ranks=[1, 2]), r"are on hosts \[0, 1\], 2 ranks per host.*column_wise\(ranks=\[1, 2\]\)"),
+        (grid_shard([0, 2]), "host 2 does not exist; the 2 hosts"),
         (grid_shard([]), "it names no hosts"),
         (grid_shard([0, 1, 0]), "its 64 columns do not divide by 3 hosts; 2 of them would do"),
     ],
@@ -265,7 +268,7 @@ def test_words_that_cannot_be_carried_out_say_what_would_do(word, message):
 
 
 def test_hosts_need_a_world_of_whole_hosts():
-    with pytest.raises(ValueError, match="3 ranks are no whole number of hosts with 2 ranks each"):
+    with pytest.raises(ValueError, match="3 ranks cannot be divided into hosts of 2 ranks"):
         documents_plan(table_row_wise(0), world_size=3, local_size=2)
 
 
@@ -283,8 +286,8 @@ def test_table_column_wise_wants_a_host_or_ranks(given):
             r"for table 't': a rank is an integer from 0 to 1, got None",
         ),
         (lambda: table_row_wise("a"), r"table_row_wise\(host_index=a\) for table 't': a host is an integer.*got 'a'"),
-        (lambda: "row_wise", r"table 't' is given 'row_wise': say how it is cut with table_wise\(rank=0\)"),
-        (lambda: row_wise, r"table 't' is given row_wise, which is not called: say how it is cut with"),
+        (lambda: "row_wise", r"table 't' is given 'row_wise': pass table_wise\(rank=0\)"),
+        (lambda: row_wise, r"table 't' is given row_wise, which is not called: pass table_wise"),
         (lambda: table_wise(True), r"for table 't': a rank is an integer from 0 to 1, got True"),
         (lambda: column_wise(size_per_rank=[2.0, 2.0]), r"lists whole numbers of columns, got \[2\.0, 2\.0\]"),
     ],
@@ -312,7 +315,7 @@ def test_words_that_stand_in_no_dict_are_refused_with_one_that_would_do(words):
 
 def test_a_word_for_all_tables_is_a_word():
     ebc = EmbeddingBagCollection([EmbeddingBagConfig(8, 4, "t", feature_names=["f"])])
-    with pytest.raises(TypeError, match="every table is given row_wise, which is not called: say how it is cut"):
+    with pytest.raises(TypeError, match="every table is given row_wise, which is not called: pass table_wise"):
         apply_to_all(ebc, row_wise)
 
 
@@ -323,7 +326,7 @@ def test_a_word_for_all_tables_is_a_word():
         ({"world_size": -1}, "world_size is a number of ranks, at least 1, got -1"),
         ({"world_size": 2.0}, r"world_size is a number of ranks, at least 1, got 2\.0"),
         ({"local_size": 0}, "local_size is a number of ranks, at least 1, got 0"),
-        ({"device_type": "gpu"}, "device_type 'gpu' is no kind of device: 'cpu' or 'cuda'"),
+        ({"device_type": "gpu"}, "device_type 'gpu' is not a device type: 'cpu' or 'cuda'"),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused(machine, message):
@@ -365,8 +368,8 @@ def test_rows_are_cut_where_the_sizes_and_the_buckets_say():
     ("word", "message"),
     [
         (row_wise(([4, 4], "cpu")), r"its 4096 rows are more than the sizes \[4, 4\] hold"),
-        (row_wise(num_buckets=3), "num_buckets=3 has to divide the 4096 rows"),
-        (column_wise(ranks=[0, 1], device_types=["cpu"]), "it names 1 devices for 2 pieces"),
+        (row_wise(num_buckets=3), "num_buckets=3 must divide the 4096 rows"),
+        (column_wise(ranks=[0, 1], device_types=["cpu"]), "it names 1 devices for 2 shards"),
     ],
     ids=str,
 )

@@ -99,7 +99,7 @@ def from_unsharded(rank: int, world_size: int) -> tuple[bool, str]:
 def test_state_of_the_unsharded_module_loads_and_wrong_shapes_are_refused(ranks):
     for filled, message in ranks(2).run(from_unsharded):
         assert filled
-        assert message == "table 't0' is [11, 8], and what is loaded is [2, 2]"
+        assert message == "table 't0' is [11, 8], and the loaded table is [2, 2]"
 
 
 def other_plan(rank: int, world_size: int) -> str:
@@ -129,7 +129,7 @@ def other_plan(rank: int, world_size: int) -> str:
 def test_state_of_another_plan_is_refused_with_the_table(ranks):
     for message in ranks(2).run(other_plan):
         assert message.startswith("table 't")
-        assert "it was stored under another plan; load it under that plan" in message
+        assert "it was saved under another plan; load it under that plan" in message
 
 
 def assigned(rank: int, world_size: int, kind: str) -> list[bool]:
@@ -274,7 +274,7 @@ def test_several_empty_and_replicated_pieces_are_stored_and_loaded(ranks):
 
 def test_what_is_no_tensor_is_refused_with_the_table():
     table = placed(ShardingType.ROW_WISE, row_wise_pieces(5, 4, range(1)))
-    with pytest.raises(TypeError, match="table 't': what is loaded is a list and no tensor"):
+    with pytest.raises(TypeError, match="table 't': the loaded value is a list, not a tensor"):
         local_state([table], {"t": [1, 2]}, 0)
 
 

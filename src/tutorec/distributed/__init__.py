@@ -1,4 +1,4 @@
-"""Tables over several ranks. Names are imported when they are first asked for."""
+"""Sharded embedding tables. Names are imported lazily."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Do all ranks mean the same thing? Asked once, before the first exchange, in one small collective.
+"""Agreement check: do all ranks have the same tables and plan? Run once, before the first exchange.
 
-Ranks that differ in a table's width or in a plan send buffers of sizes that the others do not expect: without this
-check the process dies in native code. Each rank sends a digest per fact; only when digests differ are the facts
-themselves exchanged, to say which rank differs in what.
+Ranks that differ in a table's width or in a plan send buffers of unexpected sizes; without this
+check the process crashes in native code. Each rank sends a digest of each fact. Only if digests
+differ do ranks exchange the facts themselves, to report which rank differs in which fact.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _STAGE = "agreement"
 
 
 def check_agreement(subject: str, facts: Mapping[str, str], env: ShardingEnv, problem: Exception | None = None) -> None:
-    """Return when all ranks hold the same facts and none has a problem; otherwise raise on every rank.
+    """Return if all ranks have the same facts and none has a problem; else raise on every rank.
 
     Args:
-        subject: What is about to happen, for the message.
-        facts: Fact -> value. Ranks may hold different facts; that is a disagreement.
-        env: The ranks. Without a process group only ``problem`` is looked at.
-        problem: What this rank found wrong by itself. It is raised here after the others have been told.
+        subject: The operation that is about to run, for the message.
+        facts: Fact -> value. A fact that some ranks do not have is a disagreement.
+        env: The ranks. Without a process group only ``problem`` is checked.
+        problem: This rank's own error. It is raised here after the other ranks have been told.
 
     Raises:
         AgreementError: Ranks differ, or another rank has a problem.
@@ -48,17 +48,17 @@ def check_agreement(subject: str, facts: Mapping[str, str], env: ShardingEnv, pr
         raise problem
     troubles = [f"rank {rank} raised {text}" for rank, (text, _) in enumerate(gathered) if text is not None]
     if troubles:
-        raise AgreementError(f"{subject} was given up on every rank: " + "; ".join(troubles))
+        raise AgreementError(f"{subject} was aborted on every rank: " + "; ".join(troubles))
     raise AgreementError(f"ranks disagree in {subject}: " + _differences([held for _, held in gathered]))
 
 
 def _digest(value: object) -> int:
-    """63 bits, never 0: that is the mark of a rank with a problem."""
+    """A digest of 63 bits, never 0: 0 marks a rank with a problem."""
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1 or 1
 
 
 def _differences(held: list[dict[str, str]]) -> str:
-    """Which rank holds what that most ranks do not; ties go to what rank 0 holds."""
+    """The values that differ from those of most ranks, by rank; ties go to rank 0's values."""
     names = dict.fromkeys(name for facts in held for name in facts)
     lines = []
     for name in names:

@@ -1,8 +1,8 @@
-"""Tables that are larger than memory: what a caller says about their cache, and what a lookup is given.
+"""Parameters of tables that are larger than memory.
 
-A table with the kernel ``fused_uvm`` or ``fused_uvm_caching`` is stored in the slower tier of memory, which is a file
-where tables live on the CPU, and the memory of the host where they live on CUDA. With ``fused_uvm_caching`` a part of
-its rows, the cache, is in memory as well, or in that of the GPU: lookups read them and updates write them there.
+A table with the kernel ``fused_uvm`` or ``fused_uvm_caching`` is stored in the slower memory tier:
+a file for tables on the CPU, host memory for tables on CUDA. With ``fused_uvm_caching`` the faster
+tier (host memory, or GPU memory) holds a cache of some rows, which lookups read and updates write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _LOAD_FACTOR = 0.2  # as in TorchRec and fbgemm
-# Keys of fused_params, and the fields of CacheParams that they set for every table of a sharder.
+# Keys of fused_params, and the fields of CacheParams that they set for all tables of a sharder.
 CACHE_KEYS = {
     "cache_algorithm": "algorithm",
     "cache_load_factor": "load_factor",
@@ -43,9 +43,9 @@ CACHE_KEYS = {
 
 
 class CacheAlgorithm(Enum):
-    """Which row leaves the cache first: the least recently used one, or the least frequently used one.
+    """Eviction policy: the least recently used row (LRU) or the least frequently used row (LFU).
 
-    The names and values are those of fbgemm's enum, whose members are accepted as well.
+    Names and values are those of fbgemm's enum, whose members are also accepted.
     """
 
     LRU = 0
@@ -53,7 +53,7 @@ class CacheAlgorithm(Enum):
 
 
 class CacheStatistics(ABC):
-    """How a table is accessed, for the planner.
+    """Access statistics of a table, for the planner.
 
     Source:
         TorchRec's ``torchrec.distributed.types.CacheStatistics``.
@@ -62,36 +62,39 @@ class CacheStatistics(ABC):
     @property
     @abstractmethod
     def expected_lookups(self) -> int:
-        """Distinct rows that a batch of all ranks looks up."""
+        """Number of distinct rows that a batch of all ranks looks up."""
 
     @abstractmethod
     def expected_miss_rate(self, clf: float) -> float:
-        """The part of the lookups, 0 to 1, whose rows are not in a cache of the load factor ``clf``."""
+        """Fraction of lookups, 0 to 1, that miss a cache with load factor ``clf``."""
 
     @property
     @abstractmethod
     def cacheability(self) -> float:
-        """One number for how poorly a table can be cached: the area under its miss rates, 0 to 1."""
+        """How poorly a table can be cached: the area under its miss rate curve, 0 to 1."""
 
 
 @dataclass(unsafe_hash=True)
 class CacheParams:
-    """The cache of a table with the kernel ``fused_uvm_caching``.
+    """Cache of a table with the kernel ``fused_uvm_caching``.
 
     Args:
-        algorithm: `CacheAlgorithm.LRU` by default. LFU hits more often while popularity stays as it is; it counts uses
-            since the beginning, so that after a change LRU recovers sooner.
-        load_factor: The part of the rows that is in memory, above 0 and at most 1; by default 0.2.
-        reserved_memory: Bytes of a GPU's memory that fbgemm's cache leaves free, 0 by default; effective on CUDA only.
-        precision: Of the rows in the cache, which is that of the table: ``DataType.FP32``.
-        prefetch_pipeline: Whether fbgemm's cache holds the rows of several batches in place, without which ``prefetch``
-            has no effect there; effective on CUDA only, and under LRU only. On the CPU ``prefetch`` needs nothing.
-        stats: How the table is accessed, for the planner. A saved plan has the algorithm, the load factor and the
-            folder only.
-        folder: Where the file is, for both kernels; by default in the system's folder for temporary files, which on
-            some systems is in memory. The file has every row, its optimizer state and a place for each slot; its
-            space is reserved when the table is made, and free when the process ends. Given by name; TorchRec has no
-            such field.
+        algorithm: Eviction policy, `CacheAlgorithm.LRU` by default. LFU has a higher hit rate while
+            the popularity of rows is stable. It counts all uses since the start, so LRU recovers
+            sooner after a change.
+        load_factor: Fraction of the rows that is cached, above 0 and at most 1; 0.2 by default.
+        reserved_memory: Bytes of GPU memory that fbgemm's cache leaves free, 0 by default; CUDA
+            only.
+        precision: Data type of cached rows, which must be that of the table: ``DataType.FP32``.
+        prefetch_pipeline: Whether fbgemm's cache keeps the rows of several batches; on CUDA
+            ``prefetch`` has no effect without it. CUDA and LRU only; on the CPU ``prefetch`` needs
+            no setting.
+        stats: Access statistics, for the planner. A saved plan has the algorithm, the load factor
+            and the folder only.
+        folder: Folder of the file, for both kernels; by default the system's temporary folder,
+            which may be in memory. The file holds every row, its optimizer state, and the row's
+            cache slot. Its space is reserved when the table is built and freed when the process
+            ends. Keyword only; TorchRec has no such field.
 
     Example:
         >>> CacheParams(CacheAlgorithm.LFU, load_factor=0.1).load_factor
@@ -121,13 +124,13 @@ class CacheParams:
 
 @dataclass(unsafe_hash=True)
 class KeyValueParams:
-    """Settings of TorchRec's tables in RocksDB and on parameter servers, for code that passes them on.
+    """Settings of TorchRec's tables in RocksDB and on parameter servers; accepted without effect.
 
-    The kernels that read them (``key_value``, ``ssd_virtual_table``, ...) are not built here, and a plan with one of
-    them is refused by name; other kernels do not read them. A table larger than memory takes `CacheParams`.
+    The kernels that use them (``key_value``, ``ssd_virtual_table``, ...) are not implemented, and a
+    plan with one of them is refused. For a table larger than memory use `CacheParams`.
 
     Source:
-        TorchRec's ``torchrec.distributed.types.KeyValueParams``, which says what each field means.
+        TorchRec's ``torchrec.distributed.types.KeyValueParams``, which documents the fields.
     """
 
     ssd_storage_directory: str | None = None
@@ -152,14 +155,14 @@ class KeyValueParams:
 
 
 class TableCache(NamedTuple):
-    """What a lookup must know of one table.
+    """The cache of one table, as a lookup needs it.
 
     Attributes:
-        load_factor: The part of the rows that is in memory; 0 of ``fused_uvm``.
-        algorithm: Which row leaves first.
-        folder: Where the file is; None for the system's folder for temporary files.
-        reserved_memory: Bytes of a GPU's memory that a cache leaves free.
-        prefetch_pipeline: Whether a GPU's cache takes rows of coming batches.
+        load_factor: Fraction of the rows that is cached; 0 for ``fused_uvm``.
+        algorithm: Eviction policy.
+        folder: Folder of the file; None for the system's temporary folder.
+        reserved_memory: Bytes of GPU memory that the cache leaves free.
+        prefetch_pipeline: Whether a GPU's cache holds rows of coming batches.
     """
 
     load_factor: float
@@ -170,7 +173,7 @@ class TableCache(NamedTuple):
 
 
 def is_fp32(data_type: Any) -> bool:
-    """Whether it is float32 in any of its spellings, or not said: `DataType`, fbgemm's ``SparseType``, torch's dtype.
+    """Whether a `DataType`, fbgemm ``SparseType`` or torch dtype is float32; None is, too.
 
     Example:
         >>> is_fp32(None), is_fp32(DataType.FP32), is_fp32("fp16")
@@ -180,7 +183,7 @@ def is_fp32(data_type: Any) -> bool:
 
 
 def sharder_cache(fused_params: Mapping[str, Any] | None) -> CacheParams:
-    """What the ``fused_params`` of a sharder say about the caches of its tables.
+    """The cache parameters in the ``fused_params`` of a sharder.
 
     Example:
         >>> sharder_cache({"cache_load_factor": 0.1, "lr": 0.5}).load_factor
@@ -192,16 +195,16 @@ def sharder_cache(fused_params: Mapping[str, Any] | None) -> CacheParams:
 def table_cache(
     table: str, params: CacheParams | None, fused_params: Mapping[str, Any] | None, has_cache: bool
 ) -> TableCache:
-    """What a plan and the sharder say about the cache of a table, checked.
+    """The cache of a table from the plan and the sharder's ``fused_params``, checked.
 
     Args:
-        table: Its name.
-        params: Of the plan.
-        fused_params: Of the sharder; keys of `CACHE_KEYS` hold where the plan says nothing.
-        has_cache: Whether any of the rows are in memory.
+        table: Name of the table.
+        params: Cache parameters of the plan.
+        fused_params: The sharder's; its `CACHE_KEYS` apply where the plan sets nothing.
+        has_cache: Whether rows are cached at all (``fused_uvm_caching``).
 
     Raises:
-        ValueError: There is no such algorithm, or a number is out of range.
+        ValueError: The algorithm is unknown, or a number is out of range.
 
     Example:
         >>> table_cache("item", CacheParams(load_factor=0.5), {"cache_folder": "/data"}, has_cache=True)
@@ -212,7 +215,7 @@ def table_cache(
     factor = _LOAD_FACTOR if asked.load_factor is None else asked.load_factor
     if not 0 < factor <= 1:
         raise ValueError(
-            f"table {table!r}: load_factor={factor} of its cache is the part of its rows that is in memory; choose a "
+            f"table {table!r}: load_factor={factor} of its cache is the fraction of its rows in memory; choose a "
             "number above 0 and at most 1"
         )
     if not is_fp32(asked.precision):
@@ -226,17 +229,17 @@ def table_cache(
     ahead = bool(asked.prefetch_pipeline) and has_cache
     if ahead and algorithm == "lfu":
         raise ValueError(
-            f"table {table!r}: prefetch_pipeline=True of its cache needs algorithm=CacheAlgorithm.LRU, and it is LFU"
+            f"table {table!r}: prefetch_pipeline=True of its cache needs algorithm=CacheAlgorithm.LRU, not LFU"
         )
     factor = factor if has_cache else 0.0
     return TableCache(factor, algorithm, asked.folder, float(asked.reserved_memory or 0.0), ahead)
 
 
 def cache_spec(tables: Sequence[tuple[TableCache, int]]) -> CacheSpec:
-    """The caches of the tables of one operator, which are alike but for their load factors.
+    """The caches of one operator's tables, which may differ in load factor only.
 
     Args:
-        tables: Of each table its cache and its rows.
+        tables: The cache and the number of rows of each table.
 
     Example:
         >>> cache_spec([(TableCache(0.1, "lru", None), 25)]).rows
@@ -248,5 +251,5 @@ def cache_spec(tables: Sequence[tuple[TableCache, int]]) -> CacheSpec:
 
 
 def _algorithm_name(algorithm: Any) -> AlgorithmName:
-    # fbgemm's enum is recognised by the names of its members, so that it need not be imported.
+    # fbgemm's enum is recognized by member names, so that fbgemm need not be imported.
     return cast(AlgorithmName, str(getattr(algorithm, "name", algorithm)).lower())

@@ -1,4 +1,4 @@
-"""Names of TorchRec's ``torchrec.distributed.comm_ops``, from the modules that define them."""
+"""TorchRec's import path ``torchrec.distributed.comm_ops``."""
 
 from tutorec.distributed.collectives.autograd import get_gradient_division, set_gradient_division
 from tutorec.distributed.collectives.functions import (

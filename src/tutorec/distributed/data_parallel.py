@@ -1,7 +1,8 @@
-"""The dense parts of a model, equal on every rank: what `DistributedModelParallel` puts around a sharded model.
+"""Data parallelism of the dense layers of a sharded model.
 
-`DistributedDataParallel` broadcasts rank 0's parameters when it wraps, and averages gradients in backward. It must not
-see a shard: each rank's rows would become rank 0's, without an error.
+`DistributedDataParallel` broadcasts rank 0's parameters when it wraps a module, and averages
+gradients in backward. It must ignore shards: it would overwrite each rank's rows with rank 0's,
+without an error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharded_module import ShardedModule
 from tutorec.spmd.devices import backend_for
 
-# Buffers are not sent around at each forward. torch 2.13 says so by another name and warns at the older one.
+# Buffers are not broadcast at each forward. torch 2.13 has a new name for the option and warns at
+# the old one.
 _SYNC_BUFFERS = "forward_sync_buffers"
 _DDP_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
 _KEEP_BUFFERS: dict[str, Any] = {_SYNC_BUFFERS if _SYNC_BUFFERS in _DDP_PARAMETERS else "broadcast_buffers": False}
@@ -28,7 +30,7 @@ _COMPRESSION = {"fp16": "fp16_compress_hook", "bf16": "bf16_compress_hook"}
 
 
 class HoldsModel(Protocol):
-    """What a wrapper uses of a `DistributedModelParallel`."""
+    """The attributes of a `DistributedModelParallel` that a wrapper uses."""
 
     _dmp_wrapped_module: nn.Module
 
@@ -39,7 +41,7 @@ class HoldsModel(Protocol):
 
 
 class DataParallelWrapper(ABC):
-    """Puts something around the dense parts of a sharded model; what a subclass does is its own business.
+    """Base of wrappers of the dense layers of a sharded model.
 
     Source:
         TorchRec's ``torchrec.distributed.model_parallel.DataParallelWrapper``.
@@ -47,24 +49,27 @@ class DataParallelWrapper(ABC):
 
     @abstractmethod
     def wrap(self, dmp: HoldsModel, env: ShardingEnv, device: torch.device) -> None:
-        """Replace ``dmp._dmp_wrapped_module``, the sharded model, by the wrapped one."""
+        """Replace ``dmp._dmp_wrapped_module``, the sharded model, by the wrapped model."""
 
 
 class DefaultDataParallelWrapper(DataParallelWrapper):
-    """`DistributedDataParallel` around the model, with every sharded parameter and buffer kept out of its sight.
+    """Wraps a model in `DistributedDataParallel`, which ignores all sharded parameters and buffers.
 
-    A model without dense parameters is left as it is.
+    A model without dense parameters is not wrapped.
 
     Args:
         bucket_cap_mb: Megabytes of gradients that are averaged together.
-        static_graph: Every step uses the same dense parameters, so that some may be without a gradient at all.
-        find_unused_parameters: Look at each step which dense parameters are in use; needs ``static_graph=False``.
-        allreduce_comm_precision: ``"fp16"`` or, over NCCL, ``"bf16"``: what gradients travel as; float32 by default.
+        static_graph: Whether every step uses the same dense parameters; then some may have no
+            gradient at all.
+        find_unused_parameters: Whether to find the used dense parameters at each step; needs
+            ``static_graph=False``.
+        allreduce_comm_precision: Data type in which gradients are sent: ``"fp16"``, or over NCCL
+            ``"bf16"``; float32 by default.
         params_to_ignore: Names of further parameters that ranks do not share.
         ddp_kwargs: Further arguments of `DistributedDataParallel`.
 
     Raises:
-        ValueError: An unknown precision.
+        ValueError: The precision is unknown.
 
     Source:
         TorchRec's ``torchrec.distributed.model_parallel.DefaultDataParallelWrapper``.
@@ -81,12 +86,12 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
     ) -> None:
         if allreduce_comm_precision not in (None, *_COMPRESSION):
             raise ValueError(
-                f"allreduce_comm_precision={allreduce_comm_precision!r}: gradients travel as one of "
-                f"{[*_COMPRESSION]}, or as they are (None)"
+                f"allreduce_comm_precision={allreduce_comm_precision!r}: gradients are sent as one of "
+                f"{[*_COMPRESSION]}, or unchanged (None)"
             )
         self._options: dict[str, Any] = {
             "bucket_cap_mb": bucket_cap_mb,
-            # DDP looks for unused parameters where the graph may change, and does not look where it is static.
+            # DDP searches for unused parameters only if the graph may change.
             "static_graph": static_graph and not find_unused_parameters,
             "find_unused_parameters": find_unused_parameters,
             "gradient_as_bucket_view": True,
@@ -100,8 +105,8 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
         """Wrap the model, unless it has no dense parameters.
 
         Raises:
-            ValueError: There are dense parameters and no process group, they were never allocated, or the group's
-                backend cannot add bfloat16.
+            ValueError: There are dense parameters but no process group, they were never allocated,
+                or the backend cannot add bfloat16.
         """
         module = dmp.module
         ignored = sharded_parameter_names(module) | self._params_to_ignore
@@ -130,7 +135,7 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
                 f"allreduce_comm_precision='bf16' needs NCCL, and {carrier} carries the gradients of {device.type}: "
                 "use 'fp16'"
             )
-        # DDP reads this attribute of the module that it is given.
+        # DDP reads this attribute of the module that it wraps.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, sorted(ignored))
         wrapped = DistributedDataParallel(
             module,
@@ -149,8 +154,8 @@ class DefaultDataParallelWrapper(DataParallelWrapper):
 
 
 def _summing(averages: Callable[..., Any], world_size: int) -> Callable[..., Any]:
-    """A hook of DDP that adds up the ranks' gradients, made of one that averages them."""
-    # A lambda, since DDP wants certain annotations or none.
+    """A DDP hook that sums gradients over ranks, from one that averages them."""
+    # A lambda, since DDP requires specific annotations or none.
     return lambda group, bucket: averages(group, bucket).then(lambda averaged: averaged.value().mul_(world_size))
 
 
@@ -162,7 +167,7 @@ def sharded_parts(module: nn.Module) -> Iterator[tuple[str, ShardedModule[Any, A
 
 
 def sharded_parameter_names(module: nn.Module) -> set[str]:
-    """Names of all parameters and buffers inside sharded modules, nested ones too."""
+    """Names of all parameters and buffers inside sharded modules, including nested ones."""
     return {
         f"{path}.{name}" if path else name
         for path, part in sharded_parts(module)

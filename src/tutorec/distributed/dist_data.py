@@ -1,4 +1,4 @@
-"""Names of TorchRec's ``torchrec.distributed.dist_data``, from the modules that define them."""
+"""TorchRec's import path ``torchrec.distributed.dist_data``."""
 
 from tutorec.distributed.collectives.kjt import KJTAllToAll
 from tutorec.distributed.collectives.rows import (

@@ -1,4 +1,4 @@
-"""Which process group a sharded module lives in."""
+"""`ShardingEnv`: the ranks over which a module is sharded."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tutorec.spmd.devices import under_torchrun
 
 
 class ShardingEnv:
-    """The ranks that share the tables of a module: how many there are, and which of them this process is.
+    """The ranks that share the tables of a module, and the rank of this process.
 
     Args:
-        world_size: W, ranks.
-        rank: This process, from 0.
-        pg: The process group, or None where no collective is needed.
-        output_dtensor: False; TorchRec's. State dicts hold ShardedTensors.
-        local_size: Ranks per host; by default what ``LOCAL_WORLD_SIZE`` says of the ranks of ``pg``, where that makes
-            hosts of equal size, else all of them.
+        world_size: W, number of ranks.
+        rank: Rank of this process, from 0.
+        pg: The process group, or None if no collectives are needed.
+        output_dtensor: TorchRec's; must be False. State dicts hold ShardedTensors.
+        local_size: Ranks per host; by default ``LOCAL_WORLD_SIZE`` if that splits ``pg`` into hosts
+            of equal size, else all ranks.
 
     Example:
         >>> env = ShardingEnv.from_local(world_size=2, rank=0)
@@ -38,12 +38,13 @@ class ShardingEnv:
         local_size: int | None = None,
     ) -> None:
         if output_dtensor:
-            raise ValueError("output_dtensor=True: state dicts hold ShardedTensors and no DTensors; leave it out")
+            raise ValueError("output_dtensor=True: state dicts hold ShardedTensors, not DTensors; leave it out")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is outside of a world of {world_size}: ranks are 0 to {world_size - 1}")
         if local_size is not None and (local_size < 1 or world_size % local_size):
             raise ValueError(
-                f"{world_size} ranks make no hosts of {local_size} ranks each: local_size divides the number of ranks"
+                f"{world_size} ranks cannot be split into hosts of {local_size}: "
+                "local_size must divide the number of ranks"
             )
         self.world_size: int = world_size
         self.rank: int = rank
@@ -52,19 +53,20 @@ class ShardingEnv:
 
     @classmethod
     def from_process_group(cls, pg: dist.ProcessGroup) -> ShardingEnv:
-        """The environment of a process group: training over several processes."""
+        """The environment of a process group, for training with several processes."""
         return cls(pg.size(), pg.rank(), pg)
 
     @classmethod
     def from_local(cls, world_size: int, rank: int) -> ShardingEnv:
-        """An environment without a process group: one process that drives several devices (inference)."""
+        """An environment without process group: one process drives several devices (inference)."""
         return cls(world_size, rank, None)
 
     def group_for(self, what: str) -> dist.ProcessGroup | None:
-        """The process group; None only in a world of 1, where nothing is sent.
+        """Return the process group; None only in a world of 1, where nothing is sent.
 
         Raises:
-            ValueError: There are several ranks and no group, so ``what`` cannot be done.
+            ValueError: There are several ranks and no group; ``what`` names the operation that
+                needs it.
         """
         if self.process_group is None and self.world_size > 1:
             raise ValueError(
@@ -75,21 +77,22 @@ class ShardingEnv:
 
 
 def local_world_size() -> int | None:
-    """What ``LOCAL_WORLD_SIZE`` says, the ranks of a host; None where it is not set, or 0, or hosts differ in size.
+    """``LOCAL_WORLD_SIZE``, the ranks of a host; None if not set or 0, or if host sizes differ.
 
     Raises:
-        ValueError: It is no whole number.
+        ValueError: It is not an integer.
     """
     text = os.environ.get("LOCAL_WORLD_SIZE", "0")
     if not text.isdecimal():
-        raise ValueError(f"LOCAL_WORLD_SIZE is {text!r} and not a number of ranks per host: set it, or unset it")
+        raise ValueError(f"LOCAL_WORLD_SIZE is {text!r}, not a number of ranks per host: set it, or unset it")
     return None if hosts_differ(int(text)) else int(text) or None
 
 
 def hosts_differ(local_size: int) -> bool:
-    """Whether torchrun runs on hosts of different numbers of ranks, of which this one has ``local_size``.
+    """Whether torchrun runs hosts with different numbers of ranks; this one has ``local_size``.
 
-    Each host then says another ``LOCAL_WORLD_SIZE``, and no rank may go by its own. Elsewhere nothing is known of it.
+    Each host then says another ``LOCAL_WORLD_SIZE``, and no rank may go by its own. Elsewhere
+    nothing is known of it.
     """
     hosts, world_size = os.environ.get("GROUP_WORLD_SIZE", ""), os.environ.get("WORLD_SIZE", "")
     return under_torchrun() and hosts.isdecimal() and int(hosts) * local_size != int(world_size)
@@ -116,10 +119,11 @@ def sharding_groups(world_size: int, size: int, use_inter_host_allreduce: bool =
     Args:
         world_size: W.
         size: G, ranks of each group.
-        use_inter_host_allreduce: Groups of consecutive ranks; otherwise each takes every (W / G)-th rank.
+        use_inter_host_allreduce: Whether groups are consecutive ranks; otherwise a group is every
+            (W / G)-th rank.
 
     Raises:
-        ValueError: W ranks do not make groups of G.
+        ValueError: W is not divisible by G.
 
     Example:
         >>> sharding_groups(8, 4), sharding_groups(8, 4, use_inter_host_allreduce=True)
@@ -128,7 +132,7 @@ def sharding_groups(world_size: int, size: int, use_inter_host_allreduce: bool =
     if size < 1 or world_size % size:
         fits = [each for each in range(1, world_size + 1) if world_size % each == 0]
         raise ValueError(
-            f"{world_size} ranks make no groups of sharding_group_size={size} ranks each: give one of {fits}"
+            f"{world_size} ranks cannot be divided into groups of sharding_group_size={size}: give one of {fits}"
         )
     groups = world_size // size
     if use_inter_host_allreduce:
@@ -137,7 +141,7 @@ def sharding_groups(world_size: int, size: int, use_inter_host_allreduce: bool =
 
 
 def _local_size(pg: dist.ProcessGroup) -> int:
-    """Ranks per host of a group; all of them where nothing is known of hosts."""
+    """Ranks per host of a group; all of them if hosts are unknown."""
     ranks = dist.get_process_group_ranks(pg)
     on_host = local_world_size()
     return len(ranks) if on_host is None else ranks_per_host(ranks, on_host)

@@ -1,4 +1,4 @@
-"""Names of TorchRec's ``torchrec.distributed.fbgemm_qcomm_codec``, from the module that defines them."""
+"""TorchRec's import path ``torchrec.distributed.fbgemm_qcomm_codec``."""
 
 from tutorec.distributed.qcomm import CommType, QCommsConfig, get_qcomm_codecs, get_qcomm_codecs_registry
 

@@ -1,4 +1,4 @@
-"""What a caller says about the fused optimizer, in its several spellings -> one `OptimizerSpec`."""
+"""Conversion of ``fused_params``, in its several spellings, to an `OptimizerSpec`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tutorec.optim.optimizers import PartialRowWiseAdam
 from tutorec.optim.rates import check_rate
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
 
-# Names as in EmbOptimType, fbgemm's enum of the same values, and OptimizerSpec. All updates here are exact: ids that
-# occur twice in a batch are summed before the one update of their row.
+# Names as in EmbOptimType, fbgemm's enum of the same values, and OptimizerSpec. All updates are
+# exact: the gradients of ids that repeat in a batch are summed before the one update of their row.
 _KINDS: dict[str, OptimizerKind] = {
     "sgd": "sgd",
     "exact_sgd": "sgd",
@@ -30,43 +30,47 @@ _KINDS: dict[str, OptimizerKind] = {
 }
 _NUMBERS = ("learning_rate", "eps", "beta1", "beta2", "weight_decay", "max_gradient")
 _KEYS = ("optimizer", "learning_rate", "lr", *_NUMBERS[1:], "gradient_clipping")
-# Keys of TorchRec without effect here: a pipeline calls prefetch by itself, and numbers are rounded to the nearest.
+# TorchRec's keys without effect here: pipelines call prefetch themselves, and values are rounded to
+# nearest.
 _WITHOUT_EFFECT = ("prefetch_pipeline", "stochastic_rounding", "bounds_check_mode", "enforce_hbm")
 _ADAM_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 _ADAM_NEUTRAL = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False}
 _ADAGRAD_NEUTRAL = {"lr_decay": 0, "initial_accumulator_value": 0, "maximize": False, "differentiable": False}
-# Optimizers in backward that have a fused form: their defaults, and arguments that leave it as it is. The eps of the
-# Adagrads is the fused kernel's 1e-8, as in TorchRec, and not the class's own 1e-10.
+# Optimizers in backward with a fused form: their defaults, and the arguments that do not change it.
+# The eps of Adagrad is the fused kernel's 1e-8, as in TorchRec, not the class's 1e-10.
 _IN_BACKWARD: dict[type[torch.optim.Optimizer], tuple[dict[str, Any], dict[str, Any]]] = {
     torch.optim.SGD: (
         {"optimizer": "exact_sgd", "lr": 1e-3},
         {"momentum": 0, "dampening": 0, "nesterov": False, "maximize": False, "differentiable": False},
     ),
     torch.optim.Adagrad: ({"optimizer": "exact_adagrad", "lr": 1e-2, "eps": 1e-8}, _ADAGRAD_NEUTRAL),
-    # torch's Adam adds its decay to the gradient, a fused Adam takes it off the row, as AdamW does.
+    # torch's Adam adds weight decay to the gradient; fused Adam decouples it from the gradient, as
+    # AdamW does.
     torch.optim.Adam: ({"optimizer": "adam", **_ADAM_DEFAULTS}, {"weight_decay": 0, **_ADAM_NEUTRAL}),
     torch.optim.AdamW: ({"optimizer": "adam", **_ADAM_DEFAULTS, "weight_decay": 1e-2}, _ADAM_NEUTRAL),
     PartialRowWiseAdam: ({"optimizer": "partial_row_wise_adam", **_ADAM_DEFAULTS}, {}),
     RowWiseAdagrad: ({"optimizer": "exact_row_wise_adagrad", "lr": 1e-2, "eps": 1e-8}, _ADAGRAD_NEUTRAL),
 }
-# How torch goes about it, not what it computes.
+# Arguments that select an implementation, not a result.
 _MANNER = ("foreach", "fused")
 
 
 def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
-    """The optimizer that ``fused_params`` describe; SGD with a learning rate of 0.01 where they say nothing.
+    """The optimizer described by ``fused_params``; SGD with a learning rate of 0.01 by default.
 
     Args:
-        fused_params: ``optimizer`` (`EmbOptimType`, fbgemm's member, or its value as text), ``learning_rate`` or
-            ``lr``, ``eps``, of the Adams ``beta1``, ``beta2`` and ``weight_decay``, and ``gradient_clipping=True`` with
-            ``max_gradient``, 1.0 by default, which cuts each number of the gradient of the pooled rows. Keys of
-            `cache_params.CACHE_KEYS` are left to that module. ``prefetch_pipeline``, ``stochastic_rounding``,
-            ``bounds_check_mode`` and ``enforce_hbm`` have no effect: a pipeline that prefetches does so by itself, rows
-            are rounded to the nearest number, and a bad id is an error. ``output_dtype`` may say FP32.
+        fused_params: Keys are ``optimizer`` (`EmbOptimType`, fbgemm's member, or its value as
+            text), ``learning_rate`` or ``lr``, ``eps``, for Adam variants ``beta1``, ``beta2`` and
+            ``weight_decay``, and ``gradient_clipping=True`` with ``max_gradient`` (1.0 by default),
+            which clips each element of the gradient of pooled rows. `cache_params` reads the keys
+            in `CACHE_KEYS`. ``prefetch_pipeline``, ``stochastic_rounding``, ``bounds_check_mode``
+            and ``enforce_hbm`` have no effect: pipelines prefetch by themselves, rows are rounded
+            to nearest, and an invalid id is an error. ``output_dtype`` must be FP32.
 
     Raises:
-        TypeError: A number that is none.
-        ValueError: An unknown key, an optimizer that does not run, a number that is negative or has no effect.
+        TypeError: A value that must be a number is not.
+        ValueError: A key is unknown, the optimizer is not supported, or a number is negative or has
+            no effect.
 
     Example:
         >>> optimizer_spec({"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.02, "eps": 0.002}).kind
@@ -97,19 +101,20 @@ def optimizer_spec(fused_params: Mapping[str, Any] | None) -> OptimizerSpec:
         )
     for name, number in given.items():
         if not isinstance(number, int | float):
-            raise TypeError(f"fused_params: {name}={number!r} is a {type(number).__name__} and no number")
+            raise TypeError(f"fused_params: {name}={number!r} is a {type(number).__name__}, not a number")
     return OptimizerSpec(kind, **{name: float(number) for name, number in given.items()})
 
 
 def optimizer_spec_of_parameter(name: str, parameter: torch.Tensor) -> OptimizerSpec | None:
-    """The optimizer that ``apply_optimizer_in_backward`` has left on an unsharded table, or None.
+    """The optimizer that ``apply_optimizer_in_backward`` has set on an unsharded table, or None.
 
     Args:
-        name: Of the table, for messages.
+        name: Name of the table, for messages.
         parameter: Its weights.
 
     Raises:
-        ValueError: Several optimizers, one that does not run fused, or arguments that it does not take.
+        ValueError: There are several optimizers, or one without a fused form, or arguments without
+            a fused form.
     """
     classes = getattr(parameter, "_optimizer_classes", ())
     if not classes:
@@ -126,14 +131,14 @@ def optimizer_spec_of_parameter(name: str, parameter: torch.Tensor) -> Optimizer
     defaults, neutral = _IN_BACKWARD[optimizer]
     given = {**defaults, **{key: value for key, value in arguments.items() if key not in _MANNER}}
     for key, value in neutral.items():
-        # Of Adam the fused form has another decay: see _IN_BACKWARD.
+        # Fused Adam uses another weight decay: see _IN_BACKWARD.
         if given.pop(key, value) != value:
             remedy = "use AdamW, whose decay it has" if key == "weight_decay" else "leave it out"
             raise ValueError(
                 f"table {name!r}: {optimizer.__name__}({key}={arguments[key]!r}) in backward has no fused form for "
                 f"sharded tables; {remedy}"
             )
-    # The rate may have been changed since, by hand or by a schedule.
+    # The learning rate may have been changed since, by hand or by a schedule.
     for live in getattr(parameter, "_in_backward_optimizers", ()):
         given["lr"] = check_rate(live.param_groups[0]["lr"], f"table {name!r}: {optimizer.__name__} in backward")
     if "betas" in given:
@@ -145,10 +150,10 @@ def optimizer_spec_of_parameter(name: str, parameter: torch.Tensor) -> Optimizer
 
 
 def emb_optim_type(optimizer_class: type[torch.optim.Optimizer]) -> EmbOptimType:
-    """The fused form of a class of optimizers, without its arguments.
+    """The fused form of an optimizer class, without its arguments.
 
     Raises:
-        ValueError: It has none.
+        ValueError: The class has no fused form.
 
     Example:
         >>> emb_optim_type(RowWiseAdagrad).name
@@ -161,12 +166,12 @@ def emb_optim_type(optimizer_class: type[torch.optim.Optimizer]) -> EmbOptimType
 
 
 def _kind(optimizer: Any) -> OptimizerKind:
-    # fbgemm's enum is recognised by its values, so that it need not be imported.
+    # fbgemm's enum is recognized by its values, so that fbgemm need not be imported.
     value = getattr(optimizer, "value", optimizer)
     kind = _KINDS.get(value) if isinstance(value, str) else None
     if kind is None:
         raise ValueError(
-            f"fused_params names the optimizer {value!r}, which does not run fused here: use one of "
+            f"fused_params names the optimizer {value!r}, which has no fused form here: use one of "
             "'exact_sgd', 'exact_adagrad', 'exact_row_wise_adagrad', 'adam', 'partial_row_wise_adam' "
             "(EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD, ...)"
         )

@@ -1,4 +1,4 @@
-"""The norm of gradients that lie on several ranks: what `GradientClippingOptimizer` is given as ``reduce_norm``."""
+"""The norm of gradients over ranks, the ``reduce_norm`` of `GradientClippingOptimizer`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _STAGE = "gradient norm"
 
 
 class NormOverRanks:
-    """Adds up numbers over ranks, and knows which gradients a rank has only a part of.
+    """Reduces numbers over ranks, and knows which gradients are sharded.
 
-    Those are the gradients of sharded tables with the ``dense`` kernel. Of dense layers and of data-parallel tables
-    every rank has the same gradient, which counts once. Each call sends 8 bytes to each other rank.
+    Sharded are the gradients of sharded tables with the ``dense`` kernel. Dense layers and
+    data-parallel tables have the same gradient on every rank, which counts once. Each call sends 8
+    bytes to each other rank.
 
     Args:
-        model: With its collections sharded.
+        model: A model with sharded collections.
         env: The ranks.
 
     Example:
@@ -35,10 +36,11 @@ class NormOverRanks:
     def __init__(self, model: nn.Module, env: ShardingEnv) -> None:
         self._group = env.group_for("the norm of sharded gradients") if env.world_size > 1 else None
         parts: list[Any] = [part for _, part in sharded_parts(model)]
-        # A rank without gradients has a zero on the CPU, which another backend would carry than the others' parts.
+        # A rank without gradients has a zero on the CPU, for which another backend than the other
+        # ranks' would be used.
         self._device = next((parameter.device for parameter in model.parameters()), None)
         self._device = next((part._device for part in parts), self._device)
-        # Held so that no other object takes the id of one that is gone.
+        # Referenced so that no other object gets the id of a deleted one.
         self._sharded: dict[int, Tensor] = {
             id(rows): rows
             for part in parts
@@ -48,11 +50,11 @@ class NormOverRanks:
         }
 
     def is_sharded(self, parameter: Tensor) -> bool:
-        """Whether it is rows or columns of a table whose others lie elsewhere."""
+        """Whether a parameter is a shard of a table with shards on other ranks."""
         return id(parameter) in self._sharded
 
     def __call__(self, part: Tensor, largest: bool) -> Tensor:
-        """The sum over ranks of ``part []``, or the largest; added in rank order, so that all get the same bits."""
+        """The sum or maximum over ranks of ``part []``, with the same bits on all ranks."""
         if self._group is None:
             return part
         mine = part.detach().to(self._device).view(1).contiguous()

@@ -1,6 +1,7 @@
-"""What a rank's lookup holds, in TorchRec's words: for code that reads ``lookup.grouped_configs``.
+"""TorchRec's descriptions of a rank's lookups, for code that reads ``lookup.grouped_configs``.
 
-A lookup here is built from `TableGroup`; these are descriptions of one, which nothing in the library reads.
+Lookups are built from `TableGroup`; these descriptions are derived from it, and the library does
+not read them.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ class ShardedEmbeddingTable:
     Args:
         num_embeddings: R of the whole table.
         embedding_dim: D of the whole table.
-        name: Of the table.
-        data_type: Of its rows.
+        name: Name of the table.
+        data_type: Data type of its rows.
         feature_names: Features that read it.
         pooling: How bags are pooled.
         is_weighted: Whether ids carry weights.
-        has_feature_processor: False; TorchRec's.
-        embedding_names: Names of its outputs, one for each feature.
-        compute_kernel: How the rows are kept.
+        has_feature_processor: TorchRec's; always False.
+        embedding_names: Names of its outputs, one per feature.
+        compute_kernel: Its compute kernel.
         local_rows: R of the shard.
         local_cols: D of the shard.
         local_metadata: Sizes, offsets and placement of the shard; the placement is the rank.
-        fused_params: None; the optimizer is the group's.
+        fused_params: Always None; the optimizer belongs to the group.
 
     Source:
         TorchRec's ``torchrec.distributed.embedding_types.ShardedEmbeddingTable``.
@@ -99,11 +100,11 @@ class GroupedEmbeddingConfig:
         return sum(self.embedding_dims())
 
     def table_names(self) -> list[str]:
-        """Of each shard."""
+        """Table name of each shard."""
         return [table.name for table in self.embedding_tables]
 
     def feature_names(self) -> list[str]:
-        """Of all tables, in order."""
+        """Features of all tables, in order."""
         return [name for table in self.embedding_tables for name in table.feature_names]
 
     def embedding_dims(self) -> list[int]:
@@ -111,16 +112,16 @@ class GroupedEmbeddingConfig:
         return [table.local_cols for table in self.embedding_tables for _ in table.feature_names]
 
     def embedding_names(self) -> list[str]:
-        """Names of the outputs, one for each feature."""
+        """Names of the outputs, one per feature."""
         return [name for table in self.embedding_tables for name in table.embedding_names]
 
     def embedding_shard_metadata(self) -> list[ShardMetadata | None]:
-        """Of the shard that each feature reads."""
+        """Metadata of the shard that each feature reads."""
         return [table.local_metadata for table in self.embedding_tables for _ in table.feature_names]
 
 
 def grouped_config(group: TableGroup, device: torch.device) -> GroupedEmbeddingConfig:
-    """A group of this rank's shards, which are on ``device``, in TorchRec's words."""
+    """Describe a group of this rank's shards on ``device`` in TorchRec's form."""
     first = group.shards[0].table
     return GroupedEmbeddingConfig(
         dtype_to_data_type(first.dtype),

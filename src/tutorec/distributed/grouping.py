@@ -1,7 +1,7 @@
-"""Which tables of a rank are looked up in one call.
+"""Grouping of a rank's tables: each group is looked up in one operator call.
 
-A table-batched operator pools and updates all its tables alike, so the tables of a rank are grouped by how they pool,
-whether ids carry weights, their dtype, their kernel, their optimizer and the file that they are in.
+A table-batched operator pools and updates all its tables in the same way. Tables are therefore
+grouped by pooling, weights, dtype, kernel, optimizer and the file that stores them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class TableGroup:
 
     Args:
         shards: In table order; features and columns follow them.
-        parameter_names: ``table.weight`` of each shard; ``table.weight_1`` ... for further pieces of a table on the
-            rank, which may lie in several groups.
+        parameter_names: ``table.weight`` of each shard; ``table.weight_1`` and so on for further
+            shards of a table on the rank, which may be in several groups.
     """
 
     shards: tuple[TableShard, ...]
@@ -34,17 +34,17 @@ class TableGroup:
 
     @property
     def kernel(self) -> EmbeddingComputeKernel:
-        """How the rows are kept."""
+        """The compute kernel."""
         return self.shards[0].table.kernel
 
     @property
     def optimizer(self) -> OptimizerSpec | None:
-        """What is applied during backward; None keeps gradients."""
+        """The optimizer applied during backward; None for tables with gradients."""
         return self.shards[0].table.optimizer
 
     @property
     def cache(self) -> CacheSpec | None:
-        """Where rows are in a file: how many of each shard are in memory."""
+        """For tables in a file: the cache, with its rows per shard."""
         caches = [(shard.table.cache, shard.piece.rows) for shard in self.shards if shard.table.cache is not None]
         return cache_spec(caches) if caches else None
 
@@ -64,7 +64,7 @@ class TableGroup:
         return [shard.piece.columns for shard in self.shards for _ in shard.table.features]
 
     def spec(self) -> GroupSpec:
-        """The group as the operator wants it."""
+        """The group in the operator's form."""
         first = self.shards[0].table
         return GroupSpec(
             tables=tuple(
@@ -86,7 +86,7 @@ def group_tables(shards: Sequence[TableShard]) -> list[TableGroup]:
         name = f"{table.name}.weight_{pieces[table.name]}" if pieces[table.name] else f"{table.name}.weight"
         pieces[table.name] += 1
         pooling = _lookup_pooling(table)
-        # Rows that come one by one fit into one tensor only where they are equally long.
+        # Unpooled rows fit into one tensor only if they have equal widths.
         width = shard.piece.columns if pooling == "none" else 0
         cache = None if table.cache is None else table.cache._replace(load_factor=0.0)
         alike = (pooling, table.weighted, table.dtype, table.kernel, table.optimizer, cache, width)
@@ -95,5 +95,5 @@ def group_tables(shards: Sequence[TableShard]) -> list[TableGroup]:
 
 
 def _lookup_pooling(table: PlacedTable) -> PoolingKind:
-    """How a lookup pools: where rows are split it adds up what it has, and the result is averaged at home."""
+    """The pooling of the lookup: row-split tables are summed, and divided after the exchange."""
     return "sum" if table.splits_rows and table.pooling != "none" else table.pooling

@@ -1,4 +1,4 @@
-"""How often a lookup finds its row in memory, computed from how popular the rows are."""
+"""Hit rates of row caches, computed from the popularity of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tutorec.distributed.cache_params import CacheStatistics
 
 __all__ = ["RowPopularity", "hit_rate"]
 
-_ROUNDS = 60  # halvings of an interval: all bits of a float64
+_ROUNDS = 60  # bisection steps: all bits of a float64
 _FACTORS = (0.0, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 
 
@@ -26,23 +26,26 @@ def hit_rate(
     admitted: float | None = None,
     copies: Tensor | None = None,
 ) -> float:
-    """The part of the lookups for which no row is read, once the cache is settled.
+    """The fraction of lookups that hit a cache in its steady state.
 
-    Ids are taken to be independent of one another. A row is read once for each batch, so that ids which occur again in
-    their batch are hits. A batch uses row i with the probability ``b_i = 1 - exp(-p_i * ids)``.
+    Ids are assumed to be independent of one another. A row is read once per batch, so further
+    occurrences of an id in a batch are hits. A batch uses row i with probability ``b_i = 1 -
+    exp(-p_i * ids)``.
 
-    - ``"lfu"``: the most popular rows have the slots.
-    - ``"lru"``: a row leaves when it was not used for T batches. T is not known; it is the one for which the expected
-      number of rows in memory, the sum of ``h_i``, is the number of slots. With batches of one id that are all
-      admitted, ``h_i = 1 - exp(-p_i * T)``, which is Che's approximation [Che, Tung and Wang 2002].
+    - ``"lfu"``: the most popular rows are cached.
+    - ``"lru"``: a row is evicted when it has not been used for T batches. T is the value for which
+      the expected number of cached rows, the sum of ``h_i``, equals the number of slots. With
+      batches of one id that are always admitted, ``h_i = 1 - exp(-p_i * T)``, which is Che's
+      approximation [Che, Tung and Wang 2002].
 
     Args:
-        probabilities: How often each row is looked up ``[R]``; they are divided by their sum, so counts will do.
-        slots: How many rows are in memory; with ``"lru"``, more than a batch has different rows, else it is a guess.
-        algorithm: Which row leaves first.
-        ids: Of one batch.
-        admitted: The share of batches whose missing rows may take slots of others; by default the library's.
-        copies: How many rows have each of the probabilities ``[R]``; one each by default.
+        probabilities: How often each row is looked up ``[R]``, as probabilities or counts.
+        slots: Number of cached rows. With ``"lru"`` it should exceed the number of distinct rows in
+            a batch; otherwise the result is only an approximation.
+        algorithm: Eviction policy.
+        ids: Ids per batch.
+        admitted: Fraction of batches whose missing rows may evict others; by default the library's.
+        copies: Number of rows with each of the probabilities ``[R]``; one each by default.
 
     Raises:
         ValueError: A probability is negative, or all are 0.
@@ -56,7 +59,7 @@ def hit_rate(
     rows = torch.ones(len(probabilities), dtype=torch.float64) if copies is None else copies.double()
     total = float((probabilities * rows).sum())
     if total <= 0 or bool((probabilities < 0).any()):
-        raise ValueError(f"hit_rate: how often rows are looked up must not be negative and not all 0; sum {total:g}")
+        raise ValueError(f"hit_rate: probabilities must not be negative, and not all 0; sum {total:g}")
     if slots >= float(rows.sum()):
         return 1.0
     uses = probabilities.double() * (ids / total)
@@ -72,11 +75,12 @@ def hit_rate(
 
 
 def _settled(uses: Tensor, used: Tensor, rows: Tensor, slots: int, share: float) -> Tensor:
-    """Of each row how likely it is in memory ``[R]``: the age at which rows leave is found by halving."""
+    """The probability that each row is cached ``[R]``; the eviction age is found by bisection."""
 
     def in_memory(age: float) -> Tensor:
-        # In memory from the batch that admits it until, at an age above the limit, a batch takes its slot. The ratio
-        # of both times, of a renewal process with uses at the rate `used` and admitting batches at the rate `share`.
+        # A row is cached from the batch that admits it until a batch evicts it at an age above the
+        # limit. The probability is the ratio of two mean times of a renewal process with uses at
+        # the rate `used` and admitting batches at the rate `share`.
         unused = torch.exp(-uses * age).clamp(min=1e-300)
         ratio = (share + used - share * used) * (1 - unused) / unused + used
         return ratio / (1 + ratio)
@@ -88,21 +92,21 @@ def _settled(uses: Tensor, used: Tensor, rows: Tensor, slots: int, share: float)
         middle = (low + high) / 2
         low, high = (middle, high) if float((rows * in_memory(middle)).sum()) < slots else (low, middle)
     found = in_memory(high)
-    # A batch that has more different rows than there are slots leaves some of its rows there.
+    # A batch with more distinct rows than slots leaves some of its rows in the cache.
     return found * min(1.0, slots / float((rows * found).sum()))
 
 
 class RowPopularity(CacheStatistics):
-    """How a table is accessed, from counts of a log: `CacheParams(stats=RowPopularity(counts, ids=8192))`.
+    """Access statistics of a table, from the row counts of a log.
 
-    The planner then weighs caches of several sizes by their expected misses, instead of taking all rows for equally
-    popular.
+    Pass it as `CacheParams(stats=RowPopularity(counts, ids=8192))`. With it the planner compares
+    cache sizes by expected misses; without it the planner assumes equally popular rows.
 
     Args:
-        counts: How often each row was looked up ``[R]``, or its probability. Rows that the log does not have are taken
-            to be never looked up, so it should be much longer than the table.
-        ids: Of one batch.
-        algorithm: Of the cache.
+        counts: Number of lookups of each row ``[R]``, or its probability. A row that is not in the
+            log counts as never looked up, so the log should be much longer than the table.
+        ids: Ids per batch.
+        algorithm: Eviction policy.
 
     Example:
         >>> import torch
@@ -118,14 +122,14 @@ class RowPopularity(CacheStatistics):
 
     @classmethod
     def power_law(cls, rows: int, exponent: float, ids: int, algorithm: CacheAlgorithm = "lru") -> RowPopularity:
-        """Of R rows the k-th most popular one is looked up in proportion to ``k ** -exponent``.
+        """Statistics of a power law: the k-th row has a probability ~ ``k ** -exponent``.
 
         Example:
             >>> round(RowPopularity.power_law(1000, 1.05, ids=100, algorithm="lfu").expected_miss_rate(0.1), 2)
             0.26
         """
         made = cls(torch.ones(1), ids, algorithm)
-        # Rows that differ by less than a hundredth in their rank count as equally popular.
+        # Rows whose ranks differ by less than one percent count as equally popular.
         edges = torch.logspace(0, log10(rows + 1), ceil(100 * log(rows + 1)) + 2, dtype=torch.float64).floor().unique()
         edges[-1] = rows + 1
         made._rows = edges.diff()
@@ -134,17 +138,17 @@ class RowPopularity(CacheStatistics):
 
     @property
     def expected_lookups(self) -> int:
-        """Distinct rows of a batch."""
+        """Number of distinct rows in a batch."""
         uses = self._counts.double() * (self._ids / float((self._counts * self._rows).sum()))
         return round(-float((self._rows * torch.expm1(-uses)).sum()))
 
     def expected_miss_rate(self, clf: float) -> float:
-        """The part of the lookups, 0 to 1, for which a row is read where the part ``clf`` of the rows is in memory."""
+        """Fraction of lookups, 0 to 1, that miss a cache of the fraction ``clf`` of the rows."""
         slots = max(1, ceil(clf * int(self._rows.sum())))
         return 1 - hit_rate(self._counts, slots, self._algorithm, ids=self._ids, copies=self._rows)
 
     @property
     def cacheability(self) -> float:
-        """The area under the miss rates of all load factors, 0 to 1."""
+        """The area under the miss rate curve over load factors, 0 to 1."""
         misses = [self.expected_miss_rate(factor) for factor in _FACTORS]
         return float(torch.trapezoid(torch.tensor(misses), torch.tensor(_FACTORS)))

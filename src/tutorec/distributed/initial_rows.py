@@ -1,4 +1,4 @@
-"""The first rows of a table that nobody holds whole: drawn piece by piece, the same numbers under every plan."""
+"""Initial rows of sharded tables on the meta device: the same values under every plan."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tutorec.distributed.tables import TableShard
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.types import data_type_to_dtype
 
-# Numbers that are drawn at once: 4 MB of rows are held beside the shard that is being drawn.
+# Values initialized at once: 4 MB in addition to the shard.
 _BLOCK = 1 << 20
 
 
 class InitialRows:
-    """Writes the first rows of a shard: those of the unsharded table, or newly drawn where that is on the meta device.
+    """Writes a shard's initial rows: copied, or initialized if the unsharded table is on meta.
 
-    What is drawn depends on torch's seed and the table's name, not on the plan.
+    Initialized values depend on torch's seed and the table's name, not on the plan.
 
     Args:
         configs: The tables.
-        weights: Table name -> ``[R, D]`` of the unsharded collection.
+        weights: Table name -> weights ``[R, D]`` of the unsharded collection.
     """
 
     def __init__(self, configs: Sequence[BaseEmbeddingConfig], weights: Mapping[str, torch.Tensor]) -> None:
@@ -45,21 +45,23 @@ class InitialRows:
 def draw_piece(
     config: BaseEmbeddingConfig, piece: ShardPiece, seed: int, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The initial rows of a piece of a table ``[R, D]`` that was never allocated.
+    """Initialize a shard of a table ``[R, D]`` that was never allocated.
 
-    A table begins with the same numbers under every plan, in every world and on every device: rows are drawn on the CPU
-    in blocks, each with a random state of its own, and a rank draws the blocks that its piece touches. Besides the
-    piece, one block is held. A table with an ``init_fn`` of its own is an exception: the function is given the whole
-    table, since what it writes may depend on where a row stands.
+    A table has the same initial values under every plan, in every world and on every device. Rows
+    are drawn on the CPU in blocks, each with its own random state, and a rank draws only the blocks
+    that overlap its shard. One block is held in addition to the shard. A table with its own
+    ``init_fn`` is an exception: the function gets the whole table, since its values may depend on a
+    row's position.
 
     Args:
         config: The table.
-        piece: What is wanted of it.
-        seed: Two tables of one name and shape begin alike where it is the same.
-        out: Where to write the rows ``[rows, columns]``, on any device; by default a new tensor on the CPU.
+        piece: The shard.
+        seed: Two tables with the same name, shape and seed get the same values.
+        out: Tensor to write ``[rows, columns]`` to, on any device; by default a new tensor on the
+            CPU.
 
     Returns:
-        ``[rows, columns]`` of the piece: ``out``, where it is given.
+        The shard's rows ``[rows, columns]``: ``out``, if it is given.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig

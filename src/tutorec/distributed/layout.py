@@ -1,8 +1,8 @@
-"""Two orders and the way between them: the caller's, and the one in which things travel.
+"""Permutations between the caller's order of features and columns and the order of the exchanges.
 
-Ids travel grouped by the rank that owns their table; pooled columns come back grouped by the rank that looked them up.
-The caller sees neither: features are permuted on the way in, columns on the way out, and both are skipped when the
-orders happen to agree. What depends only on keys is computed once for each order of keys.
+Ids are sent grouped by the rank that owns their table, and pooled columns return grouped by the
+rank that looked them up. Features are permuted on the way in and columns on the way out; both steps
+are skipped if the orders agree. What depends only on keys is computed once per order of keys.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _MAX_CACHED_ORDERS = 64
 
 
 class FeatureOrder:
-    """Brings the features of a batch into the order in which they travel.
+    """Permutes the features of a batch into the order in which they are sent.
 
     Args:
-        wanted: Features in travelling order. One that two tables read stands in it twice.
-        tables_of: Feature -> the tables that read it, for the message when it is missing.
+        wanted: Features in sending order; a feature that two tables read occurs twice.
+        tables_of: Feature -> the tables that read it, for error messages.
 
     Example:
         >>> import torch
@@ -40,11 +40,11 @@ class FeatureOrder:
 
     @property
     def wanted(self) -> list[str]:
-        """Features in travelling order."""
+        """Features in sending order."""
         return self._wanted
 
     def arrange(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The wanted features in travelling order; the batch itself where it is in that order already.
+        """Return the features in sending order; the batch itself if it has that order.
 
         Raises:
             KeyError: A feature is missing.
@@ -60,7 +60,7 @@ class FeatureOrder:
         return features if positions is None else features.permute(positions)
 
     def _find(self, keys: tuple[str, ...]) -> list[int] | None:
-        """Where each wanted feature stands; None for "exactly in order"."""
+        """Position of each wanted feature; None if the order is already right."""
         place = {key: index for index, key in enumerate(keys)}
         for feature in self._wanted:
             if feature not in place:
@@ -74,12 +74,12 @@ class FeatureOrder:
 
 @dataclass(frozen=True)
 class ColumnPiece:
-    """Neighbouring columns of one output, which travel together.
+    """Consecutive columns of one output, which are sent together.
 
     Args:
         key: The output.
-        offset: Its first column in the output; not 0 where the table is cut by columns.
-        columns: How many.
+        offset: Their first column in the output; not 0 for later column shards.
+        columns: Number of columns.
     """
 
     key: str
@@ -88,10 +88,10 @@ class ColumnPiece:
 
 
 class ColumnOrder:
-    """Brings pooled columns from the order in which they arrive into the order of the caller.
+    """Permutes pooled columns from the order in which they arrive into the caller's order.
 
     Args:
-        arriving: What arrives, in that order; together the pieces make up every column of every key once.
+        arriving: Column ranges in order of arrival; they cover every column of every key once.
         wanted: The keys in the caller's order.
 
     Example:
@@ -104,7 +104,7 @@ class ColumnOrder:
 
     def __init__(self, arriving: Sequence[ColumnPiece], wanted: Sequence[str]) -> None:
         place = {key: index for index, key in enumerate(wanted)}
-        assert {piece.key for piece in arriving} == set(wanted), f"{arriving} arrive where {list(wanted)} are due"
+        assert {piece.key for piece in arriving} == set(wanted), f"{arriving} arrive, and {list(wanted)} are expected"
         width = Counter[str]()
         for piece in arriving:
             width[piece.key] += piece.columns
@@ -115,7 +115,7 @@ class ColumnOrder:
         self._order = order
         self._places = [place[arriving[i].key] for i in order]
         self._in_order = order == list(range(len(order)))
-        # Pieces that are neighbours in both orders move as one block.
+        # Ranges that are neighbors in both orders are copied as one block.
         targets = [0] * len(order)
         for target, piece in enumerate(order):
             targets[piece] = target
@@ -126,18 +126,18 @@ class ColumnOrder:
         self._block_order = sorted(range(len(starts)), key=lambda block: targets[starts[block]])
 
     def arrange(self, pooled: torch.Tensor) -> torch.Tensor:
-        """``[B, D]`` in arriving order -> ``[B, D]`` in the caller's order."""
+        """``[B, D]`` in order of arrival -> ``[B, D]`` in the caller's order."""
         if self._in_order:
             return pooled
         blocks = pooled.split(self._block_columns, dim=1)
         return torch.cat([blocks[block] for block in self._block_order], dim=1)
 
     def by_key(self, flat: torch.Tensor, samples: Sequence[int]) -> list[torch.Tensor]:
-        """Pieces of a variable batch one after the other -> ``[B_key, D]`` of each key, in the caller's order.
+        """Columns of a variable batch, flat -> ``[B_key, D]`` of each key, in the caller's order.
 
         Args:
-            flat: ``[samples, columns]`` of each arriving piece, flattened.
-            samples: Of each arriving piece.
+            flat: ``[samples, columns]`` of each arriving range, flattened.
+            samples: Number of samples of each arriving range.
         """
         sizes = [count * columns for count, columns in zip(samples, self._columns, strict=True)]
         pieces = [

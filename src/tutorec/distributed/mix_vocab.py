@@ -1,12 +1,13 @@
-"""One bag over all features of a sample, from rows that are divided among ranks.
+"""One bag over all features of a sample, with row-wise sharded rows.
 
-It is the parallel bag of the *CachedEmbedding playground*, on the exchanges of a sharded collection::
+It is the parallel bag of the *CachedEmbedding playground*, implemented with the exchanges of a
+sharded collection::
 
-    my samples, all features         ids [B, F]
+    local samples, all features      ids [B, F]
       | concatenate   id of feature f + rows of the features before it
-    one table of all rows            KJT [1 x B], F ids a bag
+    one table of all rows            KJT [1 x B], F ids per bag
       | row-wise      ids to the ranks of their rows, rows back
-    my samples                       [B, D]
+    local samples                    [B, D]
 """
 
 from __future__ import annotations
@@ -36,26 +37,28 @@ _TABLE, _FEATURE = "all_rows", "all_ids"
 
 
 class ParallelMixVocabEmbeddingBag(nn.Module):
-    """``nn.EmbeddingBag`` over the rows of F features, each rank holding ``ceil(R / W)`` of the R rows of all of them.
+    """``nn.EmbeddingBag`` over the rows of F features; each rank holds ``ceil(R / W)`` of R rows.
 
-    In: my samples, ids ``[B, F]``; ranks may bring different numbers of samples. Out: ``[B, D]``, for each sample the
-    sum, mean or maximum of its F rows. Sums and means add partial sums of ranks, ``W`` rows for a sample. A maximum is
-    taken where the sample is, of its F rows, so that no rank needs a value for ids that it does not own.
+    The input is ids ``[B, F]`` of the local samples; ranks may have different B. The output is
+    ``[B, D]``: the sum, mean or maximum of each sample's F rows. For sums and means, ranks send
+    partial sums, W rows per sample. For the maximum, the F rows of a sample are sent to its rank
+    and reduced there.
 
-    To build one is a collective: every rank does it with the same sizes.
+    Construction is collective: every rank calls it with the same sizes.
 
     Args:
         embeddings_per_feat: R of each of the F features.
         embedding_dim: D.
         mode: ``"sum"``, ``"mean"`` or ``"max"``.
-        weight: Initial rows ``[R, D]``, those of the first feature first; drawn by default.
+        weight: Initial rows ``[R, D]``, feature by feature; random by default.
         env: The ranks; by default those of the default process group, or this process alone.
-        device: Where the rows live, by default :func:`tutorec.spmd.device`.
-        fused_params: The optimizer that updates rows during backward, as of `EmbeddingBagCollectionSharder`. By
-            default there is none, and rows have a gradient ``[ceil(R / W), D]``, the mean over ranks.
+        device: Device of the rows; :func:`tutorec.spmd.device` by default.
+        fused_params: The optimizer that updates rows during backward, as in
+            `EmbeddingBagCollectionSharder`. By default there is none, and the weight has a gradient
+            ``[ceil(R / W), D]``, the mean over ranks.
 
     Raises:
-        ValueError: ``mode`` is none of the three, a feature has no rows, or ``weight`` does not have R rows.
+        ValueError: ``mode`` is unknown, a feature has no rows, or ``weight`` does not have R rows.
 
     Example:
         >>> bag = ParallelMixVocabEmbeddingBag([3, 2], embedding_dim=4, weight=torch.arange(5.0)[:, None].expand(5, 4))
@@ -63,8 +66,8 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         [6.0, 3.0]
 
     Source:
-        ``recsys.modules.embeddings.ParallelMixVocabEmbeddingBag`` of CachedEmbedding, where every rank looks at every
-        sample and the ids that it does not own are clamped to rows that it does.
+        ``recsys.modules.embeddings.ParallelMixVocabEmbeddingBag`` of CachedEmbedding, in which
+        every rank processes every sample and clamps the ids of other ranks to its own rows.
     """
 
     starts: Tensor
@@ -112,21 +115,22 @@ class ParallelMixVocabEmbeddingBag(nn.Module):
         """Ids ``[B, F]`` -> ``[B, D]``.
 
         Raises:
-            ValueError: ``x`` does not have F columns, or an id is not a row of its feature.
+            ValueError: ``x`` does not have F columns, or an id is outside its feature's rows.
         """
         if x.dim() != 2 or x.shape[1] != len(self._features):
             raise ValueError(
                 f"ids have shape {tuple(x.shape)}: expected [B, {len(self._features)}], a column for each feature"
             )
         samples, features = x.shape
-        # Before they are moved: an id too large for its feature is a row of the next one.
+        # Checked before offsets are added: an id too large for its feature is a row of the next
+        # feature.
         ones = torch.ones(x.numel(), dtype=torch.int64, device=x.device)
         check_ids(KeyedJaggedTensor(self._features, x.t().reshape(-1), lengths=ones), self._feature_rows)
         lengths = torch.full((samples,), features, device=x.device)
         found = self.collection(KeyedJaggedTensor([_FEATURE], (x + self.starts).reshape(-1), lengths=lengths))
         if self._mode != "max":
             return found.values()
-        # Features have no row in common, so that each column's maximum is the row of one id.
+        # Features share no rows, so the gradient of each column's maximum goes to one row.
         return found[_FEATURE].values().unflatten(0, (samples, features)).max(dim=1).values
 
 

@@ -1,8 +1,9 @@
-"""A model over several ranks: tables sharded, the rest replicated.
+"""`DistributedModelParallel`: tables are sharded over the ranks, dense layers are replicated.
 
-Tables are large and cheap to compute with, so each lies on one rank and ids travel (*model parallel*). What is dense is
-small and expensive to compute with, so every rank has it whole and gradients are averaged (*data parallel*). Over very
-many ranks tables may be replicated, too, a replica for each group of ranks (`DMPCollection`).
+Tables are large and cheap to compute with, so each shard is on one rank, and ids are sent to it
+(*model parallel*). Dense layers are small and expensive to compute with, so every rank has a
+replica, and gradients are averaged (*data parallel*). With very many ranks, tables can be
+replicated as well, once per group of ranks (`DMPCollection`).
 """
 
 from __future__ import annotations
@@ -43,29 +44,33 @@ from tutorec.optim.keyed import CombinedOptimizer
 
 
 class DistributedModelParallel(nn.Module, FusedOptimizerModule):
-    """Shards every collection of tables in a model and wraps the rest in DistributedDataParallel.
+    """Shards every collection of a model and wraps the dense layers in DistributedDataParallel.
 
-    To build one is a collective: every rank does it with the same model and plan. Collections that are parts of
-    ``module`` are replaced in it, so that their unsharded tables can be freed; the dense parts are the same objects. A
-    collection that the plan leaves out stays whole on every rank.
+    Construction is collective: every rank calls it with the same model and plan. Collections inside
+    ``module`` are replaced, so that their unsharded tables can be freed; dense layers are kept. A
+    collection that the plan does not name is replicated.
 
     Args:
-        module: The model; dense parts take rank 0's weights, tables those of the rank that is to hold them.
+        module: The model. Dense layers get rank 0's weights, each table those of the rank that will
+            hold it.
         env: The ranks; all ranks of the default process group by default.
-        device: Where this rank computes, by default :func:`tutorec.spmd.device`; on meta tables have shapes only, and
-            dense parts stay where they are.
-        plan: Path of each collection -> its plan; by default `EmbeddingShardingPlanner` makes one, on rank 0 for all.
-        sharders: One for each class of modules that is to be sharded.
-        init_data_parallel: Wrap the dense parts now; otherwise call ``init_data_parallel()`` before the first training
-            step, for example after a first forward that gives lazy layers their sizes.
-        init_parameters: Where a dense part is on the meta device, allocate it and call its ``reset_parameters``;
-            otherwise that is the caller's, before ``init_data_parallel()``.
-        data_parallel_wrapper: Wraps the dense parts; `DefaultDataParallelWrapper` by default.
+        device: Device of this rank; :func:`tutorec.spmd.device` by default. On meta, tables have
+            shapes only and dense layers are not moved.
+        plan: Path of each collection -> its plan; by default `EmbeddingShardingPlanner` plans on
+            rank 0 for all ranks.
+        sharders: One sharder per class of modules to shard.
+        init_data_parallel: Whether to wrap the dense layers now. Otherwise call
+            ``init_data_parallel()`` before the first training step, for example after a forward
+            that sets the sizes of lazy layers.
+        init_parameters: Whether to allocate dense layers on the meta device and call their
+            ``reset_parameters``. Otherwise the caller does so before ``init_data_parallel()``.
+        data_parallel_wrapper: Wraps the dense layers; `DefaultDataParallelWrapper` by default.
 
     Raises:
-        TypeError: ``sharders`` holds a class, or the plan is not a `ShardingPlan`.
-        ValueError: There is no process group, the model is wrapped already, a dense part cannot be allocated, or the
-            plan does not fit; `PlannerError` where none is given and none is found.
+        TypeError: ``sharders`` contains a class, or the plan is not a `ShardingPlan`.
+        ValueError: There is no process group, the model is already wrapped, a dense layer cannot be
+            allocated, or the plan does not fit. `PlannerError` if no plan is given and the planner
+            finds none.
         AgreementError: Ranks differ.
 
     Source:
@@ -92,10 +97,10 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         plan = _given_or_made(plan, module, sharders, self._env, self.device)
         self._plan = _agreed_plan(plan, module, shardable, self._env)
         self._wrapper = data_parallel_wrapper if data_parallel_wrapper is not None else DefaultDataParallelWrapper()
-        self._dense_env = self._env  # the ranks that have the dense parts
+        self._dense_env = self._env  # the ranks that share the dense layers
         self._ddp_is_built, self._divides = False, get_gradient_division()
         for path in list(shardable):
-            # Not held any longer than needed: once it is replaced in the model, the unsharded one can be freed.
+            # Drop the reference, so that the unsharded collection can be freed once it is replaced.
             found, sharder = shardable.pop(path)
             module_plan = self._plan.get_plan_for_module(path)
             if module_plan is not None:
@@ -110,10 +115,11 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
             self.init_data_parallel()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns; where it is a collection of tables, lazily.
+        """Run the model; the result of a collection is lazy.
 
         Raises:
-            ValueError: `set_gradient_division` was called after the dense parts were wrapped, or tables have no rows.
+            ValueError: `set_gradient_division` was called after the dense layers were wrapped, or
+                tables are on meta.
         """
         if self.device.type == "meta":
             raise ValueError(
@@ -123,13 +129,13 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
         if self._ddp_is_built and get_gradient_division() is not self._divides:
             was, now = ("mean", "sum") if self._divides else ("sum", "mean")
             raise ValueError(
-                f"this model's dense parts take the {was} of the ranks' gradients since it was built, and "
+                f"this model's dense layers use the {was} of the ranks' gradients since it was built, and "
                 f"set_gradient_division asks for the {now} now: call it before DistributedModelParallel"
             )
         return self._dmp_wrapped_module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """As of every module; the message says so where it is the model inside that has it."""
+        """Look up an attribute; the error names one that only the wrapped model has."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -142,51 +148,51 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
 
     @property
     def module(self) -> nn.Module:
-        """The model with its collections sharded, without DistributedDataParallel around it."""
+        """The model with sharded collections, without DistributedDataParallel."""
         wrapped = self._dmp_wrapped_module
         return wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
 
     @property
     def plan(self) -> ShardingPlan:
-        """The plan."""
+        """The sharding plan."""
         return self._plan
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
-        """What updates this rank's tables during backward; parameter names are those of the unsharded model."""
+        """The optimizers that update this rank's tables during backward, under unsharded names."""
         return self._optimizer
 
     def reduce_norm(self) -> NormOverRanks:
-        """For `GradientClippingOptimizer`: the norm of all gradients, those on other ranks too."""
+        """For `GradientClippingOptimizer`: computes the norm of the gradients of all ranks."""
         return NormOverRanks(self.module, self._env)
 
     def init_data_parallel(self) -> None:
-        """Wrap the dense parts, if there are any and they are not wrapped yet."""
+        """Wrap the dense layers, if there are any and they are not wrapped yet."""
         if not self._ddp_is_built:
             self._divides = get_gradient_division()
             self._wrapper.wrap(self, self._dense_env, self.device)
             self._ddp_is_built = True
 
-    # Names are those of the unsharded model, whatever is wrapped around it here.
+    # Names are those of the unsharded model, whatever wraps it here.
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """(name, parameter) as in the unsharded model; of the tables, this rank's."""
+        """(name, parameter) under unsharded names; of the tables, this rank's shards."""
         return self.module.named_parameters(prefix, recurse, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, buffer) as in the unsharded model."""
+        """(name, buffer) under unsharded names."""
         return self.module.named_buffers(prefix, recurse, remove_duplicate)
 
     def bare_named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """`named_parameters`, each parameter once: in TorchRec's edition, too, the two give the same."""
+        """`named_parameters` without duplicates; the two are the same, as in TorchRec."""
         return self.module.named_parameters(prefix, recurse)
 
     def sparse_grad_parameter_names(self, destination: list[str] | None = None, prefix: str = "") -> list[str]:
-        """Names of weights of torch's own embeddings that ask for sparse gradients, appended to ``destination``."""
+        """Append the names of torch embeddings with sparse gradients to ``destination``."""
         names = [] if destination is None else destination
         for path, part in self.module.named_modules():
             if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
@@ -196,7 +202,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
     def state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
-        """The state under the unsharded model's names; a table cut up is a ShardedTensor that knows all its shards."""
+        """State under unsharded names; a sharded table is a ShardedTensor with all its shards."""
         if destination is None:
             return self.module.state_dict(prefix=prefix, keep_vars=keep_vars)
         return self.module.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
@@ -204,7 +210,7 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
     def load_state_dict(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, state_dict: Mapping[str, Any], prefix: str = "", strict: bool = True
     ) -> Any:
-        """Copy state in, of names that begin with ``prefix``; tables may be whole, as an unsharded model's are."""
+        """Load the state of names that begin with ``prefix``; tables may be whole tensors."""
         wanted = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         return self.module.load_state_dict(wanted, strict)
 
@@ -212,10 +218,10 @@ class DistributedModelParallel(nn.Module, FusedOptimizerModule):
 class DMPCollection(DistributedModelParallel):
     """A model whose tables are sharded over each of several groups of ranks: 2D parallelism.
 
-    Every group of G ranks is a `DistributedModelParallel` of its own as far as tables go: its batches alone move its
-    replica of them, by the mean of the gradients of G ranks. Dense parts have one gradient, the mean of all W ranks.
-    :meth:`sync`, which the training loop calls every so many steps, replaces tables and the state of their fused
-    optimizers by the mean over replicas::
+    Every group of G ranks shards one replica of the tables. The batches of the group alone update
+    it, with the mean gradient of its G ranks. Dense layers have one gradient, the mean of all W
+    ranks. :meth:`sync`, which the training loop calls every few steps, replaces tables and the
+    state of their fused optimizers by the mean over replicas::
 
         for step, batch in enumerate(batches, 1):
             loss = model(batch)
@@ -224,32 +230,37 @@ class DMPCollection(DistributedModelParallel):
             if step % 10 == 0:
                 model.sync()
 
-    All replicas begin with the tables of the first one. The number of steps that an Adam counts is the same in all. The
-    state of an optimizer that steps outside of backward, of tables with the kernel ``dense``, stays each replica's own.
+    All replicas start with the tables of the first one. Adam's step count is the same in all.
+    Tables with the kernel ``dense`` have an optimizer outside of backward; its state is not
+    averaged.
 
     Args:
         module: The model.
-        device: Where this rank computes; None: :func:`tutorec.spmd.device`.
-        plan: For the G ranks of a group, which it numbers from 0; None: `EmbeddingShardingPlanner` makes one for them.
+        device: Device of this rank; :func:`tutorec.spmd.device` if None.
+        plan: Plan for the G ranks of a group, numbered from 0; made by `EmbeddingShardingPlanner`
+            if None.
         world_size: W, the ranks of ``global_pg``.
         sharding_group_size: G.
         global_pg: All ranks.
-        node_group_size: How many of a group's ranks table-row-wise and grid take for a host; by default those that
-            ``LOCAL_WORLD_SIZE`` puts on one.
-        sharders: As of `DistributedModelParallel`, and so are the next three.
-        init_data_parallel: Wrap the dense parts now.
-        init_parameters: Allocate dense parts that are on the meta device.
-        data_parallel_wrapper: Wraps the dense parts.
-        use_inter_host_allreduce: Groups of consecutive ranks, so that steps stay on few hosts and the mean crosses;
-            otherwise a group takes every (W / G)-th rank, and the mean stays on few hosts.
+        node_group_size: Ranks of a group that table-row-wise and grid sharding treat as one host;
+            by default the ranks of a group that share a host according to ``LOCAL_WORLD_SIZE``.
+        sharders: As in `DistributedModelParallel`.
+        init_data_parallel: As in `DistributedModelParallel`.
+        init_parameters: As in `DistributedModelParallel`.
+        data_parallel_wrapper: As in `DistributedModelParallel`.
+        use_inter_host_allreduce: If true, groups are consecutive ranks: steps stay on few hosts and
+            the mean crosses hosts. If false, a group is every (W / G)-th rank, and the mean stays
+            on few hosts.
         custom_all_reduce: See :meth:`set_all_reduce_hook`.
 
     Raises:
-        ValueError: The ranks make no such groups, or as of `DistributedModelParallel`.
+        ValueError: The ranks cannot be divided into such groups, or as for
+            `DistributedModelParallel`.
         AgreementError: Ranks differ.
 
     Source:
-        TorchRec's ``torchrec.distributed.model_parallel.DMPCollection``, with its default strategy and one plan.
+        TorchRec's ``torchrec.distributed.model_parallel.DMPCollection``, with its default strategy
+        and one plan.
     """
 
     def __init__(
@@ -292,19 +303,20 @@ class DMPCollection(DistributedModelParallel):
             self.init_data_parallel()
 
     def sync(self, include_optimizer_state: bool = True) -> None:
-        """Replace tables, and the state of their fused optimizers, by the mean over replicas; all ranks call it."""
+        """Average tables and fused optimizer state over replicas; a collective call."""
         self._replicas.average(include_optimizer_state, self._all_reduce)
 
     def set_all_reduce_hook(self, reduce_hook: AllReduce) -> None:
-        """Let ``reduce_hook(tensors)`` put the mean over replicas into tensors, in place: weights, then states.
+        """Set ``reduce_hook(tensors)``, which averages tensors over replicas, in place.
 
-        It calls collectives by itself, on the group ``device_mesh.get_group("replicate")``.
+        It is called with the weights and then with the optimizer states, and issues its own
+        collectives on the group ``device_mesh.get_group("replicate")``.
         """
         self._all_reduce = reduce_hook
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """All ranks ``[W / G, G]``, with the dimensions ``"replicate"`` and ``"shard"``."""
+        """All ranks ``[W / G, G]``, with dimensions ``"replicate"`` and ``"shard"``."""
         return DeviceMesh.from_group(
             [self._groups.replica, self._groups.sharding],
             self.device.type,
@@ -314,34 +326,35 @@ class DMPCollection(DistributedModelParallel):
 
     @property
     def dense_group(self) -> dist.ProcessGroup:
-        """All ranks, which have the dense parts together."""
+        """All ranks, which share the dense layers."""
         group = self._dense_env.process_group
-        assert group is not None, "a DMPCollection is made of a process group"
+        assert group is not None, "a DMPCollection has a process group"
         return group
 
     @property
     def replica(self) -> int:
-        """Which replica of the tables this rank holds a part of, from 0."""
+        """Index of this rank's replica of the tables, from 0."""
         return self._groups.replica.rank()
 
     def reduce_norm(self) -> NormOverRanks:
-        """As of `DistributedModelParallel`, where only dense parts have gradients.
+        """As in `DistributedModelParallel`, if only dense layers have gradients.
 
         Raises:
-            ValueError: A sharded table has the kernel ``dense``: the norm of its gradient differs from replica to
-                replica, and dense parts, clipped by different norms, would drift apart.
+            ValueError: A sharded table has the kernel ``dense``. Its gradient norm would differ
+                between replicas, and clipping by different norms would make the dense layers
+                diverge.
         """
         tables = [held.table for part in self._replicas.parts for held in part.held_tables()]
         if dense := [table.name for table in tables if table.kernel is EmbeddingComputeKernel.DENSE]:
             raise ValueError(
-                f"the gradient of table {dense[0]!r} differs from replica to replica, so that no norm is shared by all "
+                f"the gradient of table {dense[0]!r} differs between replicas, and clipping needs one norm on all "
                 "ranks: give it compute_kernel='fused', or clip dense parts alone"
             )
         return super().reduce_norm()
 
 
 def get_unwrapped_module(module: nn.Module) -> nn.Module:
-    """The model inside of `DistributedModelParallel` and torch's wrappers around it.
+    """Return the model inside `DistributedModelParallel` and torch's wrappers.
 
     Example:
         >>> get_unwrapped_module(nn.Linear(2, 1))
@@ -356,7 +369,7 @@ def get_unwrapped_module(module: nn.Module) -> nn.Module:
 
 
 def get_module(module: nn.Module) -> nn.Module:
-    """The model inside of `DistributedModelParallel`, with torch's wrapper for data parallelism around it.
+    """Return the model inside `DistributedModelParallel`, with torch's data-parallel wrapper.
 
     Source:
         TorchRec's ``torchrec.distributed.model_parallel.get_module``.
@@ -367,7 +380,7 @@ def get_module(module: nn.Module) -> nn.Module:
 
 
 def _insert_wrapped_path(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """What `state_dict` left out of the names comes back, where this model is a part of one that is loaded."""
+    """Restore the path that `state_dict` drops from names, if this model is part of another."""
     assert isinstance(module, DistributedModelParallel), "the hook of a DistributedModelParallel"
     inner = "_dmp_wrapped_module." + ("" if module.module is module._dmp_wrapped_module else "module.")
     for name in [name for name in state_dict if name.startswith(prefix)]:
@@ -375,7 +388,7 @@ def _insert_wrapped_path(module: nn.Module, state_dict: dict[str, Any], prefix: 
 
 
 def _checked_sharders(sharders: Sequence[ModuleSharder[Any]]) -> list[ModuleSharder[Any]]:
-    """The sharders; of a class nothing would be sharded, and nobody told."""
+    """Check that sharders are objects: a class would silently shard nothing."""
     for sharder in sharders:
         if isinstance(sharder, type):
             raise TypeError(
@@ -391,22 +404,21 @@ def _bad_world_size(world_size: int, everyone: ShardingEnv) -> Exception | None:
 
 
 def _check_wrapped_once(module: nn.Module) -> None:
-    """Refuse a model that has been wrapped: DDP would take the shards in it for dense parameters.
+    """Raise if the model or a part of it is already wrapped: DDP would treat its shards as dense.
 
     Raises:
-        ValueError: It, or a part of it, is wrapped.
+        ValueError: A DistributedModelParallel was found.
     """
     for path, part in module.named_modules():
         if isinstance(part, DistributedModelParallel):
             what = f"module {path!r}" if path else "the module"
             raise ValueError(
-                f"{what} is a DistributedModelParallel already, its tables are sharded: wrap the whole model once, "
-                "before any part of it"
+                f"{what} is already a DistributedModelParallel: wrap the whole model once, before any part of it"
             )
 
 
 def _fused_optimizer(module: nn.Module) -> CombinedOptimizer:
-    """The optimizers of all sharded parts; names begin with the part's path."""
+    """The fused optimizers of all sharded modules; names begin with the module's path."""
     return CombinedOptimizer(
         [
             (f"{path}.{key}".strip("."), optimizer)
@@ -428,7 +440,7 @@ def _agreed_plan(
     shardable: Mapping[str, tuple[nn.Module, ModuleSharder[Any]]],
     env: ShardingEnv,
 ) -> ShardingPlan:
-    """The plan, if it fits the model and the other ranks shard and replicate the same parts."""
+    """Check that the plan fits the model and that all ranks shard the same modules."""
     problem: Exception | None = None
     facts: dict[str, str] = {}
     try:
@@ -453,7 +465,7 @@ def _given_or_made(
     env: ShardingEnv,
     device: torch.device,
 ) -> ShardingPlan:
-    """The caller's plan; where no rank has one, the planner's: rank 0 makes it for all."""
+    """The caller's plan; if no rank has one, rank 0 runs the planner for all."""
     problem: Exception | None = None
     if plan is not None and not isinstance(plan, ShardingPlan):
         problem = TypeError(

@@ -1,8 +1,8 @@
-"""State of a fused optimizer as it is stored and loaded: each table once, under its unsharded name, whole.
+"""Saved state of fused optimizers: each table once, whole, under its unsharded name.
 
-A state of the table's shape is a `ShardedTensor` [R, D]. One with a number for each row is [R]; where the table is cut
-into S slices of columns each slice has its own numbers, and it is [S * R], slice after slice. Copies of a table, and
-everything where there is no process group, are plain tensors, and so is the count of steps.
+A state of the table's shape is a `ShardedTensor` [R, D]. A row-wise state is [R], or [S * R] for a
+table with S column shards, each of which has its own values, in shard order. States of replicated
+tables, states without a process group, and step counts are plain tensors.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from tutorec.distributed.tables import HeldTable, PlacedTable
 
 
 class ShardedStates:
-    """How the states of the tables of one operator are stored.
+    """Converts the states of one operator's tables to and from their saved form.
 
     Args:
-        held: The tables of the collection, with this rank's pieces; those of other operators are passed over.
-        names: Parameters of the operator: the table's name, with ``_1``, ``_2`` ... for further pieces here.
+        held: The tables of the collection, with this rank's shards; tables of other operators are
+            ignored.
+        names: Parameters of the operator: the table's name, with ``_1``, ``_2`` and so on for
+            further shards here.
         env: The ranks.
-        device: Where tables live.
+        device: Device of the tables.
     """
 
     def __init__(self, held: Sequence[HeldTable], names: Sequence[str], env: ShardingEnv, device: torch.device) -> None:
@@ -37,12 +39,13 @@ class ShardedStates:
             for index, piece in enumerate(table.pieces):
                 name = f"{table.name}_{index}" if index else table.name
                 if name in names:
-                    # A table whose pieces lie in two operators, being of two widths, is stored by each for itself.
+                    # A table with shards in two operators, which have different widths, is saved by
+                    # each of them separately.
                     first = next((known for known, own in self._pieces.items() if own[0][1] is table.table), name)
                     self._pieces.setdefault(first, []).append((name, table.table, piece))
 
     def stored(self, state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The state by parameter -> by table: tensors are live where they are contiguous."""
+        """State by parameter -> state by table; tensors are live views if they are contiguous."""
         found: dict[str, dict[str, Any]] = {}
         for name, own in self._pieces.items():
             states = [state[parameter] for parameter, _, _ in own if parameter in state]
@@ -53,14 +56,15 @@ class ShardedStates:
     def local(
         self, loaded: Mapping[str, Mapping[str, Any]], state: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, dict[str, Any]]:
-        """The state by table -> by parameter, of this rank's pieces.
+        """State by table -> state by parameter, of this rank's shards.
 
         Args:
-            loaded: As ``stored`` gives it; ShardedTensors of the same plan, or whole tensors.
-            state: That of the parameters here, for shapes.
+            loaded: State in the form of ``stored``: ShardedTensors of the same plan, or whole
+                tensors.
+            state: The state of the parameters here, for shapes.
 
         Raises:
-            ValueError: It was stored under another plan, or shapes differ.
+            ValueError: The state was saved under another plan, or shapes differ.
         """
         found = {name: dict(value) for name, value in loaded.items() if name not in self._pieces}
         for name, own in self._pieces.items():
@@ -97,7 +101,7 @@ def _rectangles(table: PlacedTable, pieces: Sequence[ShardPiece], dimensions: in
 
 
 def _part_of(whole: torch.Tensor, table: PlacedTable, piece: ShardPiece) -> torch.Tensor:
-    """What of a whole state belongs to a piece; [R] of a table that is cut by columns is that of every slice."""
+    """A shard's part of a whole state; a column-sharded table's [R] is used for each shard."""
     if whole.dim() == 1:
         first = piece.row_offset if len(whole) == table.rows else table.first_row_state(piece)
         return whole[first : first + piece.rows]
@@ -109,12 +113,12 @@ def _piece_of(value: Any, here: Any, table: PlacedTable, piece: ShardPiece, what
     if not isinstance(value, torch.Tensor) or not isinstance(here, torch.Tensor) or here.dim() == 0:
         return value
     by_row = here.dim() == 1
-    # Not size(): that goes through ShardedTensor's dispatch, which warns at each call.
+    # Not size(), which goes through ShardedTensor's dispatch and warns at each call.
     size = tuple(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
     rows = len(table.slice_widths) * table.rows
     if size not in ([(rows,), (table.rows,)] if by_row else [(table.rows, table.columns)]):
         wanted = [rows] if by_row else [table.rows, table.columns]
-        raise ValueError(f"optimizer state {what} is {wanted} as a whole, and what is loaded is {list(size)}")
+        raise ValueError(f"optimizer state {what} is {wanted} as a whole, and the loaded state is {list(size)}")
     if not isinstance(value, ShardedTensor):
         return _part_of(value, table, piece)
     offsets = [table.first_row_state(piece)] if by_row else [piece.row_offset, piece.column_offset]

@@ -1,14 +1,14 @@
-"""The pieces of a table as a plan lists them, checked: they cover the table, and lie as their sharding type says.
+"""Check that the shards listed in a plan cover their table and match the sharding type.
 
-What each type may assume, so that no type checks it again:
+Each sharding type can rely on:
 
     data_parallel        the whole table on every rank
-    table_wise           one piece
-    column_wise          whole columns, on any ranks; a rank may hold several
-    table_column_wise    whole columns, on the ranks of one host
+    table_wise           one shard
+    column_wise          column shards on any ranks; a rank may hold several
+    table_column_wise    column shards on the ranks of one host
     row_wise             one range of rows on each rank of the world, in rank order
     table_row_wise       one range of rows on each rank of one host, in rank order
-    grid_shard           ranges of columns, each cut into rows as table_row_wise is
+    grid_shard           column shards, each split by rows as in table_row_wise
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tutorec.distributed.shard_geometry import ShardPiece, data_parallel_pieces,
 def placed_pieces(
     table: str, shape: tuple[int, int], sharding: ParameterSharding, world_size: int, local_size: int
 ) -> tuple[ShardPiece, ...]:
-    """The pieces, in column order and in row order within; of a replicated table the whole of it for every rank.
+    """The shards of a table, by columns, then by rows; a replicated table has one per rank.
 
     Args:
-        table: Its name, for messages.
+        table: Name of the table, for messages.
         shape: ``(R, D)``.
         sharding: Its entry in the plan.
         world_size: W.
         local_size: Ranks per host.
 
     Raises:
-        ValueError: They do not cover the table, or lie elsewhere than the sharding type says.
+        ValueError: The shards do not cover the table, or do not match the sharding type.
 
     Example:
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
@@ -89,7 +89,7 @@ def _replicated(
 def _misplaced(
     kind: ShardingType, pieces: Sequence[ShardPiece], rows: int, world_size: int, local_size: int
 ) -> str | None:
-    """What the type is and the pieces are not, or None."""
+    """A description of what the sharding type requires and the shards violate, or None."""
     ranks = [piece.rank for piece in pieces]
     if kind is ShardingType.TABLE_WISE:
         return None if len(pieces) == 1 else f"one shard, and the plan has {len(pieces)}"
@@ -115,7 +115,7 @@ def _misplaced(
 def _misplaced_on_hosts(
     kind: ShardingType, pieces: Sequence[ShardPiece], world_size: int, local_size: int
 ) -> str | None:
-    """As above, for the types that cut rows inside a host."""
+    """The same for sharding types that split rows inside a host."""
     if world_size % local_size:
         return f"made for hosts of as many ranks each, and {world_size} ranks are not a multiple of {local_size}"
     slices = [list(members) for _, members in groupby(pieces, key=lambda piece: piece.column_offset)]

@@ -1,7 +1,8 @@
-"""What a sharding plan is made of: for every table of every sharded module, how it is split and where the pieces lie.
+"""Sharding plans: the sharding type of each table and the ranks of its shards.
 
-A plan is plain data. It can be printed, compared, stored and used again; nothing in it refers to a process or a device
-that must exist. `shard_geometry` computes the pieces, the planner or a person chooses among them.
+A plan is plain data. It can be printed, compared, saved and reused; it does not refer to a process
+or a device that must exist. `shard_geometry` computes the shards; the planner or the user chooses
+among them.
 
 Corresponds to TorchRec's ``torchrec.distributed.types``.
 """
@@ -31,7 +32,7 @@ _HTML_ROWS = 100
 
 
 class ShardingType(enum.Enum):
-    """How a table is divided over the ranks.
+    """How a table is divided among the ranks.
 
     Example:
         >>> ShardingType("table_wise") is ShardingType.TABLE_WISE
@@ -48,13 +49,13 @@ class ShardingType(enum.Enum):
 
 
 class EmbeddingComputeKernel(enum.Enum):
-    """How the rows of a shard are kept and updated.
+    """How the rows of a shard are stored and updated.
 
-    ``FUSED`` updates the rows during backward and never builds a gradient; ``DENSE`` leaves a gradient to look at.
-    ``FUSED_UVM`` and ``FUSED_UVM_CACHING`` are fused, for tables larger than memory: the rows are in a file, and with
-    ``FUSED_UVM_CACHING`` a part of them is in memory, see `CacheParams`. The names of 2022, ``batched_fused`` and
-    ``batched_dense``, are accepted. The other members are TorchRec's; nothing here builds them, and planner and sharder
-    refuse them by name.
+    ``FUSED`` updates rows during backward without a gradient tensor; ``DENSE`` fills ``.grad``.
+    ``FUSED_UVM`` and ``FUSED_UVM_CACHING`` are fused kernels for tables larger than memory: rows
+    are in a file, and with ``FUSED_UVM_CACHING`` some are cached in memory, see `CacheParams`. The
+    older names ``batched_fused`` and ``batched_dense`` are accepted. The other members are
+    TorchRec's; they are not implemented, and planner and sharder refuse them.
 
     Example:
         >>> EmbeddingComputeKernel("batched_fused").value
@@ -84,11 +85,11 @@ class EmbeddingComputeKernel(enum.Enum):
 
 
 class BoundsCheckMode(enum.IntEnum):
-    """What a lookup does with an id that is outside of its table; fbgemm's names and values.
+    """What a lookup does with an id outside its table; fbgemm's names and values.
 
-    Accepted wherever TorchRec takes it, without effect: an id outside of its table is always an error that names the
-    table, the feature and the sample (``FATAL``). ``WARNING`` and ``IGNORE`` read row 0 in fbgemm, and do not here.
-    ``tutorec.validation(False)`` switches the check off.
+    It is accepted wherever TorchRec takes it, without effect: an id outside its table is always an
+    error that names the table, the feature and the sample (``FATAL``). In fbgemm ``WARNING`` and
+    ``IGNORE`` read row 0 instead. ``tutorec.validation(False)`` turns the check off.
 
     Example:
         >>> BoundsCheckMode.FATAL.value
@@ -111,18 +112,19 @@ class ParameterSharding:
     Args:
         sharding_type: A ``ShardingType`` value, e.g. ``"table_wise"``.
         compute_kernel: An ``EmbeddingComputeKernel`` value, e.g. ``"fused"``.
-        ranks: The ranks that hold a piece, in the order of the pieces.
-        sharding_spec: The pieces: offsets ``[row, column]``, sizes ``[R, D]``, placement ``"rank:0/cpu"``. None for
-            ``data_parallel``.
+        ranks: The rank of each shard, in shard order.
+        sharding_spec: The shards: offsets ``[row, column]``, sizes ``[R, D]``, placement
+            ``"rank:0/cpu"``. None for ``data_parallel``.
         cache_params: The cache, for the kernel ``"fused_uvm_caching"``.
-        enforce_hbm: TorchRec's, without effect here, as the next two are.
-        stochastic_rounding: Rows are float32 and are not rounded.
-        bounds_check_mode: See `BoundsCheckMode`.
-        output_dtype: ``DataType.FP32``; others are refused by the sharder.
-        key_value_params: For kernels that are not built here.
-        shape: ``(R, D)`` of the table that the entry was made for, where it is known: what a stored plan is compared
-            with. Not printed, and two entries that say the same are equal without it.
-        source: The file that the entry was read from, for messages; likewise.
+        enforce_hbm: TorchRec's; has no effect.
+        stochastic_rounding: TorchRec's; has no effect, since rows are float32 and not rounded.
+        bounds_check_mode: Has no effect, see `BoundsCheckMode`.
+        output_dtype: ``DataType.FP32``; the sharder refuses others.
+        key_value_params: For kernels that are not implemented.
+        shape: ``(R, D)`` of the table for which the entry was made, if known; it is compared with
+            the module's table. It is not printed, and equality of entries ignores it.
+        source: The file that the entry was read from, for messages; not printed and ignored by
+            equality.
 
     Example:
         >>> ParameterSharding("table_wise", "fused", ranks=[1]).ranks
@@ -143,17 +145,17 @@ class ParameterSharding:
     source: str = field(default="", repr=False, compare=False)
 
     def __repr__(self) -> str:
-        # Of the fields that are TorchRec's alone or for few tables, those that say something.
+        # Of the optional fields, print those that are set.
         shown = [each.name for each in fields(self) if each.repr]
         shown = shown[:4] + [name for name in shown[4:] if getattr(self, name) is not None]
         return f"ParameterSharding({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     def shards(self) -> list[ShardMetadata]:
-        """The pieces, empty where the plan lists none."""
+        """The shards; empty if the plan lists none."""
         return list(self.sharding_spec.shards) if isinstance(self.sharding_spec, EnumerableShardingSpec) else []
 
     def table_shape(self) -> tuple[int, int] | None:
-        """``(R, D)`` of the table: as noted, or as far as the pieces reach; None where nothing is known of it."""
+        """``(R, D)`` of the table: as stored, or from the extent of the shards; None if unknown."""
         if self.shape is not None or not self.shards():
             return self.shape
         ends = [
@@ -201,7 +203,7 @@ class ParameterSharding:
 
 
 class ModuleShardingPlan:
-    """The plan of one module; what it looks like is the sharder's business."""
+    """Plan of one module; its form depends on the sharder."""
 
 
 class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterSharding]):
@@ -226,11 +228,11 @@ class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterShardin
         return "".join(f"\n\n{_as_text(rows) if rows[1:] else chr(10)}" for rows in self._rows())
 
     def _repr_html_(self) -> str:
-        """The two tables for a notebook."""
+        """The two printed tables as HTML, for a notebook."""
         return "".join(_as_html(rows) for rows in self._rows() if rows[1:])
 
     def _rows(self) -> tuple[list[list[str]], list[list[str]]]:
-        """Cells of the two tables that are printed, heads first: of tables, and of pieces."""
+        """Cells of the two printed tables, of tables and of shards, each with its header."""
         tables = [["param", "sharding type", "compute kernel", "ranks"]]
         pieces = [["param", "shard offsets", "shard sizes", "placement"]]
         for name, sharding in self.items():
@@ -242,10 +244,11 @@ class EmbeddingModuleShardingPlan(ModuleShardingPlan, dict[str, ParameterShardin
 
 @dataclass
 class ShardingPlan:
-    """A plan for a whole model: path of the module in the model -> its plan. The model itself has the path ``""``.
+    """A plan for a whole model: module path -> plan of the module.
 
-    A plan is kept from run to run as a JSON file, `save` and `load`, together with a fingerprint of its tables; a plan
-    for other tables is refused when a module is to be sharded by it, and by `check_fingerprint`.
+    The model itself has the path ``""``. `save` and `load` store a plan as a JSON file, with a
+    fingerprint of its tables. Sharding and `check_fingerprint` refuse a plan that was made for
+    other tables.
 
     Example:
         >>> from tutorec.distributed.shard_geometry import table_wise_sharding
@@ -269,14 +272,15 @@ class ShardingPlan:
 
     @classmethod
     def from_json(cls, text: str, source: str = "the document") -> ShardingPlan:
-        """The plan of a JSON document.
+        """Read a plan from a JSON document.
 
         Args:
-            text: What `to_json` gave.
-            source: Where it comes from, for messages.
+            text: The result of `to_json`.
+            source: Name of the document, for messages.
 
         Raises:
-            ValueError: It is damaged, no plan, or names what does not exist.
+            ValueError: The document is damaged, is not a plan, or has an unknown sharding type or
+                kernel.
         """
         return cls(
             {
@@ -288,7 +292,7 @@ class ShardingPlan:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file: whole, or not at all. Several ranks may write the same file."""
+        """Write the plan to a file atomically. Several ranks may write the same file."""
         with whole_file(path) as draft:
             draft.write_text(self.to_json(), encoding="utf-8")
 
@@ -297,8 +301,9 @@ class ShardingPlan:
         """Read a plan from a file.
 
         Raises:
-            FileNotFoundError: There is none.
-            ValueError: It is damaged, no plan, or names what does not exist; the message names the file.
+            FileNotFoundError: There is no such file.
+            ValueError: The file is damaged, is not a plan, or has an unknown sharding type or
+                kernel; the message names the file.
         """
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -307,17 +312,17 @@ class ShardingPlan:
         return cls.from_json(text, source=os.fspath(path))
 
     def fingerprint(self) -> str:
-        """Digest of the tables that the plan is for: module, name, rows and columns of each."""
+        """Digest of the plan's tables: module, name, rows and columns of each."""
         return fingerprint(self._stored())
 
     def check_fingerprint(self, model: nn.Module) -> None:
-        """Check that the plan was made for these tables, wherever it puts them.
+        """Check that the plan was made for the tables of a model, whatever their placement.
 
         Args:
-            model: Sharded or not; collections that the plan does not name are not looked at.
+            model: Sharded or unsharded; collections that the plan does not name are ignored.
 
         Raises:
-            ValueError: A module or table is missing, or has other rows or columns.
+            ValueError: A module or table is missing, or has another shape.
 
         Example:
             >>> ShardingPlan({"sparse": EmbeddingModuleShardingPlan()}).check_fingerprint(nn.Module())
@@ -348,10 +353,10 @@ class ShardingPlan:
             raise ValueError(f"{source} is for other tables: {'; '.join(differences)}; make the plan from this model")
 
     def diff(self, other: ShardingPlan) -> PlanDiff:
-        """What is different in another plan: table by table, and how many bytes would have to move.
+        """Compare with another plan: which tables differ, and how many bytes would have to be sent.
 
         Raises:
-            TypeError: It is no plan.
+            TypeError: ``other`` is not a `ShardingPlan`.
 
         Example:
             >>> len(ShardingPlan().diff(ShardingPlan()))
@@ -382,7 +387,7 @@ def _shapes_of(collection: Any) -> dict[str, tuple[int, int]]:
         if callable(configs):
             tables: Any = configs()
             return {config.name: (config.num_embeddings, config.embedding_dim) for config in tables}
-    # Of a class that is not ours: its tables are ``<path>.<table>.weight``.
+    # Another class: its tables are ``<path>.<table>.weight``.
     return {
         name.split(".")[-2]: (weight.shape[0], weight.shape[1])
         for name, weight in collection.named_parameters()
@@ -400,7 +405,7 @@ def _as_text(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _as_html(rows: Sequence[Sequence[str]]) -> str:
-    """The same as HTML; of very many rows the first, and how many follow."""
+    """Rows of cells as an HTML table, cut after a maximum number of rows."""
     head, shown, more = rows[0], rows[1 : _HTML_ROWS + 1], len(rows) - 1 - _HTML_ROWS
     rest = f"<p>and {more:,} more: <code>print</code> shows all</p>" if more > 0 else ""
     return TextTable(head, shown).html() + rest

@@ -1,7 +1,7 @@
-"""What is different between two plans, table by table, and how much would have to move from one to the other.
+"""The difference of two plans, by table, and the bytes to send to get from one to the other.
 
-Used by `ShardingPlan.diff`; it compares plans as they are stored, whatever their origin: planned, written by hand, or
-read from a file.
+`ShardingPlan.diff` uses it. It compares plans as data, whether they were planned, written by hand
+or read from a file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tutorec._text import TextTable, bytes_text, ranks_text, several
 from tutorec.distributed.plan_json import Stored, StoredTable
 
 _ELEMENT_BYTES = 4
-# Tables that are printed; the others are counted.
+# Tables that are printed; the others are only counted.
 _PRINTED = 40
 
 # (row, column, end row, end column)
@@ -23,14 +23,15 @@ _Rectangle = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class TableChange:
-    """What is different for one table.
+    """The difference for one table.
 
     Args:
-        path: Of its collection in the model.
+        path: Path of its collection in the model.
         table: Its name.
-        before: Sharding type, kernel, ranks of the first plan, in words; empty where it lacks the table.
-        after: Likewise of the second.
-        moved_bytes: Of FP32 weights that a rank holds after and not before.
+        before: Sharding type, kernel and ranks in the first plan, as text; empty if it lacks the
+            table.
+        after: The same for the second plan.
+        moved_bytes: Bytes of FP32 weights that a rank holds after and not before.
     """
 
     path: str
@@ -42,11 +43,11 @@ class TableChange:
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """The differences of two plans; false where there is none. Printed as a table, in a notebook as HTML.
+    """The differences of two plans, as a table; false if there are none.
 
     Args:
-        changes: Of the tables that differ, in the order of the first plan, then of the second.
-        alike: How many tables do not.
+        changes: The tables that differ, in the order of the first plan, then of the second.
+        alike: Number of tables that are equal.
 
     Example:
         >>> from tutorec.distributed.plan import EmbeddingModuleShardingPlan, ShardingPlan
@@ -84,7 +85,7 @@ class PlanDiff:
         return self._summary() if not self.changes else f"{self._summary()}\n\n{self._table()}{self._rest()}"
 
     def _repr_html_(self) -> str:
-        """For a notebook."""
+        """The difference as HTML, for a notebook."""
         table = self._table().html() if self.changes else ""
         return f"<p>{escape(self._summary())}</p>{table}<p>{escape(self._rest().strip())}</p>"
 
@@ -118,8 +119,8 @@ class PlanDiff:
 def plan_diff(before: Stored, after: Stored) -> PlanDiff:
     """The differences between two plans.
 
-    Two entries are equal if they cut and place the table in the same way, by kernels of the same name. The device on
-    which a rank keeps it (``cpu``, ``cuda:1``) does not matter.
+    Two entries are equal if they have the same shards on the same ranks and the same kernel. The
+    type of device on which a rank stores a shard (``cpu``, ``cuda:1``) is ignored.
     """
     changes, alike = [], 0
     tables = [(path, table) for plan in (before, after) for path, of in plan.items() for table in of]

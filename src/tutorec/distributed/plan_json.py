@@ -1,12 +1,13 @@
-"""A sharding plan as a JSON document: what a table's entry is made of, checked as it is read.
+"""Sharding plans as JSON documents, checked when they are read.
 
-Beside the entries stands a *fingerprint* of the tables that the plan was made for: a digest of each table's module,
-name, rows and columns. It says at once whether two plans are for the same model, and a document in which a table was
-lost or resized by accident no longer fits its own.
+A document also has a *fingerprint* of its tables: a digest of each table's module, name, rows and
+columns. It shows whether two plans are for the same model, and it reveals a document in which a
+table was lost or resized by accident.
 
     {"format": "tutorec sharding plan", "version": 1, "fingerprint": "5b0c...",
-     "modules": {"sparse": {"item": {"sharding_type": "row_wise", "compute_kernel": "fused", "rows": 8, "columns": 4,
-       "ranks": [0, 1], "shards": [{"offsets": [0, 0], "sizes": [4, 4], "placement": "rank:0/cpu"}, ...]}}}}
+     "modules": {"sparse": {"item": {"sharding_type": "row_wise", "compute_kernel": "fused",
+       "rows": 8, "columns": 4, "ranks": [0, 1], "shards": [{"offsets": [0, 0], "sizes": [4, 4],
+       "placement": "rank:0/cpu"}, ...]}}}}
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class StoredShard:
-    """A piece of a table: ``[row, column]``, ``[R, D]``, and where it lies as text, or None."""
+    """A shard of a table: ``[row, column]``, ``[R, D]``, and its placement as text, or None."""
 
     offsets: list[int]
     sizes: list[int]
@@ -32,7 +33,7 @@ class StoredShard:
 
 @dataclass(frozen=True)
 class StoredCache:
-    """The cache of a table: ``"lru"`` or ``"lfu"``, the part of the rows in memory, and the file's folder."""
+    """The cache of a table: ``"lru"`` or ``"lfu"``, the load factor, and the file's folder."""
 
     algorithm: str | None
     load_factor: float | None
@@ -46,10 +47,10 @@ class StoredTable:
     Args:
         sharding_type: As text.
         compute_kernel: As text.
-        ranks: Who holds a piece, or None.
-        shards: The pieces; None where the plan lists none.
-        shape: ``(R, D)`` of the table, or None where it is not known.
-        cache: Of a table that has one.
+        ranks: The rank of each shard, or None.
+        shards: The shards; None if the plan lists none.
+        shape: ``(R, D)`` of the table, or None if unknown.
+        cache: The cache, for a table that has one.
     """
 
     sharding_type: str
@@ -65,7 +66,7 @@ Stored = Mapping[str, Mapping[str, StoredTable]]
 
 
 def fingerprint(modules: Stored) -> str:
-    """Digest of module, name, rows and columns of every table, whatever their order.
+    """Digest of module, name, rows and columns of every table, in any order.
 
     Example:
         >>> entry = StoredTable("table_wise", "fused", [0], None, (8, 4))
@@ -78,7 +79,7 @@ def fingerprint(modules: Stored) -> str:
 
 
 def to_text(modules: Stored) -> str:
-    """The document."""
+    """Write the document."""
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -89,14 +90,14 @@ def to_text(modules: Stored) -> str:
 
 
 def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
-    """The entries of a document.
+    """Read the entries of a document.
 
     Args:
         text: The document.
-        source: Where it comes from, for messages.
+        source: Its name, for messages.
 
     Raises:
-        ValueError: It is damaged, is no sharding plan, or was written by a later version.
+        ValueError: The document is damaged, is not a sharding plan, or has a later version.
 
     Example:
         >>> from_text("{", "plan.json")
@@ -109,7 +110,7 @@ def from_text(text: str, source: str) -> dict[str, dict[str, StoredTable]]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is no whole JSON document: {error}; it is damaged, save the plan again") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f'{source} is JSON, but no sharding plan: it lacks "format": "{FORMAT}"')
+        raise ValueError(f'{source} is JSON, but not a sharding plan: it lacks "format": "{FORMAT}"')
     if document.get("version") != VERSION:
         raise ValueError(
             f"{source} is a sharding plan of version {document.get('version')}, and this tutorec reads version "
@@ -153,39 +154,39 @@ def _entry(table: StoredTable) -> dict[str, Any]:
 
 
 class _Reader:
-    """Takes entries apart; what is not as it should be is named with its place.
+    """Reads entries; errors name the position of an invalid value.
 
     Args:
-        source: Where the document comes from.
+        source: Name of the document.
     """
 
     def __init__(self, source: str) -> None:
         self._source = source
 
     def value(self, where: str, holder: Mapping[str, Any], key: str, *kinds: type) -> Any:
-        """``holder[key]``, if it is of one of the kinds."""
+        """Return ``holder[key]`` if it has one of the allowed types."""
         value = holder.get(key, self)
         if value is self:
             raise ValueError(f"{self._source} is damaged: {where} lacks {key!r}")
-        # A boolean is an integer to Python, and none here.
+        # Python's bool is an int, but a boolean is not valid here.
         if not isinstance(value, kinds) or isinstance(value, bool):
             names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise ValueError(f"{self._source} is damaged: {key!r} of {where} is {value!r} and no {names}")
+            raise ValueError(f"{self._source} is damaged: {key!r} of {where} is {value!r}, not {names}")
         return value
 
     def numbers(self, where: str, holder: Mapping[str, Any], key: str, count: int | None) -> list[int]:
-        """``holder[key]``, if it is a list of whole numbers, ``count`` of them."""
+        """Return ``holder[key]`` if it is a list of ``count`` integers."""
         values = self.value(where, holder, key, list)
         whole = all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values)
         if not whole or count not in (None, len(values)):
             wanted = "whole numbers" if count is None else f"{count} whole numbers"
-            raise ValueError(f"{self._source} is damaged: {key!r} of {where} is {values!r} and not {wanted}")
+            raise ValueError(f"{self._source} is damaged: {key!r} of {where} is {values!r}, not {wanted}")
         return values
 
     def entry(self, where: str, entry: Any) -> StoredTable:
-        """The entry of one table."""
+        """Read the entry of one table."""
         if not isinstance(entry, dict):
-            raise ValueError(f"{self._source} is damaged: {where} is {entry!r} and no entry of a plan")
+            raise ValueError(f"{self._source} is damaged: {where} is {entry!r}, not an entry of a plan")
         shards = self.value(where, entry, "shards", list, type(None))
         rows = self.value(where, entry, "rows", int, type(None))
         columns = self.value(where, entry, "columns", int, type(None))
@@ -204,7 +205,7 @@ class _Reader:
 
     def _cache(self, where: str, cache: Any) -> StoredCache:
         if not isinstance(cache, dict) or cache.get("algorithm") not in (None, "lru", "lfu"):
-            raise ValueError(f"{self._source} is damaged: {where} is {cache!r}, of which the algorithm is lru or lfu")
+            raise ValueError(f"{self._source} is damaged: {where} is {cache!r}: its algorithm must be lru or lfu")
         return StoredCache(
             cache.get("algorithm"),
             self.value(where, cache, "load_factor", float, int, type(None)),
@@ -213,7 +214,7 @@ class _Reader:
 
     def _shard(self, where: str, shard: Any) -> StoredShard:
         if not isinstance(shard, dict):
-            raise ValueError(f"{self._source} is damaged: {where} is {shard!r} and no shard")
+            raise ValueError(f"{self._source} is damaged: {where} is {shard!r}, not a shard")
         return StoredShard(
             self.numbers(where, shard, "offsets", 2),
             self.numbers(where, shard, "sizes", 2),

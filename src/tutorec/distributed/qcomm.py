@@ -1,14 +1,14 @@
-"""Rows and gradients in 16 bits while they travel: half the bytes, for an error per value sent that is known.
+"""Quantized communication: rows and gradients are sent in 16 bits, half the bytes of float32.
 
-What is sent is rounded to the nearest number of the narrow type; what arrives is float32 again before anything is
-computed with it, so that sums are made in float32 and only the values sent are rounded:
+Values are rounded to the nearest value of the narrow type before they are sent, and converted to
+float32 on arrival. Sums are computed in float32, so only the sent values are rounded:
 
-- FP16: a relative error of at most 2**-11 between 6.1e-5 and 65504; below that an absolute one of 2**-25; what is
-  larger becomes infinite.
+- FP16: a relative error of at most 2**-11 between 6.1e-5 and 65504; below that an absolute error of
+  at most 2**-25; larger values become infinite.
 - BF16: a relative error of at most 2**-8, over nearly the range of float32.
 
-Rows on their way home over two steps (table-row-wise, grid) are rounded twice. Gradients are often below 6.1e-5: send
-them as BF16, or give FP16 a ``backward_loss_scale``.
+The two-step output exchange of table-row-wise and grid sharding rounds rows twice. Gradients are
+often below 6.1e-5: send them as BF16, or set ``backward_loss_scale`` for FP16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 @unique
 class CommType(Enum):
-    """In what type values travel. FP32, FP16 and BF16 are supported; the others stand here to be refused by name.
+    """Data type in which values are sent. FP32, FP16 and BF16 are supported, others are refused.
 
     Source:
         TorchRec's ``torchrec.distributed.fbgemm_qcomm_codec.CommType``.
@@ -41,7 +41,7 @@ class CommType(Enum):
 
 @unique
 class CommOp(Enum):
-    """The moves that can have a narrow type of their own.
+    """The exchanges that can have a codec.
 
     Source:
         TorchRec's ``torchrec.distributed.types.CommOp``.
@@ -57,11 +57,12 @@ class CommOp(Enum):
 
 @dataclass(frozen=True)
 class CommCodec:
-    """How values become narrow before they are sent, and wide again when they have arrived.
+    """Converts values to a narrow type before they are sent, and back on arrival.
 
     Args:
-        dtype: What travels: float16 or bfloat16.
-        loss_scale: Values are multiplied by it before they are rounded and divided by it on arrival; None: by nothing.
+        dtype: The type sent: float16 or bfloat16.
+        loss_scale: Values are multiplied by it before rounding and divided by it on arrival; None
+            for no scaling.
 
     Example:
         >>> codec = CommCodec(torch.bfloat16)
@@ -75,22 +76,22 @@ class CommCodec:
     loss_scale: float | None = None
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """``[N]`` to send."""
+        """Convert ``[N]`` values for sending."""
         return (values if self.loss_scale is None else values * self.loss_scale).to(self.dtype)
 
     def decode(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """``[N]`` that arrived, or a sum of them, in ``dtype``."""
+        """Convert received values ``[N]``, or a sum of them, to ``dtype``."""
         wide = values.to(dtype)
         return wide if self.loss_scale is None else wide / self.loss_scale
 
 
 @dataclass(frozen=True)
 class QuantizedCommCodecs:
-    """The codecs of one move: of the rows on their way home, and of the gradients on their way back.
+    """The codecs of one exchange, for rows and for their gradients.
 
     Args:
-        forward: None: as they are.
-        backward: None: as they are.
+        forward: Codec of rows; None sends them unchanged.
+        backward: Codec of gradients; None sends them unchanged.
 
     Source:
         TorchRec's ``torchrec.distributed.types.QuantizedCommCodecs``.
@@ -102,19 +103,20 @@ class QuantizedCommCodecs:
 
 @dataclass
 class QCommsConfig:
-    """In what type rows and gradients travel.
+    """Data types in which rows and gradients are sent.
 
-    TorchRec's other arguments (``fp8_*``, ``mx4_*``, ``output_dtype``) set up FP8 and MX4, which are not
-    supported here.
+    TorchRec's other arguments (``fp8_*``, ``mx4_*``, ``output_dtype``) configure FP8 and MX4, which
+    are not supported.
 
     Args:
-        forward_precision: Rows on their way home.
-        backward_precision: Gradients on their way back.
-        forward_loss_scale: Rows are multiplied by it while they travel; for what FP16 and BF16 would round to zero.
-        backward_loss_scale: Gradients are multiplied by it while they travel.
+        forward_precision: Type of rows.
+        backward_precision: Type of gradients.
+        forward_loss_scale: Factor on rows while they are sent, for values that FP16 or BF16 would
+            round to zero.
+        backward_loss_scale: Factor on gradients while they are sent.
 
     Raises:
-        ValueError: A type that is not supported, or a scale that is no positive number.
+        ValueError: A type is not supported, or a scale is not a positive number.
 
     Source:
         TorchRec's ``torchrec.distributed.fbgemm_qcomm_codec.QCommsConfig``.
@@ -135,15 +137,16 @@ def get_qcomm_codecs_registry(
     comm_ops: Sequence[CommOp] | None = None,
     device: torch.device | None = None,
 ) -> dict[str, QuantizedCommCodecs] | None:
-    """What a sharder takes as ``qcomm_codecs_registry=``: the codecs of each move.
+    """The codecs of each exchange, a sharder's ``qcomm_codecs_registry=``.
 
     Args:
-        qcomms_config: The types.
-        comm_ops: The moves that they are for, all by default.
-        device: TorchRec's; has no effect. BF16 travels as BF16 on gloo too, where TorchRec falls back to FP16.
+        qcomms_config: The data types.
+        comm_ops: The exchanges that use them, all by default.
+        device: TorchRec's; has no effect. BF16 is sent as BF16 on gloo, too, where TorchRec falls
+            back to FP16.
 
     Returns:
-        Name of a `CommOp` -> its codecs; None where everything travels as float32.
+        Name of a `CommOp` -> its codecs; None if everything is sent as float32.
 
     Example:
         >>> registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16))
@@ -160,13 +163,13 @@ def get_qcomm_codecs_registry(
 
 
 def get_qcomm_codecs(qcomms_config: QCommsConfig | None) -> QuantizedCommCodecs:
-    """The codecs of one move, what ``PooledEmbeddingsAllToAll`` and its kind take as ``codecs=``.
+    """The codecs of one exchange, as ``PooledEmbeddingsAllToAll(codecs=...)`` takes them.
 
     Args:
-        qcomms_config: The types; None: as they are.
+        qcomms_config: The data types; None for no codecs.
 
     Raises:
-        TypeError: It is no `QCommsConfig`.
+        TypeError: The argument is not a `QCommsConfig`.
 
     Example:
         >>> get_qcomm_codecs(QCommsConfig(backward_precision=CommType.BF16))
@@ -179,7 +182,7 @@ def get_qcomm_codecs(qcomms_config: QCommsConfig | None) -> QuantizedCommCodecs:
         return QuantizedCommCodecs()
     if not isinstance(qcomms_config, QCommsConfig):
         raise TypeError(
-            f"types on the wire are a QCommsConfig, got {qcomms_config!r}: "
+            f"qcomms_config must be a QCommsConfig, got {qcomms_config!r}: "
             "QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)"
         )
     return QuantizedCommCodecs(
@@ -196,7 +199,8 @@ def _codec(direction: str, precision: CommType, loss_scale: float | None) -> Com
         raise ValueError(f"{direction}_precision must be a CommType, got {precision!r}: try CommType.FP16")
     if precision not in _DTYPES:
         raise ValueError(
-            f"{direction}_precision {precision.name} is not supported: rows and gradients travel as FP32, FP16 or BF16"
+            f"{direction}_precision {precision.name} is not supported: "
+            "rows and gradients are sent as FP32, FP16 or BF16"
         )
     if loss_scale is not None and not loss_scale > 0:
         raise ValueError(f"{direction}_loss_scale must be a positive number or None, got {loss_scale!r}")

@@ -1,6 +1,7 @@
-"""A quantized `EmbeddingCollection` whose tables lie on several devices of one process: rows for each id, by name."""
+"""Quantized `EmbeddingCollection` sharded over the devices of one process."""
 
-# No `from __future__ import annotations`: TorchScript compiles `rows_of_features` from a traced graph.
+# No `from __future__ import annotations`: TorchScript compiles `rows_of_features` from a traced
+# graph.
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,19 +21,19 @@ from tutorec.quant.embedding_collection import EmbeddingCollection as QuantEmbed
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-# In a traced graph the call stands whole, from here as from the module that defines it.
+# A leaf of traced graphs, here as in the module that defines it.
 torch.fx.wrap("flatten_feature_lengths")
 
 
 @torch.fx.wrap
 def rows_of_features(rows: Tensor, features: KeyedJaggedTensor, first: int, count: int) -> list[Tensor]:
-    """The rows of each feature out of those of several.
+    """Split rows by feature.
 
     Args:
         rows: ``[N, D]``, feature by feature.
-        features: A batch that has these features, among others.
+        features: A batch with these features, among others.
         first: Position of the first of them.
-        count: How many they are.
+        count: Number of features.
 
     Example:
         >>> batch = KeyedJaggedTensor(["user", "item"], torch.tensor([4, 7, 8]), lengths=torch.tensor([1, 2]))
@@ -44,22 +45,24 @@ def rows_of_features(rows: Tensor, features: KeyedJaggedTensor, first: int, coun
 
 
 class ShardedQuantEcInputDist(ShardedQuantEbcInputDist):
-    """The way in: each feature to the devices that hold its rows."""
+    """Input dist: sends each feature to the devices that hold its rows."""
 
 
 class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]]):
-    """A quantized `EmbeddingCollection` over the devices of one process.
+    """A quantized `EmbeddingCollection` sharded over the devices of one process.
 
     Args:
         module: The quantized collection.
-        table_name_to_parameter_sharding: How each table is sharded: ``table_wise``, ``column_wise`` or ``row_wise``.
-        env: How many devices, ``ShardingEnv.from_local(n, 0)``.
-        fused_params: TorchRec's; no effect.
-        device: Their kind, by default that of the tables.
+        table_name_to_parameter_sharding: How each table is sharded: ``table_wise``, ``column_wise``
+            or ``row_wise``.
+        env: ``ShardingEnv.from_local(n, 0)`` for n devices.
+        fused_params: TorchRec's; has no effect.
+        device: Device type; by default that of the tables.
 
     Raises:
-        TypeError: ``env`` or the plan is something else.
-        ValueError: The plan does not fit, ranks are processes, or there are not so many devices.
+        TypeError: ``env`` or the plan has another type.
+        ValueError: The plan does not fit, ``env`` has several processes, or there are fewer
+            devices.
 
     Source:
         TorchRec's ``torchrec.distributed.quant_embedding.ShardedQuantEmbeddingCollection``.
@@ -91,7 +94,7 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
 
         Raises:
             KeyError: A feature is missing.
-            ValueError: An id is not a row of its table.
+            ValueError: An id is outside its table.
         """
         if is_fx_symbolic_tracing():
             ctx.features = flatten_feature_lengths(features, self._order.wanted)
@@ -100,15 +103,15 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
         return self._input_dist_module.forward(_one_list_each(self._order.arrange(features)), ctx)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Ids to their devices, lookups there, results back: what the unsharded module returns.
+        """Look a batch up; the result is that of the unsharded module.
 
         Args:
-            features: F features, B samples; a TensorDict will do.
+            features: F features, B samples; a TensorDict is accepted.
         """
         return self._run(features)
 
     def output_dist(self, ctx: QuantContext, output: list[list[Any]]) -> dict[str, JaggedTensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Bring rows together, under the names of the unsharded module."""
+        """Collect the rows under the names of the unsharded module."""
         found: dict[str, list[tuple[int, Any]]] = {name: [] for name in self._feature_of}
         for sharding, rows, own in zip(self._asked, output, ctx, strict=True):
             for pieces, part, first, of_call in sharding.rows_home(rows, own, self._output_device):
@@ -130,20 +133,20 @@ class ShardedQuantEmbeddingCollection(ShardedQuantModule[dict[str, JaggedTensor]
         return results if traced else samples_of_lists(results, ctx.features, self._feature_of)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """What each table is."""
+        """Configuration of each table."""
         return self._configs
 
     def need_indices(self) -> bool:
-        """Whether the results carry the ids that they belong to, as weights."""
+        """Whether results carry their ids, as weights."""
         return self._need_indices
 
 
 class QuantEmbeddingCollectionSharder(BaseQuantEmbeddingSharder[QuantEmbeddingCollection]):
-    """Shards a quantized `EmbeddingCollection` over the devices of one process.
+    """Sharder of quantized `EmbeddingCollection`, over the devices of one process.
 
     Args:
-        fused_params: TorchRec's; what it says there (formats, registered operators) the quantized module says here.
-        shardable_params: Names of the tables to be sharded; TorchRec's, all by default and nothing else.
+        fused_params: TorchRec's; has no effect. Number formats are those of the quantized module.
+        shardable_params: Names of the tables to shard; must be all tables, the default.
 
     Source:
         TorchRec's ``torchrec.distributed.quant_embedding.QuantEmbeddingCollectionSharder``.
@@ -154,7 +157,7 @@ class QuantEmbeddingCollectionSharder(BaseQuantEmbeddingSharder[QuantEmbeddingCo
 
 
 def _one_list_each(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Of a variable batch all ids of a feature as one list: rows that are not pooled need no more."""
+    """For a variable batch, all ids of a feature as one bag, which is enough for unpooled rows."""
     if not features.variable_stride_per_key():
         return features
     counts = features.length_per_key()

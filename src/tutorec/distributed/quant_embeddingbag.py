@@ -1,10 +1,11 @@
-"""A quantized `EmbeddingBagCollection` whose tables lie on several devices of one process: same input, same output.
+"""Quantized `EmbeddingBagCollection` sharded over the devices of one process.
 
-A traced graph of it is a straight list of calls: features in order, to their devices, a check of bounds, a lookup,
-back, side by side. Nothing in it depends on a batch, so that tracing needs none.
+Its traced graph is a fixed list of calls: reorder features, copy to devices, check ids, look up,
+copy back, concatenate. Nothing in it depends on a batch, so tracing needs none.
 """
 
-# No `from __future__ import annotations`: TorchScript compiles `flatten_feature_lengths` from a traced graph.
+# No `from __future__ import annotations`: TorchScript compiles `flatten_feature_lengths` from a
+# traced graph.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,14 +30,14 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 @torch.fx.wrap
 def flatten_feature_lengths(features: KeyedJaggedTensor, order: list[str]) -> KeyedJaggedTensor:
-    """The batch as the devices want it: the features that they read, in that order; itself where it is so already.
+    """Reorder features for the devices; returns the batch itself if it has that order.
 
-    One call in a traced graph, which cannot know in which order its callers bring their keys. (Lengths are flat in a
-    batch of ours; those of TorchRec may have two dimensions, which is where the name is from.)
+    A leaf of traced graphs, since the key order of later batches is unknown. TorchRec's lengths may
+    have two dimensions, which explains the name; here they are always flat.
 
     Args:
         features: The batch.
-        order: The features; one may stand there twice.
+        order: The features; one may occur twice.
 
     Raises:
         KeyError: A feature is missing.
@@ -54,7 +55,7 @@ def flatten_feature_lengths(features: KeyedJaggedTensor, order: list[str]) -> Ke
 
 @torch.fx.wrap
 def no_columns(features: KeyedJaggedTensor, dtype: torch.dtype) -> torch.Tensor:
-    """What a collection without features returns, ``[B, 0]``.
+    """The result of a collection without features, ``[B, 0]``.
 
     Example:
         >>> batch = KeyedJaggedTensor(["user"], torch.tensor([4]), lengths=torch.tensor([1, 0]))
@@ -65,10 +66,10 @@ def no_columns(features: KeyedJaggedTensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class ShardedQuantEbcInputDist(nn.Module):
-    """The way in: each feature to the devices that hold its rows.
+    """Input dist: sends each feature to the devices that hold its rows.
 
     Args:
-        shardings: They, in the order in which they are asked.
+        shardings: The shardings, in order.
 
     Source:
         TorchRec's ``torchrec.distributed.quant_embeddingbag.ShardedQuantEbcInputDist``.
@@ -80,7 +81,7 @@ class ShardedQuantEbcInputDist(nn.Module):
         self._counts = [len(sharding.features) for sharding in shardings]
 
     def forward(self, features: Any, ctx: Any) -> list[list[Any]]:
-        """The batch with the features of all shardings, one after the other -> a batch for each device of each."""
+        """Features of all shardings, concatenated -> a batch per sharding and device."""
         if not self._shardings:
             return []
         parts = [features] if len(self._counts) == 1 else features.split(self._counts)
@@ -88,18 +89,20 @@ class ShardedQuantEbcInputDist(nn.Module):
 
 
 class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
-    """A quantized `EmbeddingBagCollection` over the devices of one process.
+    """A quantized `EmbeddingBagCollection` sharded over the devices of one process.
 
     Args:
         module: The quantized collection.
-        table_name_to_parameter_sharding: How each table is sharded: ``table_wise``, ``column_wise`` or ``row_wise``.
-        env: How many devices, ``ShardingEnv.from_local(n, 0)``.
-        fused_params: TorchRec's; no effect.
-        device: Their kind, by default that of the tables.
+        table_name_to_parameter_sharding: How each table is sharded: ``table_wise``, ``column_wise``
+            or ``row_wise``.
+        env: ``ShardingEnv.from_local(n, 0)`` for n devices.
+        fused_params: TorchRec's; has no effect.
+        device: Device type; by default that of the tables.
 
     Raises:
-        TypeError: ``env`` or the plan is something else.
-        ValueError: The plan does not fit, ranks are processes, or there are not so many devices.
+        TypeError: ``env`` or the plan has another type.
+        ValueError: The plan does not fit, ``env`` has several processes, or there are fewer
+            devices.
 
     Source:
         TorchRec's ``torchrec.distributed.quant_embeddingbag.ShardedQuantEmbeddingBagCollection``.
@@ -125,7 +128,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         arriving = [piece for sharding in self._asked for call in sharding.calls for piece in call]
         self._columns = ColumnOrder(arriving, wanted=self._keys)
         whole = len(self._asked) == 1 and isinstance(self._asked[0], InferWholeRowsSharding)
-        # In a list: it is no part of the module by another name.
+        # In a list, so that it is not registered as a submodule a second time.
         self._alone = self._asked[0].lookups if whole and len(self._asked[0].lookups) == 1 else []
 
     _lookup_of = InferGroupedPooledEmbeddingsLookup
@@ -135,7 +138,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
 
         Raises:
             KeyError: A feature is missing.
-            ValueError: An id is not a row of its table, or weights are missing.
+            ValueError: An id is outside its table, or weights are missing.
         """
         if is_fx_symbolic_tracing():
             ctx.features = flatten_feature_lengths(features, self._order.wanted)
@@ -147,17 +150,17 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         return self._input_dist_module.forward(self._order.arrange(features), ctx)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Ids to their devices, lookups there, results back: what the unsharded module returns.
+        """Look a batch up; the result is that of the unsharded module.
 
         Args:
-            features: F features, B samples; a TensorDict will do.
+            features: F features, B samples; a TensorDict is accepted.
         """
         if not self._alone or type(features) is not KeyedJaggedTensor or is_fx_symbolic_tracing():
             return self._run(features)
         return self._at_once(features, self._alone[0])
 
     def _at_once(self, features: KeyedJaggedTensor, lookup: DeviceLookup) -> KeyedTensor:
-        """The same where one device holds everything, and nothing is to be moved: no step more than unsharded."""
+        """Fast path for one device that holds all tables: nothing is moved."""
         near = lookup.device == self._output_device and features.device() == lookup.device
         if (
             not near
@@ -179,7 +182,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         return KeyedTensor._from_parts(self._keys[:], widths[:], pooled)
 
     def output_dist(self, ctx: QuantContext, output: list[list[Any]]) -> KeyedTensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Bring the columns together, in the order of the unsharded module."""
+        """Concatenate the columns in the order of the unsharded module."""
         if not self._asked:
             return KeyedTensor([], [], no_columns(ctx.features, self._output_dtype).to(self._output_device))
         parts = [
@@ -194,7 +197,7 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         return KeyedTensor._from_parts(keyed.keys(), keyed.length_per_key(), pooled)
 
     def _of_samples(self, pooled: torch.Tensor, features: KeyedJaggedTensor) -> torch.Tensor:
-        """The pooled rows of samples, of a batch that stores lists and says which of them each sample means."""
+        """The pooled rows of samples, for a batch with inverse indices."""
         strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
         pieces = pooled.split_with_sizes(self._columns.length_per_key, 1)
         lists = [piece[: strides[name]] for name, piece in zip(self._result_features, pieces, strict=True)]
@@ -204,16 +207,16 @@ class ShardedQuantEmbeddingBagCollection(ShardedQuantModule[KeyedTensor]):
         return join_samples(self._result_features, lists, inverse, features.variable_stride_per_key())
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """What each table is."""
+        """Configuration of each table."""
         return self._configs
 
 
 class QuantEmbeddingBagCollectionSharder(BaseQuantEmbeddingSharder[EmbeddingBagCollection]):
-    """Shards a quantized `EmbeddingBagCollection` over the devices of one process.
+    """Sharder of quantized `EmbeddingBagCollection`, over the devices of one process.
 
     Args:
-        fused_params: TorchRec's; what it says there (formats, registered operators) the quantized module says here.
-        shardable_params: Names of the tables to be sharded; TorchRec's, all by default and nothing else.
+        fused_params: TorchRec's; has no effect. Number formats are those of the quantized module.
+        shardable_params: Names of the tables to shard; must be all tables, the default.
 
     Source:
         TorchRec's ``torchrec.distributed.quant_embeddingbag.QuantEmbeddingBagCollectionSharder``.

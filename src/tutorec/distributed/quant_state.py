@@ -1,8 +1,8 @@
-"""What sharded quantized collections have in common: tables over the devices of one process, and their state.
+"""Base classes of sharded quantized collections: tables over the devices of one process.
 
-One process drives all devices, so that nothing is agreed on and nothing is exchanged; `ShardingEnv.from_local(n, 0)`
-says how many devices there are. On the CPU they share one memory and are devices in name only, which is how a plan for
-a machine with GPUs is tried out on one without.
+One process drives all devices, so ranks need no agreement and no exchange;
+`ShardingEnv.from_local(n, 0)` sets the number of devices. On the CPU the devices share one memory
+and are virtual, which lets a plan for a GPU machine run on a machine without GPUs.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _Out = TypeVar("_Out")
 
 @dataclass(frozen=True)
 class QuantSource:
-    """A quantized collection that is to be sharded.
+    """A quantized collection and what is needed to shard it.
 
     Args:
-        kind: Its class, for messages.
-        path: Where its tables stand in it: buffers are ``<path>.<table>.weight``.
-        configs: What each table is.
+        kind: Its class name, for messages.
+        path: Path of its tables in the module: buffers are named ``<path>.<table>.weight``.
+        configs: Configuration of each table.
         tables: The module.
         weighted: Whether each id must carry a weight.
-        output_dtype: Of what it returns.
+        output_dtype: Data type of its results.
     """
 
     kind: str
@@ -73,11 +73,11 @@ class QuantSource:
 
 
 class QuantContext(list[InferContext]):
-    """What the moves of one batch tell each other: an entry for each sharding.
+    """State of one batch: one entry per sharding.
 
     Attributes:
-        features: The batch as it was given, after it was checked.
-        of_lists: Whether it stores lists, and not samples: features differ in their number.
+        features: The batch as the caller passed it, checked.
+        of_lists: Whether features have different numbers of bags (inverse indices).
     """
 
     features: Any = None
@@ -85,27 +85,30 @@ class QuantContext(list[InferContext]):
 
 
 class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[Any]], _Out], Generic[_Out]):
-    """A quantized collection over the devices of one process.
+    """A quantized collection sharded over the devices of one process.
 
-    Everything is built here: a graph can be traced before any batch has been seen.
+    Everything is built at construction, so a graph can be traced before any batch.
 
     Args:
-        source: The quantized collection. A table that stays whole, or loses rows only, is not copied where its device
-            is the one that it is on: both modules then show the same rows. Tables on the meta device are allocated
-            where the plan puts them, as zeros, and loaded by ``load_state_dict``; a lookup before that warns.
+        source: The quantized collection. A table that stays whole, or is split by rows only, is not
+            copied if it is on the right device; both modules then share its memory. Tables on the
+            meta device are allocated on the plan's devices as zeros and filled by
+            ``load_state_dict``; a lookup before that warns.
         plan: Table name -> how it is sharded.
-        env: How many devices.
-        device: Their kind: ``cpu``, or ``cuda`` for ``cuda:0`` to ``cuda:n-1``; by default that of the tables.
+        env: ``ShardingEnv.from_local(n, 0)`` for n devices.
+        device: Device type: ``cpu``, or ``cuda`` for ``cuda:0`` to ``cuda:n-1``; by default that of
+            the tables.
 
     Raises:
-        TypeError: ``env`` or the plan is something else.
-        ValueError: The plan does not fit, ranks are processes, or there are not so many devices.
+        TypeError: ``env`` or the plan has another type.
+        ValueError: The plan does not fit, ``env`` has several processes, or there are fewer
+            devices.
 
     Source:
         TorchRec's ``torchrec.distributed.quant_state.ShardedQuantEmbeddingModuleState``.
     """
 
-    # A tracer looks into it: nothing of it is exchanged between ranks.
+    # Tracers enter this module: it has no exchange between ranks.
     _fx_leaf = False
 
     def __init__(
@@ -131,7 +134,7 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         asked = [sharding for sharding in self._shardings if sharding.features]
         self._asked = asked
         self._lookups: list[nn.Module] = [self._lookup_of(sharding.lookups) for sharding in asked]
-        # TorchRec's, which fills it at the first batch; here results come home by functions.
+        # TorchRec's attribute, set at its first batch; here functions collect the results.
         self._output_dists = nn.ModuleList()
         tables_of: dict[str, list[str]] = {}
         for table in self._tables:
@@ -155,22 +158,22 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
     # --- one batch
 
     def create_context(self) -> QuantContext:
-        """What one batch's moves tell each other."""
+        """Return an empty context for one batch."""
         return QuantContext(InferContext() for _ in self._asked)
 
     def compute(self, ctx: QuantContext, dist_input: list[list[Any]]) -> list[list[Any]]:
-        """Look rows up, on every device."""
-        # `forward`, not a call: what stands in a plain list is no part of a traced graph by itself.
+        """Look rows up on every device."""
+        # `forward`, not a call: modules in a plain list are not part of a traced graph.
         return [lookup.forward(parts) for lookup, parts in zip(self._lookups, dist_input, strict=True)]
 
     def _run(self, features: KeyedJaggedTensor) -> Any:
-        """Ids to their devices, lookups there, results back."""
+        """Send ids to devices, look rows up, and send results back."""
         ctx = self.create_context()
         arrived: Any = self.input_dist(ctx, features)
         return self.output_dist(ctx, self.compute(ctx, arrived))
 
     def _checked(self, features: Any) -> Any:
-        """The batch as it was given, checked; with its features in the order of the shardings."""
+        """The checked batch, as the caller passed it and with its features in sharding order."""
         features = maybe_td_to_kjt(features, self._feature_names)
         pooled = self._kind == "EmbeddingBagCollection"
         if self._not_loaded:
@@ -183,22 +186,22 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         check_ids(features, self._feature_rows, self._is_weighted if pooled else None, self)
         return features
 
-    # --- what it shares with the unsharded module
+    # --- interface of the unsharded module
 
     def table_names(self) -> list[str]:
         """The tables, in order."""
         return [table.name for table in self._tables]
 
     def packed_table(self, table: str) -> PackedTable:
-        """Rows, columns and number format of a table, and the layout of a row."""
+        """Rows, columns and number format of a table, and its row layout."""
         return self._table(table).table
 
     def packed_rows(self, table: str) -> Tensor:
-        """A table's packed rows [R, row_bytes] uint8: a view where it lies in one piece, else a copy."""
+        """A table's packed rows [R, row_bytes] uint8: a view if it is contiguous, else a copy."""
         return _joined(self._table(table), self._own_rows(table))
 
     def write_rows(self, table: str, payload: Tensor, scale_bias: Tensor | None = None) -> None:
-        """Write a table's packed rows: payload [R, bytes] and, for integers, scale and bias [R, 4], both uint8."""
+        """Write packed rows: payload [R, bytes] and, for integers, scale and bias [R, 4], uint8."""
         found, own = self._table(table), self._own_rows(table)
         self._not_loaded.discard(table)
         shape = found.table.rows, found.table.layout.row_bytes
@@ -214,12 +217,12 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         raise KeyError(f"there is no table {name!r}; the tables are {self.table_names()}")
 
     def _own_rows(self, table: str) -> list[Tensor]:
-        """The packed rows of each piece of a table, live."""
+        """The packed rows of each shard of a table, as live views."""
         return [rows for sharding in self._shardings for rows in sharding.rows_of(table)]
 
     @property
     def env(self) -> ShardingEnv:
-        """How many devices there are."""
+        """The environment; its world size is the number of devices."""
         return self._env
 
     @property
@@ -229,7 +232,7 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
 
     @property
     def device(self) -> torch.device:
-        """Where results are; ``.to(device)`` changes it, and leaves the tables where the plan put them."""
+        """Device of the results; ``.to(device)`` changes it and does not move tables."""
         return self._output_device
 
     def is_weighted(self) -> bool:
@@ -237,25 +240,25 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         return self._is_weighted
 
     def output_dtype(self) -> torch.dtype:
-        """Of what it returns."""
+        """Data type of the results."""
         return self._output_dtype
 
     def extra_repr(self) -> str:
-        """Lookups, which are a plain list so that their buffers are not counted twice."""
+        """Lookups, which are in a plain list so that their buffers are not registered twice."""
         if not self._lookups:
             return ""
         lines = ["(lookups): ", *(repr(lookup).replace("\n", "\n  ") for lookup in self._lookups)]
         return "\n ".join(lines)
 
     def _apply(self, fn: Any, recurse: bool = True) -> ShardedQuantModule[_Out]:
-        """``.to(device)`` says where results go; rows stay where the plan put them."""
+        """``.to(device)`` changes the device of the results; rows stay on the plan's devices."""
         self._output_device = fn(torch.empty(0, dtype=torch.uint8, device=self._output_device)).device
         return self
 
-    # --- set-up
+    # --- construction
 
     def _placed(self, source: QuantSource, plan: Mapping[str, ParameterSharding]) -> list[QuantTable]:
-        """The plan, read and checked."""
+        """Read and check the plan."""
         check_plan_covers([config.name for config in source.configs], plan)
         placed = []
         for config, keys in zip(source.configs, get_embedding_names_by_table(source.configs), strict=True):
@@ -266,7 +269,7 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
         return placed
 
     def _show_tables(self) -> None:
-        """Each table's packed rows as buffers, which are those that the operators read."""
+        """Register each table's packed rows as buffers that share the operators' memory."""
         holder = nn.ModuleDict({table.name: nn.Module() for table in self._tables})
         for sharding in self._shardings:
             for table in sharding.tables:
@@ -278,14 +281,14 @@ class ShardedQuantModule(ShardedModule[QuantContext, list[list[Any]], list[list[
 
 
 def serving_devices(device: torch.device | str, count: int) -> list[torch.device]:
-    """The devices of a process that serves: the CPU ``count`` times, or as many GPUs.
+    """The devices of a serving process: the CPU ``count`` times, or ``count`` GPUs.
 
     Args:
-        device: Their kind, or the first of them: ``cpu``, ``cuda``, ``cuda:2``.
-        count: How many.
+        device: Device type, or the first device: ``cpu``, ``cuda``, ``cuda:2``.
+        count: Number of devices.
 
     Raises:
-        ValueError: There are not so many, or it is a device that computes nothing.
+        ValueError: There are fewer devices, or the device cannot compute, such as meta.
 
     Example:
         >>> serving_devices("cpu", 2)
@@ -304,7 +307,7 @@ def serving_devices(device: torch.device | str, count: int) -> list[torch.device
     if first + count > have:
         wanted = f"cuda:{first}" if count == 1 else f"cuda:{first} to cuda:{first + count - 1}"
         raise ValueError(
-            f"{count} devices from {wanted} are asked for, and this process sees {have} GPUs: take fewer with "
+            f"{count} devices from {wanted} are requested, and this process sees {have} GPUs: take fewer with "
             f"ShardingEnv.from_local({max(have - first, 1)}, 0), or device=torch.device('cpu'), where devices are "
             "virtual"
         )
@@ -312,7 +315,7 @@ def serving_devices(device: torch.device | str, count: int) -> list[torch.device
 
 
 def _serving(env: ShardingEnv) -> ShardingEnv:
-    """The environment, if it is one of a single process."""
+    """Return the environment if it has no process group; raise otherwise."""
     if env.process_group is not None and env.world_size > 1:
         raise ValueError(
             f"quantized tables are served by one process that drives all devices, and this ShardingEnv has a process "
@@ -322,11 +325,11 @@ def _serving(env: ShardingEnv) -> ShardingEnv:
 
 
 class BaseQuantEmbeddingSharder(CollectionSharder[M]):
-    """What the sharders of both quantized collections have in common.
+    """Base of the sharders of quantized collections.
 
     Args:
-        fused_params: TorchRec's; what it says there (formats, registered operators) the quantized module says here.
-        shardable_params: Names of the tables to be sharded; TorchRec's, all by default and nothing else.
+        fused_params: TorchRec's; has no effect. Number formats are those of the quantized module.
+        shardable_params: Names of the tables to shard; must be all tables, the default.
 
     Source:
         TorchRec's ``torchrec.distributed.embedding_types.BaseQuantEmbeddingSharder``.
@@ -343,16 +346,16 @@ class BaseQuantEmbeddingSharder(CollectionSharder[M]):
 
     @property
     def fused_params(self) -> dict[str, Any] | None:
-        """As they were given."""
+        """``fused_params`` as given."""
         return self._fused_params
 
     def shardable_parameters(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """Table name -> a stand-in without rows, ``[R, D]`` on the meta device: a plan is about rows and columns.
+        """Table name -> a parameter ``[R, D]`` on the meta device, for the planner.
 
-        The packed rows themselves, ``[R, bytes of a row]``, are buffers of the module.
+        The packed rows themselves, ``[R, row_bytes]``, are buffers of the module.
 
         Raises:
-            ValueError: ``shardable_params`` leaves tables out.
+            ValueError: ``shardable_params`` does not name all tables.
         """
         packed: Any = module
         tables = {name: packed.packed_table(name) for name in packed.table_names()}
@@ -367,16 +370,16 @@ class BaseQuantEmbeddingSharder(CollectionSharder[M]):
         }
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """`ShardingType` values that it can build, on any device."""
+        """The supported `ShardingType` values, the same on any device."""
         return [kind.value for kind in INFER_TYPES]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """`EmbeddingComputeKernel` values that it can build, on any device."""
+        """The supported `EmbeddingComputeKernel` values, the same on any device."""
         return [kernel.value for kernel in INFER_KERNELS]
 
 
 def _store_whole(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    """Name every table in the state dict as the unsharded module does, and put cut ones together, which copies them."""
+    """Save hook: every table whole, under unsharded names; joining shards copies them."""
     note_formats([table.table for table in module._tables], local_metadata)
     for table in module._tables:
         key = f"{prefix}{module._path}.{table.name}.weight"
@@ -392,7 +395,7 @@ def _store_whole(module: Any, state_dict: dict[str, Any], prefix: str, local_met
 def _load_pieces(
     module: Any, state_dict: dict[str, Any], prefix: str, metadata: Any, _strict: bool, missing: list[str], *_: Any
 ) -> None:
-    """Leave in the state dict the pieces of each table; those of a table that it does not have are the module's own."""
+    """Load hook: split each table into its shards; a missing table keeps the module's rows."""
     for table in module._tables:
         stem = f"{prefix}{module._path}.{table.name}"
         key, own = f"{stem}.weight", module._own_rows(table.name)
@@ -419,7 +422,7 @@ def _load_pieces(
 
 
 def _cut(table: QuantTable, whole: Tensor) -> Iterator[Tensor]:
-    """The packed rows of a table's pieces, from those of the table."""
+    """Split a table's packed rows into its shards."""
     for piece, own in zip(table.pieces, table.piece_tables, strict=True):
         rows = whole[piece.row_offset : piece.row_offset + piece.rows]
         if _cuts_columns(table):
@@ -428,14 +431,14 @@ def _cut(table: QuantTable, whole: Tensor) -> Iterator[Tensor]:
 
 
 def _joined(table: QuantTable, pieces: Sequence[Tensor]) -> Tensor:
-    """A table's packed rows, from those of its pieces."""
+    """Join a table's packed rows from its shards."""
     if _cuts_columns(table):
         return join_columns(pieces, [each.layout for each in table.piece_tables], table.table.layout)
     return pieces[0] if len(pieces) == 1 else _joined_rows(pieces)
 
 
 def _joined_rows(pieces: Sequence[Tensor]) -> Tensor:
-    """Ranges of rows as one table: a view where they still lie one behind the other."""
+    """Join ranges of rows: a view if they are still contiguous in memory."""
     ends = [piece.data_ptr() + piece.numel() for piece in pieces if piece.numel()]
     begins = [piece.data_ptr() for piece in pieces if piece.numel()]
     held = {piece.untyped_storage().data_ptr() for piece in pieces if piece.numel()}

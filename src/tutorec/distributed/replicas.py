@@ -1,23 +1,23 @@
-"""Replicas of sharded tables: groups of ranks that each hold all tables, and the mean over them.
+"""Replicas of sharded tables: groups of ranks that each shard all tables, and the mean over groups.
 
-Over many ranks, tables that are sharded over all of them send to all of them. In *2D parallelism* they are sharded over
-a group of G ranks, and W / G groups have a replica of every table each. Of W = 8 ranks and groups of G = 4::
+In *2D parallelism* tables are not sharded over all ranks but over each of W / G groups of G ranks,
+so that a step sends within a group only. Of W = 8 ranks and groups of G = 4::
 
     use_inter_host_allreduce      False                    True
     sharding groups               0 2 4 6    1 3 5 7       0 1 2 3    4 5 6 7
     ranks with the same shards    01  23  45  67           04  15  26  37
 
-A step sends within a sharding group; ranks with the same shards, a *replica group*, take the mean of what they hold
-every so many steps. With ``False`` it is the mean that tends to stay on a host, with ``True`` it is the step.
+Ranks with the same shards form a *replica group*, which averages its shards every few steps. With
+``False`` the mean tends to stay on one host, with ``True`` the step does.
 
 Corresponds to what TorchRec's ``DMPCollection`` calls sharding and replica process groups.
 
-Where tables are sharded within groups and R groups have replicas, ranks that hold the same shards average them. Their
-E numbers are cut into blocks of at most 2 ** 22, of which each replica adds up its part, as even as can be. For each
-block of E numbers, E_r = E / R of replica r (the first E % R replicas one more), replica r sends replica s
+R replicas average their shards in blocks of at most 2 ** 22 elements. Each replica adds up an equal
+share of a block. For each block of E elements, of which replica r adds E_r = E / R (the first E % R
+replicas one more), replica r sends replica s
 
-    replica weights    4 * (E_s + E_r)                                      all weights that a rank holds
-    replica states     4 * (E_s + E_r)                                      of its optimizer, but numbers of steps
+    replica weights    4 * (E_s + E_r)        all weights that a rank holds
+    replica states     4 * (E_s + E_r)        of its optimizer, but no step counts
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.env import sharding_groups
 
 REPLICA_WEIGHTS, REPLICA_STATES = "replica weights", "replica states"
-# Numbers that replicas average at a time: 16 MiB beside the model.
+# Elements that replicas average at a time: 16 MiB in addition to the model.
 BLOCK_NUMBERS = 2**22
 
 AllReduce = Callable[[list[torch.Tensor]], None]
@@ -43,12 +43,12 @@ AllReduce = Callable[[list[torch.Tensor]], None]
 
 @dataclass(frozen=True)
 class ReplicaGroups:
-    """The two groups of this rank.
+    """The sharding group and the replica group of this rank.
 
     Args:
-        sharding: The G ranks that hold one replica of the tables together.
+        sharding: The G ranks that share one replica of the tables.
         replica: The W / G ranks that hold the same shards.
-        ranks: Ranks of the program in each sharding group ``[W / G][G]``.
+        ranks: Global ranks of each sharding group ``[W / G][G]``.
     """
 
     sharding: dist.ProcessGroup
@@ -59,10 +59,10 @@ class ReplicaGroups:
     def of(
         cls, group: dist.ProcessGroup, sharding_group_size: int, use_inter_host_allreduce: bool = False
     ) -> ReplicaGroups:
-        """Those of this rank; every rank of ``group`` calls it together.
+        """Make the groups; a collective call of ``group``.
 
         Raises:
-            ValueError: The ranks do not make groups of this size.
+            ValueError: The ranks cannot be divided into groups of this size.
         """
         everyone = dist.get_process_group_ranks(group)
         numbers = sharding_groups(len(everyone), sharding_group_size, use_inter_host_allreduce)
@@ -75,10 +75,10 @@ class ReplicaGroups:
 
 
 class ReplicaMean:
-    """Takes the mean over replicas of the weights that this rank holds, and of the state of their fused optimizers.
+    """Averages this rank's weights and the state of their fused optimizers over replicas.
 
-    Every rank of the replica group calls the same methods in the same order. Numbers travel as said above;
-    they are added in rank order, so that all replicas get the same bits.
+    Every rank of the replica group calls the same methods in the same order. Values are added in
+    rank order, so all replicas get the same bits.
 
     Args:
         parts: The sharded collections.
@@ -91,11 +91,11 @@ class ReplicaMean:
         self.parts, self._group = list(parts), group
 
     def weights(self) -> list[torch.Tensor]:
-        """This rank's pieces of tables ``[R, D]``, live."""
+        """This rank's shards ``[R, D]``, as live views."""
         return [rows.detach() for part in self.parts for held in part.held_tables() for rows in held.rows]
 
     def states(self) -> list[torch.Tensor]:
-        """State of the optimizers that run inside backward, ``[R]`` and ``[R, D]``, live; no numbers of steps."""
+        """State of the fused optimizers, ``[R]`` and ``[R, D]``, live; without step counts."""
         return [
             state
             for part in self.parts
@@ -107,18 +107,18 @@ class ReplicaMean:
 
     @torch.no_grad()
     def spread(self) -> None:
-        """Give every replica the weights of the first one."""
+        """Copy the weights of the first replica to all others."""
         for rows in self.weights():
             whole = rows.contiguous()
             comm.broadcast(whole, 0, self._group, REPLICA_WEIGHTS)
             rows.copy_(whole)
 
     def average(self, include_optimizer_state: bool, all_reduce: AllReduce | None) -> None:
-        """Take the mean.
+        """Replace values by their mean over replicas.
 
         Args:
-            include_optimizer_state: Of the optimizer state, too.
-            all_reduce: Puts the mean into each of some tensors of one type, by collectives of its own.
+            include_optimizer_state: Whether to average optimizer state, too.
+            all_reduce: Averages a list of tensors of one dtype, with its own collectives.
         """
         for stage, chosen in ((REPLICA_WEIGHTS, self.weights), (REPLICA_STATES, self.states)):
             if stage == REPLICA_STATES and not include_optimizer_state:
@@ -147,11 +147,11 @@ __all__ = ["AllReduce", "ReplicaGroups", "ReplicaMean"]
 
 
 def sync_blocks(shapes: Sequence[tuple[int, ...]], most: int = BLOCK_NUMBERS) -> Iterator[list[tuple[int, int, int]]]:
-    """The blocks in which replicas average tensors: (which tensor, first row, end row) of each part of a block.
+    """The blocks in which replicas average tensors: (tensor, first row, end row) of each part.
 
     Args:
-        shapes: Of each tensor, ``[R]`` or ``[R, D]``; in which order they come makes no difference to the bytes.
-        most: Numbers of a block, unless a single row has more.
+        shapes: Shape of each tensor, ``[R]`` or ``[R, D]``; their order does not change the bytes.
+        most: Maximum elements per block, unless a single row has more.
 
     Example:
         >>> list(sync_blocks([(5,), (3, 4)], most=8))
@@ -173,7 +173,7 @@ def sync_blocks(shapes: Sequence[tuple[int, ...]], most: int = BLOCK_NUMBERS) ->
 
 
 def even_counts(numbers: int, parts: int) -> list[int]:
-    """So many numbers in parts as even as can be, the first ones larger.
+    """Split a number into parts that are as equal as possible, larger ones first.
 
     Example:
         >>> even_counts(8, 3)
@@ -184,13 +184,13 @@ def even_counts(numbers: int, parts: int) -> list[int]:
 
 
 def sync_parts(shapes: Sequence[tuple[int, ...]], replicas: int) -> list[int]:
-    """Of the numbers of some tensors, how many each of R replicas adds up: the sum over blocks of E_r.
+    """The elements of some tensors that each of R replicas adds up: the sum of E_r over blocks.
 
     Replica r sends replica s ``4 * (parts[r] + parts[s])`` bytes.
 
     Args:
-        shapes: Of each tensor, ``[R]`` or ``[R, D]``.
-        replicas: How many ranks hold the same shards.
+        shapes: Shape of each tensor, ``[R]`` or ``[R, D]``.
+        replicas: R, the ranks that hold the same shards.
 
     Example:
         >>> sync_parts([(3, 4), (5,)], replicas=2)
@@ -204,5 +204,5 @@ def sync_parts(shapes: Sequence[tuple[int, ...]], replicas: int) -> list[int]:
 
 
 def _width(shape: tuple[int, ...]) -> int:
-    """Numbers of a row."""
+    """Elements of a row."""
     return max(shape[1], 1) if len(shape) > 1 else 1

@@ -1,8 +1,9 @@
-"""Sharding without a wrapper: replace the collections of a model by sharded ones, and leave the rest alone.
+"""Sharding without a wrapper: the collections of a model are replaced by sharded ones.
 
-`DistributedModelParallel` does this and replicates the dense parts, which is what training wants. Here a model keeps
-its class, its other parts and its forward: for serving, where one process drives several devices, and for training
-loops that replicate by themselves.
+`DistributedModelParallel` does this and also wraps the dense layers in DistributedDataParallel, for
+training. Here the model keeps its class, its other layers and its forward. Use it for serving,
+where one process drives several devices, and for training loops that replicate dense layers
+themselves.
 """
 
 from __future__ import annotations
@@ -36,19 +37,20 @@ def shard(
     device: torch.device | None = None,
     sharder: ModuleSharder[Any] | None = None,
 ) -> nn.Module:
-    """The sharded form of one collection.
+    """Shard one collection.
 
     Args:
-        module: The collection; it stays as it is.
-        plan: Table name -> entry of a plan, or what is to be done with it (`table_wise`, `row_wise` ...); or one of
+        module: The collection; it is not changed.
+        plan: Table name -> plan entry or generator (`table_wise`, `row_wise` and so on); or one of
             these for all tables.
         env: The ranks; those of the default process group by default.
-        device: Where tables are to live, by default :func:`tutorec.spmd.device`.
-        sharder: Shards it; the one for its class by default.
+        device: Device of the tables; :func:`tutorec.spmd.device` by default.
+        sharder: The sharder; the default sharder of the module's class if None.
 
     Raises:
-        TypeError: The plan is neither, or both.
-        ValueError: There is no sharder for such a module, no process group, or the plan does not fit.
+        TypeError: The plan has neither entries nor generators, or mixes them.
+        ValueError: There is no sharder for the module or no process group, or the plan does not
+            fit.
 
     Example:
         >>> from tutorec.distributed.sharding_plan import table_wise
@@ -79,7 +81,7 @@ def shard(
         made = construct_module_sharding_plan(module, generators, sharder, env.local_size, env.world_size, device.type)
     elif generators:
         raise TypeError(
-            f"tables {sorted(generators)} are given words such as table_wise(rank=0), and the others entries "
+            f"tables {sorted(generators)} have generators such as table_wise(rank=0), and the others have entries "
             "of a plan: use one of the two for all tables"
         )
     else:
@@ -95,24 +97,25 @@ def shard_modules(
     sharders: Sequence[ModuleSharder[Any]] | None = None,
     init_params: bool = False,
 ) -> nn.Module:
-    """Replace every collection inside a model by its sharded form; the rest of the model is left alone.
+    """Replace every collection of a model by its sharded form, and leave the rest unchanged.
 
     Args:
-        module: The model. Collections inside it are replaced in place; if it is a collection itself, its sharded form
-            is returned and it stays as it is.
-        env: The ranks; those of the default process group by default. ``ShardingEnv.from_local(n, 0)``: one process
-            with n devices, for quantized collections.
-        device: Where tables are to live, by default :func:`tutorec.spmd.device`.
-        plan: Path of each collection -> its plan; made by `EmbeddingShardingPlanner` by default. Collections that it
-            leaves out stay as they are.
-        sharders: One for each class of collections.
-        init_params: Whether to allocate dense parts that are on the meta device, and to bring all to ``device``.
+        module: The model. Collections inside it are replaced in place. A model that is a collection
+            itself is not changed; its sharded form is returned.
+        env: The ranks; those of the default process group by default. ``ShardingEnv.from_local(n,
+            0)`` is one process with n devices, for quantized collections.
+        device: Device of the tables; :func:`tutorec.spmd.device` by default.
+        plan: Path of each collection -> its plan; made by `EmbeddingShardingPlanner` by default.
+            Collections that it does not name are not sharded.
+        sharders: One sharder per class of collections.
+        init_params: Whether to allocate dense parameters that are on the meta device, and to move
+            everything to ``device``.
 
     Returns:
         The model.
 
     Raises:
-        PlannerError: No plan is given and none is found.
+        PlannerError: No plan is given and the planner finds none.
         ValueError: There is no process group, or the plan does not fit.
 
     Example:
@@ -138,7 +141,7 @@ def _shard_modules(
     init_params: bool | None = False,
     planner: Any = None,
 ) -> nn.Module:
-    """`shard_modules` under the name that TorchRec's introduction calls; ``planner`` makes a plan if none is given."""
+    """`shard_modules` under another name of TorchRec's; ``planner`` plans if no plan is given."""
     sharders = get_default_sharders() if sharders is None else list(sharders)
     env = env if env is not None else default_env("shard_modules")
     device = torch.device(device) if device is not None else own_device()
@@ -147,7 +150,7 @@ def _shard_modules(
         plan = make_plan(module, sharders, env, device, planner)
     check_plan_fits(plan, {path: part for path, (part, _) in found.items()})
     for path in list(found):
-        # Not held any longer than needed: once it is replaced in the model, the unsharded one can be freed.
+        # Drop the reference, so that the unsharded collection can be freed once it is replaced.
         part, sharder = found.pop(path)
         module_plan = plan.get_plan_for_module(path)
         if module_plan is not None:
@@ -161,11 +164,11 @@ def _shard_modules(
 def collections_of(
     module: nn.Module, sharders: Sequence[ModuleSharder[Any]]
 ) -> Iterator[tuple[str, tuple[nn.Module, ModuleSharder[Any]]]]:
-    """Path -> (module, its sharder), outermost only.
+    """Path -> (module, its sharder), for outermost modules that have a sharder.
 
     Args:
         module: The model.
-        sharders: One for each class of collections.
+        sharders: One sharder per class of collections.
     """
     by_type = {sharder.module_type: sharder for sharder in sharders}
     done: list[str] = []
@@ -176,10 +179,10 @@ def collections_of(
 
 
 def default_env(caller: str) -> ShardingEnv:
-    """All ranks of the default process group.
+    """The environment of the default process group.
 
     Args:
-        caller: Who needs them, for the message.
+        caller: The function that needs it, for the message.
 
     Raises:
         ValueError: No process group has been started.
@@ -202,27 +205,27 @@ def make_plan(
     planner: Any = None,
     everyone: ShardingEnv | None = None,
 ) -> ShardingPlan:
-    """The planner's plan: where there is a process group, rank 0 makes it for all.
+    """Run the planner; with a process group, rank 0 plans for all ranks.
 
     Args:
         model: The model.
-        sharders: One for each class of collections.
+        sharders: One sharder per class of collections.
         env: The ranks that hold the tables.
-        device: Of their tables.
-        planner: Makes it; `EmbeddingShardingPlanner` for these ranks by default.
-        everyone: All ranks that are to have the plan; those of ``env`` by default.
+        device: Device of their tables.
+        planner: The planner; an `EmbeddingShardingPlanner` for these ranks by default.
+        everyone: The ranks that receive the plan; those of ``env`` by default.
 
     Raises:
-        PlannerError: None is found.
+        PlannerError: The planner finds no plan.
     """
-    # Most programs bring a plan or plan by themselves, and need not wait for the planner's modules.
+    # Imported late: programs that bring their own plan need not load the planner.
     from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
     from tutorec.distributed.planner.topology import Topology, this_machine
 
     everyone = env if everyone is None else everyone
     if planner is None:
         plans = everyone.world_size == 1 or (everyone.process_group is not None and everyone.rank == 0)
-        machine = this_machine if plans else Topology  # what was measured counts on the rank that plans
+        machine = this_machine if plans else Topology  # measurements of the planning rank's machine count
         topology = machine(everyone.world_size, device.type, local_world_size=everyone.local_size)
         if everyone is not env:
             topology = topology.part(range(env.world_size), env.local_size)
@@ -233,12 +236,12 @@ def make_plan(
 
 
 def replaced(model: nn.Module, part: nn.Module, sharded: nn.Module) -> nn.Module:
-    """The model with ``sharded`` wherever ``part`` stands: two places may share it, and the model may be it.
+    """Return the model with every occurrence of ``part`` replaced by ``sharded``.
 
     Args:
         model: Changed in place.
-        part: What is replaced.
-        sharded: What comes in its place.
+        part: The module to replace.
+        sharded: Its replacement.
     """
     if model is part:
         return sharded
@@ -250,17 +253,18 @@ def replaced(model: nn.Module, part: nn.Module, sharded: nn.Module) -> nn.Module
 
 
 def allocate_dense_parts(module: nn.Module, device: torch.device, made: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Allocate and draw what is on the meta device outside of sharded modules.
+    """Allocate and initialize parameters on the meta device outside sharded modules.
 
-    Quantized tables stay there: `meta_to_cpu_placement` allocates them, and a lookup before that is refused.
+    Quantized tables stay on meta: `meta_to_cpu_placement` allocates them, and a lookup before that
+    raises.
 
     Args:
         module: Changed in place.
-        device: Where it is allocated.
-        made: Old -> new, so that what is shared stays shared.
+        device: Device on which to allocate.
+        made: Old tensor -> new tensor, so that shared tensors stay shared.
 
     Raises:
-        ValueError: A part cannot draw its values.
+        ValueError: A module has no ``reset_parameters`` method.
     """
     if isinstance(module, ShardedModule | PackedTables):
         return
@@ -275,13 +279,13 @@ def allocate_dense_parts(module: nn.Module, device: torch.device, made: dict[nn.
             )
         for name in on_meta:
             old = module._parameters[name]
-            assert old is not None, "looked at above"
+            assert old is not None, "checked above"
             if old not in made:
                 made[old] = nn.Parameter(torch.empty_like(old, device=device), requires_grad=old.requires_grad)
             module._parameters[name] = made[old]
         for name in buffers_on_meta:
             buffer = module._buffers[name]
-            assert buffer is not None, "looked at above"
+            assert buffer is not None, "checked above"
             module._buffers[name] = torch.zeros_like(buffer, device=device)
         reset()
     for child in module.children():
@@ -289,15 +293,15 @@ def allocate_dense_parts(module: nn.Module, device: torch.device, made: dict[nn.
 
 
 def move_dense_parts(module: nn.Module, device: torch.device) -> None:
-    """Bring everything outside of sharded modules to the device, but what is on meta.
+    """Move everything outside sharded modules to the device, except tensors on meta.
 
     Args:
         module: Changed in place.
-        device: Where to; on meta there is no place for numbers, and everything stays where it is.
+        device: The device; if it is meta, nothing is moved.
     """
     if isinstance(module, ShardedModule) or device.type == "meta":
         return
-    # Not parameters and buffers one by one: a module may hold more that moves with it.
+    # Not parameter by parameter: a module may have further state that moves with it.
     module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device), recurse=False)
     for child in module.children():
         move_dense_parts(child, device)

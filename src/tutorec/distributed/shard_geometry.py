@@ -1,7 +1,7 @@
-"""Sizes and offsets of shards: the one place where they are computed.
+"""Sizes and offsets of shards: the only module that computes them.
 
-The planner costs what these functions return, hand-written plans are made of it, and the sharded modules allocate it,
-so that what was planned is what is built.
+The planner estimates costs from these functions, hand-written plans use them, and sharded modules
+allocate what they return, so a module has exactly the shards that were planned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 
 from tutorec.distributed.plan import EmbeddingComputeKernel, ParameterSharding, ShardingType
 
-MIN_CW_DIM: int = 128  # columns of a column-wise shard, at least; TorchRec's
+MIN_CW_DIM: int = 128  # minimum columns of a column shard; TorchRec's value
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class ShardPiece:
     """A rectangle of a table on one rank.
 
     Args:
-        rank: Who holds it.
-        row_offset: First row of the table that it holds.
-        column_offset: First column of the table that it holds.
-        rows: R of the piece.
-        columns: D of the piece.
+        rank: The rank that holds it.
+        row_offset: Its first row in the table.
+        column_offset: Its first column in the table.
+        rows: R of the shard.
+        columns: D of the shard.
     """
 
     rank: int
@@ -42,12 +42,12 @@ class ShardPiece:
 
 
 def placement(rank: int, device_type: str, local_size: int = 1) -> str:
-    """Where a shard lies, as torch writes it.
+    """The placement of a shard, in torch's notation.
 
     Args:
         rank: The rank that holds it.
         device_type: ``"cpu"`` or ``"cuda"``.
-        local_size: Ranks per host; a CUDA device is numbered within its host.
+        local_size: Ranks per host; CUDA devices are numbered per host.
 
     Example:
         >>> placement(3, "cuda", local_size=2), placement(3, "cpu")
@@ -57,7 +57,7 @@ def placement(rank: int, device_type: str, local_size: int = 1) -> str:
 
 
 def table_wise_pieces(rows: int, columns: int, rank: int) -> list[ShardPiece]:
-    """The pieces of a table that lives whole on one rank: one.
+    """The single shard of a table-wise table.
 
     Example:
         >>> table_wise_pieces(4096, 64, rank=1)
@@ -69,19 +69,19 @@ def table_wise_pieces(rows: int, columns: int, rank: int) -> list[ShardPiece]:
 def row_wise_pieces(
     rows: int, columns: int, ranks: Sequence[int], sizes: Sequence[int] | None = None
 ) -> list[ShardPiece]:
-    """The pieces of a table that is cut into ranges of rows, one for each rank, in row order.
+    """The shards of a table split by rows, one per rank, in row order.
 
-    Each rank but the last ones holds ``ceil(R / len(ranks))`` rows, so that ``id // that`` is the place of an id's
-    rank. Where rows do not divide, the last pieces are shorter or empty.
+    Each rank but the last ones holds ``ceil(R / len(ranks))`` rows, so an id divided by that number
+    gives its rank's position. If R is not divisible, the last shards are shorter or empty.
 
     Args:
         rows: R of the table.
         columns: D of the table.
-        ranks: Who holds a piece: all ranks (row-wise), or those of one host (table-row-wise).
-        sizes: Rows of each piece, where they differ; what goes beyond the last row is cut off.
+        ranks: The ranks: all ranks (row-wise), or those of one host (table-row-wise).
+        sizes: Rows of each shard, if not equal; a surplus beyond the last row is cut off.
 
     Raises:
-        ValueError: The sizes hold fewer rows than the table has, or one is negative.
+        ValueError: The sizes add up to fewer rows than the table has, or one is negative.
 
     Example:
         >>> [(piece.row_offset, piece.rows) for piece in row_wise_pieces(5, 4, ranks=range(4))]
@@ -100,15 +100,15 @@ def row_wise_pieces(
 
 
 def bucket_rows(rows: int, world_size: int, num_buckets: int) -> list[int]:
-    """Rows of each rank of a table that is cut between equal buckets of rows only.
+    """Rows per rank of a table whose rows are split between equal buckets only.
 
     Args:
         rows: R of the table.
         world_size: W.
-        num_buckets: Buckets, which divide the rows.
+        num_buckets: Number of buckets; it must divide R.
 
     Raises:
-        ValueError: They do not divide the rows, or are fewer than the ranks.
+        ValueError: ``num_buckets`` does not divide R or is less than W.
 
     Example:
         >>> bucket_rows(10, world_size=4, num_buckets=5)
@@ -116,7 +116,7 @@ def bucket_rows(rows: int, world_size: int, num_buckets: int) -> list[int]:
     """
     if num_buckets < world_size or rows % num_buckets:
         raise ValueError(
-            f"num_buckets={num_buckets} has to divide the {rows} rows and be at least the number of ranks, {world_size}"
+            f"num_buckets={num_buckets} must divide the {rows} rows and be at least the number of ranks, {world_size}"
         )
     whole, more = divmod(num_buckets, world_size)
     return [rows // num_buckets * (whole + (rank < more)) for rank in range(world_size)]
@@ -138,12 +138,12 @@ def calculate_shard_sizes_and_offsets(
         world_size: W.
         local_world_size: Ranks per host.
         sharding_type: A `ShardingType` value.
-        col_wise_shard_dim: Narrowest slice of columns that is wanted, 128 by default.
-        device_memory_sizes: Of row-wise: ranks hold rows in proportion to their memory.
+        col_wise_shard_dim: Minimum columns of a column shard, 128 by default.
+        device_memory_sizes: For row-wise: rows are split in proportion to the ranks' memory.
         num_buckets: See `bucket_rows`.
 
     Returns:
-        ``[rows, columns]`` of each shard, and ``[row, column]`` where it begins.
+        ``[rows, columns]`` of each shard, and its offset ``[row, column]``.
 
     Example:
         >>> calculate_shard_sizes_and_offsets(torch.empty(5, 4), 2, 2, "row_wise")
@@ -169,12 +169,13 @@ def calculate_shard_sizes_and_offsets(
 
 
 def column_wise_pieces(rows: int, widths: Sequence[int], ranks: Sequence[int]) -> list[ShardPiece]:
-    """The pieces of a table that is cut into ranges of columns, in column order; a rank may hold several.
+    """The shards of a table split by columns, in column order; a rank may hold several.
 
     Args:
         rows: R of the table.
-        widths: D of each piece.
-        ranks: Who holds it: any ranks (column-wise), or ranks of one host (table-column-wise).
+        widths: D of each shard.
+        ranks: The rank of each shard: any ranks (column-wise), or ranks of one host
+            (table-column-wise).
 
     Example:
         >>> [(piece.rank, piece.column_offset, piece.columns) for piece in column_wise_pieces(8, [4, 2], ranks=[1, 0])]
@@ -185,14 +186,14 @@ def column_wise_pieces(rows: int, widths: Sequence[int], ranks: Sequence[int]) -
 
 
 def grid_pieces(rows: int, widths: Sequence[int], hosts: Sequence[int], local_size: int) -> list[ShardPiece]:
-    """The pieces of a table whose ranges of columns lie on hosts, each cut into rows over the ranks of its host.
+    """The shards of a grid-sharded table: column shards on hosts, split by rows over their ranks.
 
-    Pieces stand host after host, and within a host in row order.
+    Shards are ordered by host, and within a host by row.
 
     Args:
         rows: R of the table.
-        widths: D of each range of columns.
-        hosts: The host of each range of columns, from 0.
+        widths: D of each column shard.
+        hosts: The host of each column shard, from 0.
         local_size: Ranks per host.
 
     Example:
@@ -207,7 +208,7 @@ def grid_pieces(rows: int, widths: Sequence[int], hosts: Sequence[int], local_si
 
 
 def data_parallel_pieces(rows: int, columns: int, world_size: int) -> list[ShardPiece]:
-    """What ranks hold of a table that is replicated: all of it, each of them. A plan lists no shards for it.
+    """The replicas of a table: all of it on every rank. A plan lists no shards for it.
 
     Example:
         >>> data_parallel_pieces(8, 4, world_size=2)[1]
@@ -217,21 +218,22 @@ def data_parallel_pieces(rows: int, columns: int, world_size: int) -> list[Shard
 
 
 def slice_width(columns: int, at_least: int) -> int:
-    """D of the equal ranges of columns that a table is cut into: the narrowest that is allowed.
+    """D of the equal column shards of a table: the smallest allowed width.
 
-    It divides the columns, is a multiple of 4, and is not below ``at_least``; where there is none, the table stays
-    whole.
+    It divides D, is a multiple of 4, and is at least ``at_least``; if there is no such width, the
+    table is not split.
 
     Args:
         columns: D of the table.
-        at_least: Narrowest range that is wanted, at least 1.
+        at_least: Minimum width, at least 1.
 
     Example:
         >>> slice_width(64, at_least=32), slice_width(64, at_least=33), slice_width(10, at_least=2)
         (32, 64, 10)
 
     Source:
-        The rule of TorchRec's ``torchrec.distributed.sharding_plan.calculate_shard_sizes_and_offsets``.
+        The rule of TorchRec's
+        ``torchrec.distributed.sharding_plan.calculate_shard_sizes_and_offsets``.
     """
     first = -(-max(at_least, 1) // 4) * 4
     return next((width for width in range(first, columns, 4) if columns % width == 0), columns)
@@ -240,17 +242,18 @@ def slice_width(columns: int, at_least: int) -> int:
 def cut_arrays(
     kind: ShardingType, shape: tuple[int, int], world_size: int, local_size: int, width: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sizes ``[P, 2]`` and offsets ``[P, 2]`` of the pieces of a table, wherever they will lie; a planner's form.
+    """Sizes ``[P, 2]`` and offsets ``[P, 2]`` of a table's shards as arrays, without ranks.
 
-    A line is ``(rows, columns)`` of a piece, or ``(row, column)`` where it begins, in the order of the functions above.
-    The arrays are not to be written to: lines that are equal may share their memory.
+    A row is the ``(rows, columns)`` of a shard, or its offset ``(row, column)``, in the order of
+    the functions above. The arrays are read-only: equal rows may share memory.
 
     Args:
-        kind: How the table is cut.
+        kind: The sharding type.
         shape: ``(R, D)``.
         world_size: W.
         local_size: Ranks per host.
-        width: D of a range of columns; it divides ``shape[1]``, and matters to the three kinds that cut columns.
+        width: D of a column shard; it divides ``shape[1]`` and is used by the three types that
+            split columns.
 
     Example:
         >>> sizes, offsets = cut_arrays(ShardingType.GRID_SHARD, (5, 8), world_size=4, local_size=2, width=4)
@@ -277,7 +280,7 @@ _HOST_ROW_CUTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
 def host_ranks(host: int, local_size: int) -> range:
-    """The ranks of a host; hosts hold ``local_size`` ranks each, in rank order.
+    """The ranks of a host; hosts have ``local_size`` consecutive ranks each.
 
     Example:
         >>> list(host_ranks(1, local_size=2))
@@ -289,7 +292,7 @@ def host_ranks(host: int, local_size: int) -> range:
 def sharding_spec(
     pieces: Sequence[ShardPiece], device_type: str | Sequence[str], local_size: int = 1
 ) -> EnumerableShardingSpec:
-    """The pieces in torch's vocabulary, all on one type of device or each on its own.
+    """The shards as torch's sharding spec, with one device type for all or one per shard.
 
     Example:
         >>> sharding_spec(table_wise_pieces(8, 4, rank=0), "cpu").shards[0].shard_sizes
@@ -310,10 +313,10 @@ def sharding_spec(
 
 
 def pieces_of(sharding: ParameterSharding) -> list[ShardPiece]:
-    """The pieces that a plan lists for one table.
+    """The shards that a plan lists for one table.
 
     Raises:
-        ValueError: A shard is placed on no rank.
+        ValueError: A placement has no rank.
 
     Example:
         >>> pieces_of(table_wise_sharding((8, 4), rank=2, device_type="cpu"))[0].rank
@@ -324,7 +327,7 @@ def pieces_of(sharding: ParameterSharding) -> list[ShardPiece]:
         remote = shard.placement
         rank = remote.rank() if remote is not None else None
         if rank is None:
-            raise ValueError(f"shard {shard} has no rank in its placement: it reads like 'rank:0/cpu'")
+            raise ValueError(f"shard {shard} has no rank in its placement: write it as 'rank:0/cpu'")
         row, column = shard.shard_offsets
         rows, columns = shard.shard_sizes
         pieces.append(ShardPiece(rank, row, column, rows, columns))
@@ -338,14 +341,14 @@ def parameter_sharding(
     local_size: int = 1,
     compute_kernel: EmbeddingComputeKernel = EmbeddingComputeKernel.FUSED,
 ) -> ParameterSharding:
-    """Pieces of one table as an entry of a plan.
+    """The entry of a plan for the shards of one table.
 
     Args:
-        sharding_type: How the table was cut.
-        pieces: Its pieces, in plan order.
-        device_type: ``"cpu"`` or ``"cuda"``, of all pieces or of each.
+        sharding_type: The sharding type.
+        pieces: The shards, in plan order.
+        device_type: ``"cpu"`` or ``"cuda"``, for all shards or for each.
         local_size: Ranks per host.
-        compute_kernel: How its rows are kept.
+        compute_kernel: The compute kernel.
 
     Example:
         >>> entry = parameter_sharding(ShardingType.ROW_WISE, row_wise_pieces(8, 4, ranks=[0, 1]), "cpu")
@@ -372,14 +375,14 @@ def table_wise_sharding(
     local_size: int = 1,
     compute_kernel: EmbeddingComputeKernel = EmbeddingComputeKernel.FUSED,
 ) -> ParameterSharding:
-    """A table ``[R, D]`` whole on ``rank``, as an entry of a plan.
+    """The entry of a plan for a table ``[R, D]`` on one rank.
 
     Args:
         shape: ``(R, D)``.
-        rank: Where it goes.
+        rank: The rank.
         device_type: ``"cpu"`` or ``"cuda"``.
         local_size: Ranks per host.
-        compute_kernel: How its rows are kept.
+        compute_kernel: The compute kernel.
 
     Example:
         >>> table_wise_sharding((8, 4), rank=0, device_type="cpu").sharding_type
@@ -391,9 +394,9 @@ def table_wise_sharding(
 
 
 def exact_cover(pieces: Sequence[ShardPiece], rows: int, columns: int) -> bool:
-    """Whether the pieces cover a table ``[R, D]`` once: inside it, without gap or overlap. Empty pieces cover nothing.
+    """Whether shards cover a table ``[R, D]`` exactly once; empty shards are allowed.
 
-    Takes ``n log n`` steps for n pieces.
+    It takes ``O(n log n)`` steps for n shards.
 
     Example:
         >>> exact_cover(table_wise_pieces(8, 4, rank=0), 8, 4)
@@ -408,16 +411,17 @@ def exact_cover(pieces: Sequence[ShardPiece], rows: int, columns: int) -> bool:
             return False
         if piece.row_offset + piece.rows > rows or piece.column_offset + piece.columns > columns:
             return False
-    # The areas add up, so that without overlap there is no gap.
+    # The areas add up to the table's, so without overlap there is no gap.
     return not any(_overlaps([piece for piece in pieces if piece.rows and piece.columns]))
 
 
 def _overlaps(pieces: Sequence[ShardPiece]) -> Iterator[bool]:
-    """For each piece, from the first row down, whether it meets one that has begun above and not ended."""
-    # At a row where one piece ends and another begins, the end comes first.
+    """For each shard, by first row, whether it overlaps one that began before and has not ended."""
+    # At a row where one shard ends and another begins, the end comes first.
     ends = [(piece.row_offset + piece.rows, 0, index) for index, piece in enumerate(pieces)]
     begins = [(piece.row_offset, 1, index) for index, piece in enumerate(pieces)]
-    # Column ranges of the pieces that this row crosses. They do not meet, so that only neighbours need a look.
+    # Column ranges of the shards that contain this row. They are disjoint, so only neighbors need
+    # to be compared.
     crossed: list[tuple[int, int]] = []
     for _, begin, index in sorted(ends + begins):
         columns = (pieces[index].column_offset, pieces[index].column_offset + pieces[index].columns)

@@ -1,9 +1,10 @@
-"""torch's `ShardedTensor`, which is private there: the one file that imports it.
+"""Import of torch's `ShardedTensor`, which has a private path.
 
-Its import brings ``torch.distributed.nn.functional``, whose functions have ``group=group.WORLD`` among their defaults.
-Imported after ``init_process_group`` they hold the default group for good: ``destroy_process_group`` cannot end its
-threads, and every few dozen processes one of them is still at work while Python ends, which aborts the process
-("terminate called without an active exception"). None is a default that means the same and holds nothing.
+The import loads ``torch.distributed.nn.functional``, whose functions have the default argument
+``group=group.WORLD``. Loaded after ``init_process_group``, they keep the default group alive:
+``destroy_process_group`` cannot stop its threads, and about one process in a few dozen aborts when
+Python ends ("terminate called without an active exception"). This module therefore replaces the
+default by None, which has the same meaning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans written by hand: say for each table where it goes.
+"""Hand-written plans: one sharding type for each table.
 
 Corresponds to TorchRec's ``torchrec.distributed.sharding_plan``.
 """
@@ -48,15 +48,15 @@ from tutorec.spmd.devices import device as own_device
 
 @dataclass(frozen=True)
 class Machine:
-    """For which ranks a plan is made.
+    """The ranks for which a plan is made.
 
     Args:
-        world_size: W, ranks.
+        world_size: W, number of ranks.
         local_size: Ranks per host.
         device_type: ``"cpu"`` or ``"cuda"``.
 
     Raises:
-        ValueError: There are no ranks, or there is no such device.
+        ValueError: A number of ranks is less than 1, or the device type is unknown.
     """
 
     world_size: int
@@ -69,7 +69,7 @@ class Machine:
                 raise ValueError(f"{name} is a number of ranks, at least 1, got {number!r}")
 
     def checked_rank(self, rank: int) -> int:
-        """The rank, if there is one of that number."""
+        """Return the rank if it exists; raise otherwise."""
         if not is_int(rank):
             raise TypeError(f"a rank is an integer from 0 to {self.world_size - 1}, got {rank!r}")
         if not 0 <= rank < self.world_size:
@@ -80,33 +80,34 @@ class Machine:
         return rank
 
     def checked_host(self, host: int) -> int:
-        """The host, if there is one of that number."""
+        """Return the host if it exists; raise otherwise."""
         hosts = self.world_size // self.local_size
         if not is_int(host):
             raise TypeError(f"a host is an integer from 0 to {hosts - 1}, got {host!r}")
         if self.world_size % self.local_size:
             raise ValueError(
-                f"{self.world_size} ranks are no whole number of hosts with {self.local_size} ranks each; "
+                f"{self.world_size} ranks cannot be divided into hosts of {self.local_size} ranks; "
                 "pass local_size= and world_size= that divide"
             )
         if not 0 <= host < hosts:
             raise ValueError(
-                f"host {host} is none of {hosts}, 0 to {hosts - 1}: the world has {self.world_size} ranks, "
-                f"{self.local_size} per host; pass local_size= and world_size= to plan for other hosts"
+                f"host {host} does not exist; the {hosts} hosts are 0 to {hosts - 1}: "
+                f"the world has {self.world_size} ranks, {self.local_size} per host; "
+                "pass local_size= and world_size= to plan for other hosts"
             )
         return host
 
 
 @dataclass(frozen=True, repr=False)
 class ParameterShardingGenerator:
-    """How one table is to be sharded, before its shape is known: what `table_wise` and its kind return.
+    """How one table will be sharded, before its shape is known; `table_wise` and others return it.
 
     Args:
-        words: What was asked for, for messages: ``"table_wise(rank=1)"``.
-        sharding_type: How the table is divided.
-        compute_kernel: How its rows are kept; None: as the sharder of the collection keeps them by default.
-        cut: ``(R, D, machine)`` -> pieces in plan order.
-        devices: Type of the device of each piece; None: that of the plan.
+        words: The call that made it, for messages: ``"table_wise(rank=1)"``.
+        sharding_type: The sharding type.
+        compute_kernel: The compute kernel; None for the default of the collection's sharder.
+        cut: ``(R, D, machine)`` -> shards in plan order.
+        devices: Device type of each shard; None for that of the plan.
     """
 
     words: str
@@ -118,7 +119,7 @@ class ParameterShardingGenerator:
     def __call__(
         self, param: torch.Tensor, local_size: int, world_size: int, device_type: str, sharder: ModuleSharder[Any]
     ) -> ParameterSharding:
-        """The entry of the plan for a table, as TorchRec's generators are called."""
+        """Return the plan entry of a table; the signature of TorchRec's generators."""
         rows, columns = param.shape
         kernels = sharder.compute_kernels(self.sharding_type.value, device_type)
         machine = Machine(world_size, local_size, device_type)
@@ -131,19 +132,19 @@ class ParameterShardingGenerator:
         machine: Machine,
         default_kernel: EmbeddingComputeKernel = EmbeddingComputeKernel.FUSED,
     ) -> ParameterSharding:
-        """The entry of the plan for a table.
+        """Return the plan entry of a table.
 
         Args:
             table: Its name.
             shape: ``(R, D)``.
             machine: The ranks.
-            default_kernel: Where none was asked for.
+            default_kernel: The kernel to use if none was requested.
         """
         try:
             pieces = self.cut(*shape, machine)
             devices = [machine.device_type] * len(pieces) if self.devices is None else self.devices
             if len(devices) != len(pieces):
-                raise ValueError(f"it names {len(devices)} devices for {len(pieces)} pieces; name one for each")
+                raise ValueError(f"it names {len(devices)} devices for {len(pieces)} shards; name one for each")
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.words} for table {table!r}: {error}") from None
         kernel = self.compute_kernel or default_kernel
@@ -154,11 +155,11 @@ class ParameterShardingGenerator:
 
 
 def data_parallel(compute_kernel: str | None = None) -> ParameterShardingGenerator:
-    """The whole table on every rank; ranks exchange gradients, no ids and no rows.
+    """Replicate the table on every rank; backward exchanges gradients, forward sends nothing.
 
     Args:
-        compute_kernel: An `EmbeddingComputeKernel` value; by default ``"fused"``, and for quantized collections
-            ``"quant"``, here and in the functions below.
+        compute_kernel: An `EmbeddingComputeKernel` value; by default ``"fused"``, and ``"quant"``
+            for quantized collections. The functions below have the same default.
 
     Example:
         >>> data_parallel()
@@ -173,14 +174,17 @@ def data_parallel(compute_kernel: str | None = None) -> ParameterShardingGenerat
 
 
 def table_wise(rank: int, device: str | None = None, compute_kernel: str | None = None) -> ParameterShardingGenerator:
-    """The whole table on one rank.
+    """Put the whole table on one rank.
+
+    TorchRec's hand-written plans use the kernel ``dense`` by default, which ignores
+    ``fused_params``.
 
     Args:
-        rank: Which.
-        device: ``"cpu"`` or ``"cuda"``, written into the plan; by default that of the plan. It matters to quantized
-            collections, whose devices one process drives; a table that is trained lives on its rank's own device.
-        compute_kernel: As in `data_parallel`. (TorchRec's hand-written plans pick ``dense`` unless told otherwise,
-            which ignores ``fused_params``.)
+        rank: The rank.
+        device: ``"cpu"`` or ``"cuda"``, stored in the plan; by default that of the plan. Quantized
+            collections use it, since one process drives their devices. A trained table is always on
+            its rank's own device.
+        compute_kernel: As in `data_parallel`.
 
     Raises:
         ValueError: There is no such kernel.
@@ -203,16 +207,18 @@ def row_wise(
     compute_kernel: str | None = None,
     num_buckets: int | None = None,
 ) -> ParameterShardingGenerator:
-    """A range of rows on every rank, ``ceil(R / W)`` of them; where they do not divide, the last ranks hold fewer.
+    """Split the table by rows over all ranks, ``ceil(R / W)`` each; the last ranks may have fewer.
 
     Args:
-        sizes_placement: Rows of each rank, which add up to those of the table or more, and their device, or the device
-            of each; see `table_wise`.
+        sizes_placement: Rows of each rank, which add up to at least R, and the device of all or of
+            each; see `table_wise`.
         compute_kernel: As in `data_parallel`.
-        num_buckets: Cut between buckets of ``R / num_buckets`` rows only; the first ranks hold one more.
+        num_buckets: Split between buckets of ``R / num_buckets`` rows only; the first ranks get one
+            more bucket.
 
     Raises:
-        ValueError: Sizes together with buckets, or fewer rows than the table has.
+        ValueError: Both sizes and buckets are given, or the sizes add up to fewer rows than the
+            table has.
 
     Example:
         >>> row_wise(), row_wise(([10, 6], "cpu"))
@@ -245,17 +251,17 @@ def column_wise(
     compute_kernel: str | None = None,
     device_types: Sequence[str] | None = None,
 ) -> ParameterShardingGenerator:
-    """A range of columns on each of several ranks.
+    """Split the table by columns over several ranks.
 
     Args:
-        ranks: They, in column order; one may stand there several times. By default all ranks, or as many of the first
-            ones as there are sizes.
-        size_per_rank: D of each piece, at least 0; a rank with 0 holds no piece. By default all are equal.
+        ranks: The rank of each shard, in column order; a rank may occur several times. By default
+            all ranks, or as many of the first ranks as there are sizes.
+        size_per_rank: D of each shard; a rank with 0 holds no shard. By default all are equal.
         compute_kernel: As in `data_parallel`.
-        device_types: The device of each piece; see `table_wise`.
+        device_types: The device of each shard; see `table_wise`.
 
     Raises:
-        TypeError: A size is not a whole number.
+        TypeError: A size is not an integer.
 
     Example:
         >>> column_wise(ranks=[0, 1]), column_wise(size_per_rank=[16, 48])
@@ -277,10 +283,10 @@ def column_wise(
 
 
 def table_row_wise(host_index: int, compute_kernel: str | None = None) -> ParameterShardingGenerator:
-    """A range of rows on every rank of one host.
+    """Split the table by rows over the ranks of one host.
 
     Args:
-        host_index: Which, from 0.
+        host_index: The host, from 0.
         compute_kernel: As in `data_parallel`.
 
     Example:
@@ -299,15 +305,17 @@ def table_row_wise(host_index: int, compute_kernel: str | None = None) -> Parame
 def table_column_wise(
     host_index: int | None = None, ranks: Sequence[int] | None = None, compute_kernel: str | None = None
 ) -> ParameterShardingGenerator:
-    """A range of columns on each of several ranks of one host; TorchRec has no function for it.
+    """Split the table by columns over ranks of one host; TorchRec has no function for it.
+
+    Give either a host or ranks.
 
     Args:
-        host_index: All ranks of this host, from 0; or
-        ranks: these, in column order, all of one host.
+        host_index: The host, from 0; its ranks share the columns.
+        ranks: The ranks, all of one host, in column order.
         compute_kernel: As in `data_parallel`.
 
     Raises:
-        ValueError: Both a host and ranks are given, or none.
+        ValueError: Both a host and ranks are given, or neither.
 
     Example:
         >>> table_column_wise(host_index=1), table_column_wise(ranks=[2, 3])
@@ -315,7 +323,7 @@ def table_column_wise(
     """
     if (host_index is None) == (ranks is None):
         raise ValueError(
-            f"table_column_wise takes a host or ranks of one, got host_index={host_index} and ranks={ranks}: "
+            f"table_column_wise takes a host or ranks of one host, got host_index={host_index} and ranks={ranks}: "
             "table_column_wise(host_index=0)"
         )
     words = f"host_index={host_index}" if ranks is None else f"ranks={list(ranks)}"
@@ -329,7 +337,7 @@ def table_column_wise(
             hosts = sorted({rank // machine.local_size for rank in holders})
             if len(hosts) > 1:
                 raise ValueError(
-                    f"its ranks lie on hosts {hosts}, {machine.local_size} ranks per host, and must share one; "
+                    f"its ranks are on hosts {hosts}, {machine.local_size} ranks per host, and must share one; "
                     f"column_wise(ranks={holders}) takes ranks of any host"
                 )
         return _columns_cut(rows, columns, holders, None)
@@ -340,7 +348,7 @@ def table_column_wise(
 
 
 def grid_shard(host_indexes: Sequence[int], compute_kernel: str | None = None) -> ParameterShardingGenerator:
-    """A range of columns on each of several hosts, cut into rows over the ranks of its host.
+    """Split the table by columns over hosts, and each column shard by rows over its host's ranks.
 
     Args:
         host_indexes: The hosts, from 0, in column order.
@@ -366,15 +374,15 @@ def apply_to_all(
     parameter_sharding_generator: ParameterShardingGenerator,
     sharder: ModuleSharder[Any] | None = None,
 ) -> dict[str, ParameterShardingGenerator]:
-    """The same for every table of a module, for `construct_module_sharding_plan`.
+    """The same sharding for every table of a module, for `construct_module_sharding_plan`.
 
     Args:
         module: An unsharded collection.
-        parameter_sharding_generator: What to do with each table.
-        sharder: Knows the tables of ``module``; the one for its class by default.
+        parameter_sharding_generator: How to shard each table.
+        sharder: The sharder of ``module``; the default sharder of its class if None.
 
     Raises:
-        TypeError: It is no such word: ``row_wise`` where ``row_wise()`` is due, for example.
+        TypeError: It is not a generator: for example ``row_wise`` instead of ``row_wise()``.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -398,20 +406,23 @@ def construct_module_sharding_plan(
     world_size: int | None = None,
     device_type: str | None = None,
 ) -> EmbeddingModuleShardingPlan:
-    """The plan of one module, from a word for each of its tables.
+    """Make the plan of one module from a generator for each of its tables.
 
     Args:
         module: An unsharded collection; it may be on the meta device.
-        per_param_sharding: Table name -> `table_wise`, `row_wise` ..., every table; or a function
-            ``(parameter, local_size, world_size, device_type, sharder) -> ParameterSharding``.
-        sharder: Knows the tables of ``module``; the one for its class by default.
-        local_size: Ranks per host; by default ``LOCAL_WORLD_SIZE``, else all on one.
+        per_param_sharding: Table name -> `table_wise`, `row_wise` and so on, for every table; or a
+            function ``(parameter, local_size, world_size, device_type, sharder) ->
+            ParameterSharding``.
+        sharder: The sharder of ``module``; the default sharder of its class if None.
+        local_size: Ranks per host; by default ``LOCAL_WORLD_SIZE``, else all ranks.
         world_size: W; by default that of the process group, else 1.
         device_type: ``"cuda"`` or ``"cpu"``; by default that of :func:`tutorec.spmd.device`.
 
     Raises:
-        TypeError: It is no dict of words, a table is given something else, or a word holds no number where one is due.
-        ValueError: A table is left out, or what is asked for it cannot be had: no such table, rank, host, or cut.
+        TypeError: ``per_param_sharding`` is not a dict, a value is not a generator, or an argument
+            of a generator is not a number.
+        ValueError: A table is missing, or its sharding is impossible: the rank or host does not
+            exist, or the table cannot be split as requested.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -428,7 +439,7 @@ def construct_module_sharding_plan(
     parameters = sharder.shardable_parameters(module)
     if not isinstance(per_param_sharding, Mapping):
         raise TypeError(
-            f"per_param_sharding maps each table to a word, got {_shown(per_param_sharding)}: "
+            f"per_param_sharding maps each table to a generator, got {_shown(per_param_sharding)}: "
             f"{{{next(iter(parameters), 'table')!r}: row_wise(), ...}}, or apply_to_all(module, row_wise())"
         )
     missing = [name for name in parameters if name not in per_param_sharding]
@@ -470,7 +481,7 @@ _CONSTRUCTORS: dict[ShardingType, Callable[..., ParameterShardingGenerator]] = {
 
 
 def get_sharding_constructor_from_type(sharding_type: ShardingType) -> Callable[..., ParameterShardingGenerator]:
-    """The function of this module for a sharding type.
+    """Return the function of this module for a sharding type.
 
     Example:
         >>> get_sharding_constructor_from_type(ShardingType.TABLE_WISE)(rank=1)
@@ -483,7 +494,7 @@ def get_sharding_constructor_from_type(sharding_type: ShardingType) -> Callable[
 
 
 def placement(compute_device: str, rank: int, local_size: int) -> str:
-    """Where a shard lies, as torch writes it; TorchRec's order of arguments.
+    """The placement of a shard, in torch's notation; with TorchRec's order of arguments.
 
     Example:
         >>> placement("cuda", rank=3, local_size=2)
@@ -516,7 +527,7 @@ def get_default_sharders() -> list[ModuleSharder[Any]]:
 
 
 def get_module_to_default_sharders() -> dict[type[nn.Module], ModuleSharder[Any]]:
-    """Class of a collection -> its sharder with default settings, under TorchRec's name.
+    """Class of a collection -> its sharder with default settings.
 
     Example:
         >>> [kind.__module__.split(".")[1] for kind in get_module_to_default_sharders()]
@@ -533,10 +544,10 @@ def check_plan_fits(plan: ShardingPlan, paths: Mapping[str, nn.Module]) -> None:
 
     Args:
         plan: Path of a module -> its plan.
-        paths: Path -> module, those that a sharder knows.
+        paths: Path -> module, for the modules that have a sharder.
 
     Raises:
-        ValueError: A path does not exist, or nothing there can be sharded.
+        ValueError: A path does not exist, or its module cannot be sharded.
 
     Example:
         >>> check_plan_fits(ShardingPlan({"sparse": EmbeddingModuleShardingPlan()}), {})
@@ -556,33 +567,33 @@ def _sharder_of(module: nn.Module) -> ModuleSharder[Any]:
     for sharder in get_default_sharders():
         if type(module) is sharder.module_type:
             return sharder
-    # The quantized collections have the names of the others.
+    # The quantized collections have the class names of the float collections.
     known = ", ".join(dict.fromkeys(sharder.module_type.__name__ for sharder in get_default_sharders()))
     raise ValueError(f"no sharder for a {type(module).__name__}: pass sharder=, or a module of {known}")
 
 
 def _default_kernel(built: Sequence[str]) -> EmbeddingComputeKernel:
-    """What a sharder does with a table of which nothing is said: fused where it can, else what it names first."""
+    """The default kernel of a sharder: fused if supported, else its first kernel."""
     fused = EmbeddingComputeKernel.FUSED
     return fused if fused.value in built or not built else EmbeddingComputeKernel(built[0])
 
 
-_WORDS = "say how it is cut with table_wise(rank=0), row_wise() ..."
+_WORDS = "pass table_wise(rank=0), row_wise() or another generator"
 
 
 def _shown(word: object) -> str:
-    """What was given in place of a word: the function itself, where it was not called."""
+    """Text of an invalid value, for messages; for a function that was not called, its name."""
     return f"{word.__name__}, which is not called" if isinstance(word, FunctionType) else repr(word)
 
 
 def _device_type(given: str | torch.device | None) -> str:
-    """``"cpu"``, ``"cuda"`` ..., as torch names it."""
+    """The device type, ``"cpu"`` or ``"cuda"``, in torch's spelling."""
     if given is None:
         return own_device().type
     try:
         return torch.device(given).type
     except RuntimeError:
-        raise ValueError(f"device_type {given!r} is no kind of device: 'cpu' or 'cuda'") from None
+        raise ValueError(f"device_type {given!r} is not a device type: 'cpu' or 'cuda'") from None
 
 
 def _kernel(compute_kernel: str | None) -> EmbeddingComputeKernel | None:
@@ -596,21 +607,21 @@ def _kernel(compute_kernel: str | None) -> EmbeddingComputeKernel | None:
 
 
 def _columns_cut(rows: int, columns: int, ranks: list[int], sizes: list[int] | None) -> list[ShardPiece]:
-    """Ranges of columns on ``ranks``, equal ones unless sizes are given."""
+    """Column shards on ``ranks``, of equal widths unless sizes are given."""
     if sizes is None:
         return column_wise_pieces(rows, _equal_widths(columns, ranks, "ranks"), ranks)
     if len(sizes) != len(ranks) or min(sizes, default=0) < 0 or sum(sizes) != columns:
         raise ValueError(
-            f"the sizes are {len(sizes)} and add up to {sum(sizes)}, the ranks are {len(ranks)} and the columns "
-            f"{columns}; give one size, at least 0, for each rank, which add up to the columns"
+            f"{len(sizes)} sizes add up to {sum(sizes)}, for {len(ranks)} ranks and a table of "
+            f"{columns} columns; give one size, at least 0, for each rank, which add up to the columns"
         )
     return [piece for piece in column_wise_pieces(rows, sizes, ranks) if piece.columns]
 
 
 def _equal_widths(columns: int, holders: list[int], what: str) -> list[int]:
-    """D of the range of columns of each rank or host."""
+    """D of the column shard of each rank or host."""
     if not holders:
-        raise ValueError(f"it names no {what}, so that nobody would hold the columns; name at least one")
+        raise ValueError(f"it names no {what}to hold the columns; name at least one")
     if columns % len(holders):
         fitting = max(parts for parts in range(1, len(holders) + 1) if columns % parts == 0)
         raise ValueError(

@@ -1,7 +1,7 @@
-"""What a sharded module stores and loads: each table once, under its unsharded name, as a `ShardedTensor`.
+"""State dicts of sharded modules: each table once, under its unsharded name, as a `ShardedTensor`.
 
-A ``ShardedTensor`` knows the shape of the whole table and which rank holds which rectangle of it, so that every rank's
-state dict names every table.
+A ``ShardedTensor`` knows the shape of the whole table and the rectangle of each rank, so every
+rank's state dict names every table.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def sharded_state(
     env: ShardingEnv,
     device: torch.device,
 ) -> dict[str, ShardedTensor | torch.Tensor]:
-    """Table name -> the whole table: a `ShardedTensor`, and of a replicated table the rows that every rank holds.
+    """Table name -> the whole table as a `ShardedTensor`; a replicated table is a plain tensor.
 
-    No communication: the plan says it all. In a world of 1 without a process group tables are plain tensors, and one
-    that is cut up is put together, which copies it.
+    Nothing is sent: the plan has all metadata. In a world of 1 without a process group all tables
+    are plain tensors; one with several shards is concatenated, which copies it.
 
     Args:
-        tables: Every table, those of other ranks included.
-        local: Table name -> rows of each piece that this rank holds, in the order of ``PlacedTable.pieces``; live: what
-            is written into the state is in the tables.
-        env: The ranks; several need a process group.
-        device: Where tables live.
+        tables: Every table, including those of other ranks.
+        local: Table name -> rows of each shard on this rank, in the order of
+            ``PlacedTable.pieces``. The state shares their memory.
+        env: The ranks; several ranks need a process group.
+        device: Device of the tables.
     """
     state: dict[str, ShardedTensor | torch.Tensor] = {}
     for table in tables:
@@ -55,17 +55,17 @@ def sharded_state(
 
 
 def local_state(tables: Sequence[PlacedTable], loaded: Mapping[str, Any], rank: int) -> dict[str, list[torch.Tensor]]:
-    """What of a loaded state this rank holds: table name -> rows of each of its pieces, in their order.
+    """This rank's part of a loaded state: table name -> rows of each of its shards, in order.
 
     Args:
         tables: Every table.
-        loaded: Table name -> `ShardedTensor`, or the whole table as a plain tensor, as an unsharded module and a
-            replicated table store it.
+        loaded: Table name -> `ShardedTensor`, or the whole table as a plain tensor, the form of
+            unsharded modules and replicated tables.
         rank: This rank.
 
     Raises:
-        TypeError: What is loaded is no tensor.
-        ValueError: Shapes differ, or what is loaded was sharded by another plan.
+        TypeError: A loaded value is not a tensor.
+        ValueError: Shapes differ, or the state was saved under another plan.
     """
     state: dict[str, list[torch.Tensor]] = {}
     for table in tables:
@@ -73,11 +73,11 @@ def local_state(tables: Sequence[PlacedTable], loaded: Mapping[str, Any], rank: 
         if value is None:
             continue
         if not isinstance(value, ShardedTensor | torch.Tensor):
-            raise TypeError(f"table {table.name!r}: what is loaded is a {type(value).__name__} and no tensor")
-        # Not size(): that goes through ShardedTensor's dispatch, which warns at each call.
+            raise TypeError(f"table {table.name!r}: the loaded value is a {type(value).__name__}, not a tensor")
+        # Not size(), which goes through ShardedTensor's dispatch and warns at each call.
         size = list(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
         if size != [table.rows, table.columns]:
-            raise ValueError(f"table {table.name!r} is [{table.rows}, {table.columns}], and what is loaded is {size}")
+            raise ValueError(f"table {table.name!r} is [{table.rows}, {table.columns}], and the loaded table is {size}")
         held = [piece for piece in table.pieces if piece.rank == rank]
         if held:
             state[table.name] = [_rows_of_piece(value, table, piece) for piece in held]
@@ -86,13 +86,13 @@ def local_state(tables: Sequence[PlacedTable], loaded: Mapping[str, Any], rank: 
 
 @dataclass(frozen=True)
 class Rectangles:
-    """How a tensor lies over the ranks.
+    """How a tensor is divided into rectangles over the ranks.
 
     Args:
-        size: Of the whole.
-        offsets: Of each piece.
-        sizes: Of each piece.
-        ranks: Who holds each piece.
+        size: Shape of the whole tensor.
+        offsets: Offset of each rectangle.
+        sizes: Size of each rectangle.
+        ranks: Rank of each rectangle.
     """
 
     size: tuple[int, ...]
@@ -102,7 +102,7 @@ class Rectangles:
 
 
 def _table_rectangles(table: PlacedTable) -> Rectangles:
-    """How a table lies over the ranks."""
+    """How a table is divided over the ranks."""
     return Rectangles(
         (table.rows, table.columns),
         [[piece.row_offset, piece.column_offset] for piece in table.pieces],
@@ -118,22 +118,22 @@ def sharded_tensor(
     env: ShardingEnv,
     device: torch.device,
 ) -> ShardedTensor:
-    """A whole tensor of which this rank has some pieces; nothing is sent, and nothing is copied.
+    """Build a ShardedTensor from this rank's shards, without communication or copy.
 
     Args:
-        rectangles: How it lies over the ranks.
-        local: This rank's pieces, in their order.
-        dtype: Of its numbers.
+        rectangles: How it is divided over the ranks.
+        local: This rank's shards, in order.
+        dtype: Its dtype.
         env: The ranks.
-        device: Where the pieces of other ranks are said to be.
+        device: Device recorded for the shards of other ranks.
 
     Raises:
-        ValueError: As many pieces are not given as lie here, or there are several ranks and no process group.
+        ValueError: The number of shards is wrong, or there are several ranks and no process group.
     """
     group = env.group_for("a state dict")
-    # torch speaks of ranks of the program, also where the tables lie on a part of them.
+    # torch uses global ranks, even if the tables are on some of the ranks only.
     ranks = range(env.world_size) if group is None else dist.get_process_group_ranks(group)
-    # Ranks that share a device, as tests on one GPU do, are not where counting by host puts them.
+    # Ranks that share a device, as in tests on one GPU, are not where counting by host puts them.
     here = f"rank:{ranks[env.rank]}/{local[0].device}" if local else ""
     shards = [
         ShardMetadata(
@@ -145,7 +145,7 @@ def sharded_tensor(
     ]
     mine = [shard for shard, rank in zip(shards, rectangles.ranks, strict=True) if rank == env.rank]
     if local and len(local) != len(mine):
-        raise ValueError(f"{len(local)} tensors are given for the {len(mine)} pieces of this rank in {rectangles}")
+        raise ValueError(f"{len(local)} tensors are given for the {len(mine)} shards of this rank in {rectangles}")
     metadata = ShardedTensorMetadata(
         shards_metadata=shards,
         size=torch.Size(rectangles.size),
@@ -157,11 +157,12 @@ def sharded_tensor(
     ]
     held = [Shard(rows, shard) for rows, shard in zip(stand_ins, mine, strict=False)]
     with warnings.catch_warnings():
-        # torch recommends DTensor, which cannot say that one rank holds a whole table.
+        # torch recommends DTensor, which cannot represent a table that is whole on one rank.
         warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
         whole = ShardedTensor._init_from_local_shards_and_global_metadata(held, metadata, process_group=group)
-    # It is made of contiguous rows only. Those of a padded table are not, and a copy would swallow what is written into
-    # it, as torch.distributed.checkpoint does that loads in place.
+    # ShardedTensor accepts contiguous rows only. Rows of a padded table are not contiguous, and a
+    # copy would lose what is written to it, as torch.distributed.checkpoint does when it loads in
+    # place.
     for shard, rows in zip(whole.local_shards(), local, strict=False):
         shard.tensor = rows
     return whole
@@ -182,16 +183,16 @@ def _rows_of_piece(value: ShardedTensor | torch.Tensor, table: PlacedTable, piec
 
 
 def local_piece(value: ShardedTensor, offsets: Sequence[int], sizes: Sequence[int], what: str) -> torch.Tensor:
-    """The piece of a ShardedTensor that lies here.
+    """Return this rank's shard of a ShardedTensor.
 
     Args:
-        value: The whole.
-        offsets: Of the piece.
-        sizes: Of the piece.
-        what: It is, for the message.
+        value: The ShardedTensor.
+        offsets: Offset of the shard.
+        sizes: Size of the shard.
+        what: Its name, for the message.
 
     Raises:
-        ValueError: It does not lie here.
+        ValueError: This rank does not have that shard.
     """
     wanted = (list(offsets), list(sizes))
     found = []
@@ -200,28 +201,28 @@ def local_piece(value: ShardedTensor, offsets: Sequence[int], sizes: Sequence[in
         if found[-1] == wanted:
             return shard.tensor
     raise ValueError(
-        f"{what}: this rank holds the shard at {wanted[0]} of size {wanted[1]}, and what is loaded has "
-        f"shards (offsets, sizes) {found} here: it was stored under another plan; load it under that plan, or save and "
+        f"{what}: this rank holds the shard at {wanted[0]} of size {wanted[1]}, and the loaded tensor has "
+        f"shards (offsets, sizes) {found} here: it was saved under another plan; load it under that plan, or save and "
         "load with tutorec.distributed.checkpoint"
     )
 
 
 def register_state_hooks(module: nn.Module) -> None:
-    """Make a sharded module of trained tables store and load each table whole, as said above."""
+    """Register the hooks by which a sharded module saves and loads each table whole."""
     module.register_state_dict_post_hook(_store_sharded)
     module.register_load_state_dict_pre_hook(_load_sharded)
 
 
 def copy_when_loading(table: nn.Module) -> None:
-    """Make rows of a table be copied when they are loaded, with ``assign=True`` too.
+    """Make loading copy the rows of a table, even with ``assign=True``.
 
-    Operators look rows up where they are, and would not see others.
+    Operators read the rows from their own memory and would not use a new tensor.
     """
     table.register_load_state_dict_pre_hook(_copy_in)
 
 
 def _local_keys(module: Any, state_dict: Mapping[str, Any], prefix: str, table: PlacedTable) -> list[str]:
-    """The keys of this rank's pieces of a table, in plan order."""
+    """State dict keys of this rank's shards of a table, in plan order."""
     stem = f"{prefix}{module._path}.{table.name}.weight"
     pieces = sum(piece.rank == module._env.rank for piece in table.pieces)
     names = [stem, *(f"{stem}_{index}" for index in range(1, pieces))]
@@ -229,7 +230,7 @@ def _local_keys(module: Any, state_dict: Mapping[str, Any], prefix: str, table: 
 
 
 def _store_sharded(module: Any, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    """Name every table in the state dict, as a ShardedTensor; in a world of 1 without a process group as a tensor."""
+    """Save hook: every table as a ShardedTensor, or as a tensor without a process group."""
     module.flush()
     if module._env.process_group is None and module._env.world_size > 1:
         return
@@ -246,7 +247,7 @@ def _copy_in(module: Any, state_dict: Any, prefix: str, local_metadata: dict[str
 
 
 def _load_sharded(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Leave in the state dict what this rank holds."""
+    """Load hook: reduce the state dict to this rank's shards."""
     module.flush()
     stem = f"{prefix}{module._path}."
     keys = {table.name: f"{stem}{table.name}.weight" for table in module._tables}

@@ -1,6 +1,6 @@
-"""A table and the pieces of it that ranks hold: the nouns that every sharding type speaks of.
+"""Tables and the shards that ranks hold; `place_table` reads and checks a table's entry in a plan.
 
-`place_table` is where a plan is read: behind it there is no plan that cannot be carried out.
+Code that receives a `PlacedTable` can rely on a plan that can be carried out.
 """
 
 from __future__ import annotations
@@ -41,23 +41,24 @@ _noticed: set[str] = set()
 
 @dataclass(frozen=True)
 class PlacedTable:
-    """One table of a collection: its shape, who looks rows up in it, and where its pieces lie.
+    """One table of a collection: its shape, its features, and the placement of its shards.
 
     Args:
         name: Name of the table.
         rows: R.
         columns: D.
-        dtype: Of the rows.
-        pooling: How the rows of a bag become one; ``"none"`` keeps them apart.
-        weighted: Whether each id comes with a weight.
+        dtype: Data type of the rows.
+        pooling: How the rows of a bag are pooled; ``"none"`` returns a row per id.
+        weighted: Whether each id carries a weight.
         features: Input features that read this table.
-        output_keys: Names of the outputs, one per feature. The feature's name, or ``feature@table`` where two tables
-            read the same feature.
-        sharding_type: How it is divided.
-        kernel: How its rows are kept and updated.
-        optimizer: Applied during backward; None where gradients are kept (dense).
-        pieces: In column order, and in row order within; of a replicated table the whole of it for every rank.
-        cache: Of a table that is in a file; else None.
+        output_keys: Names of the outputs, one per feature: the feature's name, or ``feature@table``
+            if several tables read the feature.
+        sharding_type: Its sharding type.
+        kernel: Its compute kernel.
+        optimizer: The optimizer applied during backward; None for tables with gradients (dense).
+        pieces: Its shards, by columns and then by rows; for a replicated table the whole table once
+            per rank.
+        cache: The cache of a table stored in a file, else None.
     """
 
     name: str
@@ -76,24 +77,25 @@ class PlacedTable:
 
     @property
     def splits_rows(self) -> bool:
-        """Whether a bag's rows may lie on several ranks, so that each pools a part of the bag."""
+        """Whether a bag's rows may be on several ranks, each of which pools a part."""
         return self.sharding_type in _ROW_SPLITS
 
     @property
     def slice_widths(self) -> tuple[int, ...]:
-        """Columns of each slice that it is cut into, in column order; one of D where columns stay together."""
+        """Columns of each column shard, in column order; [D] if columns are not split."""
         return tuple(dict(sorted((piece.column_offset, piece.columns) for piece in self.pieces)).values())
 
     def first_row_state(self, piece: ShardPiece) -> int:
-        """Where a piece's numbers stand in a state with one for each row: slice after slice, R of each, as TorchRec's.
+        """Offset of a shard's values in a row-wise optimizer state.
 
-        Row-wise Adagrad keeps ``[S * R]`` of a table that is cut into S slices of columns.
+        As in TorchRec, row-wise Adagrad stores ``[S * R]`` for a table with S column shards, R
+        values per shard.
         """
         starts = sorted({each.column_offset for each in self.pieces})
         return starts.index(piece.column_offset) * self.rows + piece.row_offset
 
     def describe(self) -> dict[str, str]:
-        """What ranks must agree on, as text: fact -> value. Features are sorted out by the plan, not by order."""
+        """Facts that ranks must agree on: fact -> value as text. Feature order may differ."""
         return {
             "rows": str(self.rows),
             "embedding_dim": str(self.columns),
@@ -113,7 +115,7 @@ class PlacedTable:
 
 @dataclass(frozen=True)
 class TableShard:
-    """A piece together with the table it is cut from."""
+    """A shard together with its table."""
 
     table: PlacedTable
     piece: ShardPiece
@@ -121,13 +123,13 @@ class TableShard:
 
 @dataclass(frozen=True)
 class HeldTable:
-    """What one rank has of a table.
+    """The shards of one table that one rank holds.
 
     Args:
-        name: Of its weights in the unsharded collection, e.g. ``embedding_bags.item.weight``.
+        name: Parameter name in the unsharded collection, e.g. ``embedding_bags.item.weight``.
         table: The table.
-        pieces: Those of this rank; none where others hold it.
-        rows: ``[R, D]`` of each piece, live.
+        pieces: This rank's shards; empty if other ranks hold the table.
+        rows: Rows ``[R, D]`` of each shard, as live views.
     """
 
     name: str
@@ -137,21 +139,21 @@ class HeldTable:
 
 
 def shards_on_rank(tables: Sequence[PlacedTable], rank: int) -> list[TableShard]:
-    """The pieces that ``rank`` holds, in table order."""
+    """The shards that ``rank`` holds, in table order."""
     return [TableShard(table, piece) for table in tables for piece in table.pieces if piece.rank == rank]
 
 
 @dataclass(frozen=True)
 class PlacementRules:
-    """What a sharder can build, and for whom.
+    """What a sharder supports, and the ranks that it shards over.
 
     Args:
-        world_size: W, ranks that a plan may name.
-        weighted: Whether each id comes with a weight.
-        sharding_types: Those that are built.
-        kernels: Those that are built.
-        fused_params: The caller's, for tables that carry no optimizer of their own.
-        local_size: Ranks per host; None: all ranks are on one.
+        world_size: W, the ranks that a plan may name.
+        weighted: Whether each id carries a weight.
+        sharding_types: Supported sharding types.
+        kernels: Supported compute kernels.
+        fused_params: The sharder's, for tables without an optimizer of their own.
+        local_size: Ranks per host; None for one host.
     """
 
     world_size: int
@@ -163,11 +165,11 @@ class PlacementRules:
 
 
 def check_plan_covers(tables: Sequence[str], plan: Mapping[str, ParameterSharding]) -> None:
-    """Check that a module's plan names its tables, all of them and no other.
+    """Check that a module's plan names each of its tables, and no others.
 
     Raises:
-        TypeError: It is no plan of one module, or holds no `ParameterSharding`.
-        ValueError: A table is missing, or one is named that does not exist.
+        TypeError: It is not the plan of a module, or a value is not a `ParameterSharding`.
+        ValueError: A table is missing or unknown.
 
     Example:
         >>> check_plan_covers(["item"], {})
@@ -206,14 +208,14 @@ def place_table(
     sharding: ParameterSharding,
     rules: PlacementRules,
 ) -> PlacedTable:
-    """What a plan says about one table, checked.
+    """Read and check the plan of one table.
 
     Args:
         config: The table.
         output_keys: Names of its outputs, one per feature.
-        weight: Its rows; looked at for an optimizer that ``apply_optimizer_in_backward`` left there.
+        weight: Its weights, which may carry an optimizer set by ``apply_optimizer_in_backward``.
         sharding: Its entry in the plan.
-        rules: What can be built.
+        rules: What the sharder supports.
 
     Raises:
         ValueError: The plan cannot be carried out.
@@ -252,7 +254,7 @@ def _placed(
     if sharding.shape is not None and sharding.shape != (rows, columns):
         raise ValueError(
             f"the plan was made for a table {config.name!r} of {sharding.shape[0]} x {sharding.shape[1]} rows and "
-            f"columns, and this one is {rows} x {columns}; make the plan from this module"
+            f"columns, and this one has {rows} x {columns}; make the plan from this module"
         )
     pieces = placed_pieces(
         config.name, (rows, columns), sharding, rules.world_size, rules.local_size or rules.world_size
@@ -291,7 +293,7 @@ def _placed_cache(
     params: CacheParams | None,
     fused_params: Mapping[str, Any] | None,
 ) -> TableCache | None:
-    """The cache of a table in a file; None of a table in memory."""
+    """The cache of a table stored in a file; None for a table in memory."""
     if kernel not in IN_FILE:
         if params is None:
             return None
@@ -301,24 +303,24 @@ def _placed_cache(
         )
     if sharding_type is ShardingType.DATA_PARALLEL:
         raise ValueError(
-            f"the plan gives every rank a copy of table {table!r}, data_parallel, and the compute kernel "
-            f"{kernel.value!r}, for tables larger than memory: cut the table, by row_wise for example, or use 'fused'"
+            f"the plan gives every rank a replica of table {table!r}, data_parallel, and the compute kernel "
+            f"{kernel.value!r}, for tables larger than memory: shard the table, by row_wise for example, or use 'fused'"
         )
     return table_cache(table, params, fused_params, has_cache=kernel is EmbeddingComputeKernel.FUSED_UVM_CACHING)
 
 
 def plan_member(kind: type[_E], value: str, built: Sequence[_E], table: str, what: str) -> _E:
-    """The enum member of a plan's text, if it is one that is built.
+    """Convert a value in a plan to its enum member, if the sharder supports it.
 
     Args:
         kind: The enum.
-        value: What the plan says.
-        built: The members that are built.
-        table: Of which table, for the message.
-        what: What it says of it, likewise.
+        value: The value in the plan.
+        built: The supported members.
+        table: Name of the table, for the message.
+        what: What the value is, for the message.
 
     Raises:
-        ValueError: There is no such member, or it is not built.
+        ValueError: The member does not exist or is not supported.
 
     Example:
         >>> plan_member(ShardingType, "row_wise", [ShardingType.ROW_WISE], "item", "sharding type").name
@@ -335,13 +337,13 @@ def plan_member(kind: type[_E], value: str, built: Sequence[_E], table: str, wha
 
 
 def usable_device(device: torch.device | None, plan: Mapping[str, ParameterSharding]) -> torch.device:
-    """The device, by default the rank's own; the CPU with one notice where CUDA is asked for and not there."""
+    """The device, by default the rank's own; the CPU, with one notice, if CUDA is not available."""
     wanted = torch.device(device) if device is not None else own_device()
     if wanted.type == "cuda" and not torch.cuda.is_available():
         _notice("CUDA is not available here: tables that were to live on cuda are placed on cpu")
         return torch.device("cpu")
     entries = plan.values() if isinstance(plan, Mapping) else ()
-    # What is no entry of a plan is named where the plan is read, on every rank.
+    # Invalid entries of a plan are reported where the plan is read, on every rank.
     shards = [shard for entry in entries if isinstance(entry, ParameterSharding) for shard in entry.shards()]
     if wanted.type == "cpu" and any("cuda" in str(shard.placement) for shard in shards):
         _notice("the sharding plan was made for cuda: its tables are placed on cpu, on the same ranks")
@@ -349,7 +351,7 @@ def usable_device(device: torch.device | None, plan: Mapping[str, ParameterShard
 
 
 def _notice(text: str) -> None:
-    """Say something once in the life of the process."""
+    """Log a message once per process."""
     if text not in _noticed:
         _noticed.add(text)
         _logger.warning(text)

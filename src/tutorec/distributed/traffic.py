@@ -1,8 +1,8 @@
-"""Count the bytes that leave this rank.
+"""Counting of the bytes that leave this rank.
 
-The counter sees tensors that are handed to ``torch.distributed`` and knows no formula, so that what it says can be
-compared with what a formula predicts. It counts between ranks of the program, also what a subgroup sends, and tells
-what stays on a host from what crosses to another.
+The counter sees the tensors passed to ``torch.distributed`` and uses no formula, so its results can
+be compared with predictions. It counts between global ranks, also for subgroups, and distinguishes
+bytes that stay on a host from bytes that cross hosts.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tutorec.distributed import comm
 
 @dataclass
 class Traffic:
-    """What left this rank, by stage and destination; or what left all of them, by `merge`.
+    """Bytes sent by this rank, by stage and destination; or by all ranks, from `merge`.
 
     Args:
-        bytes: (stage, source, destination) -> bytes. Ranks are those of the whole program.
-        issues: stage -> how many collectives were issued.
-        local_size: L: that many consecutive ranks share a host; None: all do.
+        bytes: (stage, source, destination) -> bytes. Ranks are global ranks.
+        issues: Stage -> number of collectives issued.
+        local_size: L, consecutive ranks per host; None for one host.
 
     Example:
         >>> traffic = Traffic(local_size=2)
@@ -44,11 +44,11 @@ class Traffic:
             self.bytes[issue.stage, issue.source, destination] += count
 
     def total(self, stage: str | None = None, *, crossing: bool | None = None) -> int:
-        """Bytes sent.
+        """Total bytes sent.
 
         Args:
-            stage: Those of one stage; None: of all.
-            crossing: True: those that leave their host; False: those that stay on it; None: both.
+            stage: Count this stage only; None for all.
+            crossing: True for bytes between hosts, False for bytes inside a host, None for both.
         """
         return sum(count for _, _, count in self._chosen(stage, crossing))
 
@@ -57,14 +57,14 @@ class Traffic:
         return {stage: self.total(stage, crossing=crossing) for stage in self.issues}
 
     def row(self, world_size: int, stage: str | None = None, *, crossing: bool | None = None) -> list[int]:
-        """Bytes sent to each rank, W numbers: this rank's row of the traffic matrix. Arguments as in `total`."""
+        """Bytes sent to each rank, ``[W]``, this rank's row of `matrix`. Options as in `total`."""
         to = Counter[int]()
         for _, destination, count in self._chosen(stage, crossing):
             to[destination] += count
         return [to[rank] for rank in range(world_size)]
 
     def matrix(self, world_size: int, stage: str | None = None, *, crossing: bool | None = None) -> list[list[int]]:
-        """Bytes that each rank sent to each, W rows of W numbers, where `merge` put them. Arguments as in `total`.
+        """Bytes from each rank to each rank, ``[W][W]``, after `merge`. Arguments as in `total`.
 
         Example:
             >>> sent = [Traffic(), Traffic()]
@@ -80,13 +80,13 @@ class Traffic:
 
     @classmethod
     def merge(cls, of_ranks: Iterable[Traffic]) -> Traffic:
-        """The traffic of several ranks as one.
+        """Merge the traffic of several ranks.
 
-        Bytes add up. A collective that all of them issued is one collective: of each stage stays the most that a rank
-        issued.
+        Bytes are added. A collective that all ranks issue counts once: the number of issues of a
+        stage is the maximum over ranks.
 
         Raises:
-            ValueError: They do not agree on how many ranks share a host.
+            ValueError: The ranks have different ``local_size``.
         """
         parts = list(of_ranks)
         sizes = {part.local_size for part in parts}
@@ -102,7 +102,7 @@ class Traffic:
         return merged
 
     def _chosen(self, stage: str | None, crossing: bool | None) -> Iterator[tuple[int, int, int]]:
-        """(source, destination, bytes) of a stage, on one side of the hosts' walls."""
+        """(source, destination, bytes) of a stage, between hosts or inside them."""
         for (of, source, destination), count in self.bytes.items():
             if stage in (None, of) and crossing in (None, self._crosses(source, destination)):
                 yield source, destination, count
@@ -113,9 +113,9 @@ class Traffic:
 
 @contextmanager
 def count_traffic() -> Iterator[Traffic]:
-    """Count what this rank sends inside the ``with`` block. Blocks may be nested; each counts for itself.
+    """Count what this rank sends inside the ``with`` block. Nested blocks count independently.
 
-    Which ranks share a host is known from ``LOCAL_WORLD_SIZE``, which `Ranks` and torchrun set.
+    ``LOCAL_WORLD_SIZE``, which `Ranks` and torchrun set, gives the ranks that share a host.
 
     Example:
         >>> with count_traffic() as traffic:

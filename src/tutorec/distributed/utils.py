@@ -1,4 +1,4 @@
-"""Small helpers that code around sharded models uses, under TorchRec's names.
+"""Helpers for code around sharded models, under TorchRec's names.
 
 Corresponds to TorchRec's ``torchrec.distributed.utils``.
 """
@@ -28,7 +28,7 @@ _SETTINGS = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_
 
 
 def get_device_type() -> str:
-    """The type of the rank's own device.
+    """The device type of this rank.
 
     Example:
         >>> get_device_type() in ("cpu", "cuda")
@@ -38,7 +38,7 @@ def get_device_type() -> str:
 
 
 def none_throws(optional: T | None, message: str = "Unexpected `None`") -> T:
-    """The value, if it is not None.
+    """Return the value if it is not None.
 
     Raises:
         AssertionError: It is None.
@@ -53,7 +53,7 @@ def none_throws(optional: T | None, message: str = "Unexpected `None`") -> T:
 
 
 def append_prefix(prefix: str, name: str) -> str:
-    """The two joined by a dot, where both are there.
+    """Join two names by a dot; an empty one is omitted.
 
     Example:
         >>> append_prefix("model", "weight"), append_prefix("", "weight")
@@ -63,7 +63,7 @@ def append_prefix(prefix: str, name: str) -> str:
 
 
 def filter_state_dict(state_dict: Mapping[str, T], name: str) -> OrderedDict[str, T]:
-    """The entries below a name, without it.
+    """The entries whose names begin with ``name.``, without that prefix.
 
     Example:
         >>> dict(filter_state_dict({"over.weight": 1, "overall": 2}, "over"))
@@ -74,7 +74,7 @@ def filter_state_dict(state_dict: Mapping[str, T], name: str) -> OrderedDict[str
 
 
 def add_prefix_to_state_dict(state_dict: dict[str, Any], prefix: str) -> None:
-    """Put a prefix in front of all names, in place; those of ``_metadata``, too, where the dict has it.
+    """Add a prefix to all names, in place, including those of ``_metadata``.
 
     Example:
         >>> state = {"weight": 1}
@@ -92,7 +92,7 @@ def add_prefix_to_state_dict(state_dict: dict[str, Any], prefix: str) -> None:
 
 
 def get_unsharded_module_names(model: nn.Module) -> list[str]:
-    """Paths of the topmost modules that hold no sharded module, beside those that do.
+    """Paths of the topmost modules without sharded modules, in a model that has some.
 
     Example:
         >>> get_unsharded_module_names(nn.Sequential(nn.Linear(2, 2)))
@@ -113,12 +113,12 @@ def _holds_sharded(module: nn.Module) -> bool:
 
 
 def copy_to_device(module: nn.Module, current_device: torch.device, to_device: torch.device) -> nn.Module:
-    """A deep copy whose tensors of one device are on another one.
+    """A deep copy of a module, with the tensors of one device moved to another.
 
     Args:
-        module: What is copied.
-        current_device: Tensors on other devices are copied where they are.
-        to_device: Where the copies go.
+        module: The module.
+        current_device: Device whose tensors are moved; other tensors keep their device.
+        to_device: Device of the moved copies.
 
     Example:
         >>> layer = nn.Linear(2, 1)
@@ -130,7 +130,7 @@ def copy_to_device(module: nn.Module, current_device: torch.device, to_device: t
 
 
 class CopyableMixin(nn.Module):
-    """A module with a ``copy``.
+    """A module with a ``copy`` method.
 
     Example:
         >>> class Layer(CopyableMixin):
@@ -143,15 +143,15 @@ class CopyableMixin(nn.Module):
     """
 
     def copy(self, device: torch.device) -> nn.Module:
-        """A deep copy whose tensors of the CPU are on ``device``."""
+        """A deep copy with CPU tensors moved to ``device``."""
         return copy_to_device(self, current_device=torch.device("cpu"), to_device=device)
 
 
 def optimizer_type_to_emb_opt_type(optimizer_class: type[torch.optim.Optimizer]) -> EmbOptimType:
-    """The fused form of a class of optimizers.
+    """The fused form of an optimizer class.
 
     Raises:
-        ValueError: It has none.
+        ValueError: The class has no fused form.
 
     Example:
         >>> optimizer_type_to_emb_opt_type(torch.optim.SGD).name
@@ -163,7 +163,7 @@ def optimizer_type_to_emb_opt_type(optimizer_class: type[torch.optim.Optimizer])
 def merge_fused_params(
     fused_params: Mapping[str, Any] | None = None, param_fused_params: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What a sharder says, and on top of it what a table says.
+    """Merge the ``fused_params`` of a sharder with those of a table, which take precedence.
 
     Example:
         >>> merge_fused_params({"learning_rate": 0.1, "eps": 1e-8}, {"lr": 0.5})
@@ -176,7 +176,7 @@ def merge_fused_params(
 def add_params_from_parameter_sharding(
     fused_params: dict[str, Any] | None, parameter_sharding: ParameterSharding
 ) -> dict[str, Any]:
-    """The ``fused_params`` with what the plan says of one table, which goes before; written into the dict.
+    """Update ``fused_params`` in place with a table's plan entry, which takes precedence.
 
     Example:
         >>> from tutorec.distributed.cache_params import CacheParams
@@ -193,7 +193,7 @@ def add_params_from_parameter_sharding(
 
 
 def convert_to_fbgemm_types(fused_params: dict[str, Any]) -> dict[str, Any]:
-    """Number formats as fbgemm's ``SparseType``, in place; needs fbgemm where there is one to convert.
+    """Replace data types by fbgemm's ``SparseType``, in place; requires fbgemm.
 
     Example:
         >>> convert_to_fbgemm_types({"learning_rate": 0.5})
@@ -207,7 +207,7 @@ def convert_to_fbgemm_types(fused_params: dict[str, Any]) -> dict[str, Any]:
 
 
 def init_parameters(module: nn.Module, device: torch.device) -> None:
-    """Bring a module's parameters to a device; those on ``meta`` are drawn there by the parts' ``reset_parameters``.
+    """Move a module's parameters to a device; initialize those on ``meta`` by ``reset_parameters``.
 
     Example:
         >>> layer = nn.Linear(2, 1, device="meta")

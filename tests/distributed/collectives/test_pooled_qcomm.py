@@ -148,5 +148,7 @@ def test_codecs_of_one_move_are_those_of_the_registry():
 
 
 def test_types_on_the_wire_that_are_no_configuration_are_named():
-    with pytest.raises(TypeError, match=r"are a QCommsConfig, got 'fp16': QCommsConfig\(forward_precision="):
+    with pytest.raises(
+        TypeError, match=r"qcomms_config must be a QCommsConfig, got 'fp16': QCommsConfig\(forward_precision="
+    ):
         get_qcomm_codecs("fp16")  # pyright: ignore[reportArgumentType]

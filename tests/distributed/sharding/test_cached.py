@@ -262,7 +262,7 @@ def test_cache_that_cannot_be_built_is_refused(cache, message):
 
 
 def test_copies_of_a_table_are_not_cached(ranks):
-    with pytest.raises(Exception, match=r"every rank a copy of table 't0'.* 'fused_uvm_caching'.* row_wise"):
+    with pytest.raises(Exception, match=r"every rank a replica of table 't0'.* 'fused_uvm_caching'.* row_wise"):
         ranks(1).run(train, kind="data_parallel", what="bags", optimizer="exact_sgd", cache="one row", backend="auto")
     sharder = EmbeddingBagCollectionSharder()
     assert "fused_uvm_caching" in sharder.compute_kernels("row_wise", "cpu")

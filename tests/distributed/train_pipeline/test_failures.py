@@ -107,8 +107,7 @@ def test_a_bad_batch_ends_all_ranks_after_the_batches_before_it(ranks, name, how
     assert found[1]["type"] == kind
     assert found[0]["type"] == "AgreementError"
     assert (
-        f"batch {BAD} of {PIPELINES[name].__name__} was given up on every rank: rank 1 raised {kind}"
-        in found[0]["text"]
+        f"batch {BAD} of {PIPELINES[name].__name__} was aborted on every rank: rank 1 raised {kind}" in found[0]["text"]
     )
     for one in found:
         assert re.search(text, one["text"])

@@ -1,4 +1,4 @@
-"""What programs that test models on several ranks import under TorchRec's names."""
+"""Test utilities of models on several ranks, under TorchRec's names."""
 
 from tutorec._lazy import lazy_package
 

@@ -1,4 +1,4 @@
-"""Sharders that offer one type of sharding and one compute kernel, for tests of each."""
+"""Sharders restricted to one sharding type and one compute kernel, for tests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tutorec.distributed.sharders import BaseEmbeddingSharder
 
 
 class _OfOneType(BaseEmbeddingSharder[Any]):
-    """A sharder of one type and one kernel.
+    """A sharder of one sharding type and one kernel.
 
     Args:
         sharding_type: A value of `ShardingType`.
         kernel_type: A value of `EmbeddingComputeKernel`.
-        fused_params: What the optimizer in backward is.
-        qcomm_codecs_registry: What results travel as.
+        fused_params: Options of the optimizer in backward.
+        qcomm_codecs_registry: Data types in which results are sent.
     """
 
     __test__ = False
@@ -34,16 +34,16 @@ class _OfOneType(BaseEmbeddingSharder[Any]):
         self._sharding_type, self._kernel_type = sharding_type, kernel_type
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """The one type."""
+        """The single sharding type."""
         return [self._sharding_type]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """The one kernel."""
+        """The single kernel."""
         return [self._kernel_type]
 
 
 class TestEBCSharder(_OfOneType, EmbeddingBagCollectionSharder):
-    """Shards an `EmbeddingBagCollection` in one way.
+    """Sharder of `EmbeddingBagCollection` with one sharding type and one kernel.
 
     Example:
         >>> from tutorec.distributed.test_utils.emb_sharder import TestEBCSharder
@@ -54,4 +54,4 @@ class TestEBCSharder(_OfOneType, EmbeddingBagCollectionSharder):
 
 
 class TestECSharder(_OfOneType, EmbeddingCollectionSharder):
-    """Shards an `EmbeddingCollection` in one way."""
+    """Sharder of `EmbeddingCollection` with one sharding type and one kernel."""

@@ -1,4 +1,4 @@
-"""Tests that run one function on several ranks, in the form that tests written for TorchRec have.
+"""Test cases that run one function on several ranks, in the form of TorchRec's tests.
 
 ::
 
@@ -10,8 +10,8 @@
         with MultiProcessContext(rank, world_size, backend) as ctx:
             ...  # ctx.pg, ctx.device
 
-The ranks are those of `tutorec.spmd.Ranks`: when one fails, dies or stalls, all are ended and the test's failure names
-it. They are in no process group until the function starts one.
+Ranks run in `tutorec.spmd.Ranks`: when one fails, dies or stalls, all are stopped and the test's
+failure names it. The function starts its own process group.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _TIMEOUT_SECONDS = 600.0
 
 
 class MultiProcessContext:
-    """A rank's process group and device, for the length of a ``with``.
+    """Context manager with a rank's process group and device.
 
     Args:
         rank: This process.
         world_size: W, ranks.
-        backend: As `init_distributed_single_host` takes it.
-        local_size: Ranks of a simulated host; by default all are on one.
-        use_deterministic_algorithms: Whether torch uses deterministic algorithms alone.
-        disable_cuda_tf_32: Whether products of matrices on a GPU are float32 throughout.
+        backend: As in `init_distributed_single_host`.
+        local_size: Ranks per simulated host; by default all ranks.
+        use_deterministic_algorithms: Whether torch uses deterministic algorithms only.
+        disable_cuda_tf_32: Whether matrix products on a GPU use float32 instead of TF32.
 
     Attributes:
         device: ``cuda:rank`` where there is a GPU for each rank, else the CPU.
@@ -90,8 +90,8 @@ class MultiProcessTestBase(unittest.TestCase):
 
     Args:
         methodName: The test.
-        mp_init_mode: ``"spawn"`` starts every rank as a fresh interpreter. Otherwise `Ranks` chooses: it forks ranks
-            from a server where that is safe.
+        mp_init_mode: ``"spawn"`` starts every rank as a new interpreter. Otherwise `Ranks` chooses:
+            it forks ranks from a server if that is safe.
     """
 
     def __init__(self, methodName: str = "runTest", mp_init_mode: str = "forkserver") -> None:
@@ -100,7 +100,7 @@ class MultiProcessTestBase(unittest.TestCase):
 
     @seed_and_log
     def setUp(self) -> None:
-        """Name a meeting point for the ranks, and ask for deterministic algorithms, until the test has ended."""
+        """Set the rendezvous of the ranks and deterministic algorithms until the test ends."""
         start = {METHOD_VARIABLE: "spawn"} if self._mp_init_mode == "spawn" else {}
         meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(get_free_port())}
         on_gpus = {"NCCL_SOCKET_IFNAME": "lo", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -111,7 +111,7 @@ class MultiProcessTestBase(unittest.TestCase):
         torch.use_deterministic_algorithms(True)
 
     def _run_multi_process_test(self, *, callable: Callable[..., None], world_size: int = 2, **kwargs: Any) -> None:
-        """Call ``callable(rank=, world_size=, **kwargs)`` on every rank; the test fails with the rank that failed."""
+        """Call ``callable(rank=, world_size=, **kwargs)`` on every rank; errors name the rank."""
         self._run_multi_process_test_per_rank(
             callable=callable, world_size=world_size, kwargs_per_rank=[kwargs] * world_size
         )
@@ -119,7 +119,7 @@ class MultiProcessTestBase(unittest.TestCase):
     def _run_multi_process_test_per_rank(
         self, *, callable: Callable[..., None], world_size: int, kwargs_per_rank: list[dict[str, Any]]
     ) -> None:
-        """The same with arguments for each rank."""
+        """The same, with different arguments per rank."""
         __tracebackhide__ = True
         try:
             with Ranks(world_size, timeout=_TIMEOUT_SECONDS) as world:
@@ -131,7 +131,7 @@ class MultiProcessTestBase(unittest.TestCase):
 def _call_outside_of_a_group(
     function: Callable[..., None], kwargs_per_rank: list[dict[str, Any]], rank: int, world_size: int
 ) -> None:
-    """What a rank runs: the pool's process group would be in the way of the one that the function starts."""
+    """The function of a rank; it runs outside the pool's process group."""
     dist.destroy_process_group()
     function(**{"rank": rank, "world_size": world_size, **kwargs_per_rank[rank]})
 

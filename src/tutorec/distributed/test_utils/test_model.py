@@ -1,4 +1,4 @@
-"""A small model with both kinds of tables, and random batches for it: what tests written for TorchRec train.
+"""A small model with two kinds of tables, and random batches for it, as TorchRec's tests use them.
 
 ::
 
@@ -6,11 +6,11 @@
       | dense                       | sparse.ebc             | sparse.weighted_ebc
     [B, 8]                        pooled rows, one KeyedTensor for both
       |____________ over ____________|
-    mean and sigmoid [B], with its loss while training
+    mean and sigmoid [B], with the loss while training
 
-Names, arguments and weights are those of ``torchrec.distributed.test_utils.test_model``; one seed gives the same
-batches and, with the tables on meta, the same dense weights. Feature processors, towers and managed
-collisions are not supported.
+Names, arguments and weights are those of ``torchrec.distributed.test_utils.test_model``: the same
+seed gives the same batches and, with the tables on meta, the same dense weights. Feature
+processors, towers and managed collisions are not supported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ModelInput:
     Attributes:
         float_features: [B, floats].
         idlist_features: Ids without weights.
-        idscore_features: Ids with weights; None where no table is weighted.
+        idscore_features: Ids with weights; None if no table is weighted.
         label: [B].
     """
 
@@ -70,26 +70,27 @@ class ModelInput:
         *,
         random_seed: int | None = None,
     ) -> tuple[ModelInput, list[ModelInput]]:
-        """The batch of all ranks, W B samples, and the part of each rank.
+        """Generate the batch of all ranks, W * B samples, and the part of each rank.
 
         Args:
             batch_size: B.
             world_size: W.
             num_float_features: Columns of `float_features`.
-            tables: Whose features have ids without weights.
-            weighted_tables: Whose features have ids with weights.
-            pooling_avg: Mean length of a bag.
-            dedup_tables: TorchRec's, and without effect there and here.
-            variable_batch_size: Rank r has r samples fewer, at least one; the batch of all has empty bags there.
-            tables_pooling: Mean length for each of ``tables``, with a deviation of a tenth.
-            weighted_tables_pooling: Mean length for each of ``weighted_tables``.
-            randomize_indices: Whether numbers are drawn; otherwise ids, columns and labels are 0.
-            device: Where the batches are made.
-            max_feature_lengths: Longest bag for each feature of ``tables``.
-            random_seed: Seeds torch first.
+            tables: Tables whose features have ids without weights.
+            weighted_tables: Tables whose features have ids with weights.
+            pooling_avg: Mean bag length.
+            dedup_tables: Has no effect, as in TorchRec.
+            variable_batch_size: Rank r has r samples fewer, at least one; the batch of all ranks
+                has empty bags there.
+            tables_pooling: Mean bag length for each of ``tables``, with a deviation of a tenth.
+            weighted_tables_pooling: Mean bag length for each of ``weighted_tables``.
+            randomize_indices: Whether values are random; otherwise ids, columns and labels are 0.
+            device: Device of the batches.
+            max_feature_lengths: Maximum bag length for each feature of ``tables``.
+            random_seed: Seed of torch, set first.
 
         Raises:
-            ValueError: There is not one mean length for each table.
+            ValueError: There is not one mean bag length per table.
         """
         if random_seed is not None:
             torch.manual_seed(random_seed)
@@ -123,7 +124,7 @@ class ModelInput:
         return ModelInput(*moved)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` reads the batch."""
+        """Tell the CUDA caching allocator that ``stream`` uses the batch."""
         for part in (self.float_features, self.idlist_features, self.idscore_features, self.label):
             if part is not None:
                 part.record_stream(stream)  # pyright: ignore[reportArgumentType]
@@ -138,7 +139,7 @@ class _Bags(NamedTuple):
 
 
 class _Draw(NamedTuple):
-    """Draws bags for the samples of all ranks, of which rank r has the first ``sizes[r]`` of ``batch_size``."""
+    """Draws random bags of all ranks; rank r has the first ``sizes[r]`` of ``batch_size``."""
 
     batch_size: int
     sizes: list[int]
@@ -146,7 +147,7 @@ class _Draw(NamedTuple):
     randomize: bool
 
     def lengths(self, mean: float, narrow: bool = False, longest: int | None = None) -> Tensor:
-        """Lengths [W B] around a mean."""
+        """Lengths [W * B] around a mean."""
         samples = len(self.sizes) * self.batch_size
         if narrow:
             lengths = torch.normal(mean, mean / 10, [samples], device=self.device).clamp(min=1)
@@ -157,7 +158,7 @@ class _Draw(NamedTuple):
         return lengths * torch.cat([places < size for size in self.sizes])
 
     def bags(self, rows: int, lengths: Tensor, weighted: bool = False) -> _Bags:
-        """Bags of these lengths with ids below ``rows``."""
+        """Bags of the given lengths with ids below ``rows``."""
         number = (int(lengths.sum()),)
         if self.randomize:
             ids = torch.randint(0, rows, number, device=self.device)
@@ -176,7 +177,7 @@ class _Draw(NamedTuple):
 def _features(
     what: str, tables: Sequence[BaseEmbeddingConfig], poolings: Sequence[int] | None, mean: int
 ) -> dict[str, tuple[int, int]]:
-    """For each feature: how many ids all of its tables have, and the mean length of its bags."""
+    """For each feature: number of ids of its tables, and mean bag length."""
     if poolings and len(poolings) != len(tables):
         raise ValueError(f"{what}_pooling has {len(poolings)} numbers for {len(tables)} tables: give one for each")
     features: dict[str, tuple[int, int]] = {}
@@ -189,7 +190,7 @@ def _features(
 
 
 def _batch(bags: Mapping[str, _Bags]) -> KeyedJaggedTensor | None:
-    """The features side by side; None where there are none."""
+    """Concatenate features; None if there are none."""
     if not bags:
         return None
     lengths, ids, weights = zip(*bags.values(), strict=True)
@@ -201,11 +202,11 @@ class TestDenseArch(nn.Module):
     """Linear layers: columns [B, floats] to [B, 8].
 
     Args:
-        num_float_features: Columns in.
-        device: Where the weights are made.
-        dense_arch_out_size: Columns out, 8 by default.
-        dense_arch_hidden_sizes: Widths of layers before the last, by default none.
-        **kwargs: Arguments of the other parts, without effect.
+        num_float_features: Input columns.
+        device: Device of the weights.
+        dense_arch_out_size: Output columns, 8 by default.
+        dense_arch_hidden_sizes: Widths of the hidden layers, none by default.
+        **kwargs: Arguments of other layers, ignored.
     """
 
     __test__ = False
@@ -223,7 +224,7 @@ class TestDenseArch(nn.Module):
         hidden = [nn.Linear(*pair, device=device) for pair in pairwise(widths)]
         self.hidden_layers = nn.ModuleList(hidden) if hidden else None
         self.linear = nn.Linear(widths[-1], dense_arch_out_size or DENSE_LAYER_OUT_SIZE, device=device)
-        # Tests look for them in a state_dict: a parameter that no gradient reaches, and a buffer.
+        # Tests look for them in a state_dict: a parameter without a gradient, and a buffer.
         self.dummy_param = nn.Parameter(torch.zeros(2, device=device))
         self.register_buffer("dummy_buffer", torch.zeros(1, device=device))
 
@@ -238,9 +239,9 @@ class TestDHNArch(nn.Module):
     """Two linear layers: [B, in_features] to [B, 16].
 
     Args:
-        in_features: Columns in.
-        device: Where the weights are made.
-        over_arch_out_size: Columns out, 16 by default.
+        in_features: Input columns.
+        device: Device of the weights.
+        over_arch_out_size: Output columns, 16 by default.
     """
 
     __test__ = False
@@ -259,16 +260,16 @@ class TestDHNArch(nn.Module):
 
 
 class TestOverArch(nn.Module):
-    """What stands on both: dense columns [B, 8] and pooled rows to [B, 16].
+    """The top layers: dense columns [B, 8] and pooled rows to [B, 16].
 
     Args:
-        tables: Whose results it takes.
-        weighted_tables: Whose results it takes, too.
-        embedding_names: Results of ``tables`` by name, by default their features.
-        device: Where the weights are made.
+        tables: Tables without weights.
+        weighted_tables: Tables with weights.
+        embedding_names: Outputs of ``tables`` by name, by default their features.
+        device: Device of the weights.
         dense_arch_out_size: Dense columns, 8 by default.
-        over_arch_out_size: Columns out, 16 by default.
-        **kwargs: Arguments of the other parts, without effect.
+        over_arch_out_size: Output columns, 16 by default.
+        **kwargs: Arguments of other layers, ignored.
     """
 
     __test__ = False
@@ -297,13 +298,13 @@ class TestOverArch(nn.Module):
 
 
 class TestEBCSparseArch(nn.Module):
-    """Both collections of tables; their results are one `KeyedTensor`.
+    """Both collections of tables; their results are joined in one `KeyedTensor`.
 
     Args:
         tables: Tables of ids without weights.
         weighted_tables: Tables of ids with weights; may be empty.
-        device: Where the tables are made.
-        **kwargs: Arguments of the other parts, without effect.
+        device: Device of the tables.
+        **kwargs: Arguments of other layers, ignored.
     """
 
     __test__ = False
@@ -327,7 +328,7 @@ class TestEBCSparseArch(nn.Module):
         weighted_features: KeyedJaggedTensor | None = None,
         batch_size: int | None = None,
     ) -> KeyedTensor:
-        """Pooled rows [B, D]; with zeros for the samples up to ``batch_size`` that the features lack."""
+        """Pooled rows [B, D]; zeros for samples up to ``batch_size`` that the features lack."""
         weighted = None
         if self.weighted_ebc is not None and weighted_features is not None:
             weighted = self.weighted_ebc(weighted_features)
@@ -338,11 +339,11 @@ class TestSparseNNBase(nn.Module):
     """Base of models with tables.
 
     Args:
-        tables: Not kept; a subclass builds them.
-        weighted_tables: Not kept, either.
-        embedding_groups: Not kept, either.
-        dense_device: Where the dense layers are to be made, the CPU by default.
-        sparse_device: Where the tables are to be made, the CPU by default.
+        tables: Not stored; a subclass builds them.
+        weighted_tables: Not stored.
+        embedding_groups: Not stored.
+        dense_device: Device of the dense layers, the CPU by default.
+        sparse_device: Device of the tables, the CPU by default.
     """
 
     __test__ = False
@@ -361,24 +362,25 @@ class TestSparseNNBase(nn.Module):
 
 
 class TestSparseNN(TestSparseNNBase, CopyableMixin):
-    """The model of this module's figure: a batch to a prediction [B]; to (loss, prediction) while training.
+    """The model in this module's figure: batch -> prediction [B]; in training (loss, prediction).
 
     Args:
         tables: Tables of ids without weights.
         num_float_features: Dense columns.
         weighted_tables: Tables of ids with weights.
-        embedding_groups: The first group names the results of ``tables`` that the dense part takes.
-        dense_device: Where the dense layers are made.
-        sparse_device: Where the tables are made.
+        embedding_groups: The first group names the results of ``tables`` that the dense layers
+            read.
+        dense_device: Device of the dense layers.
+        sparse_device: Device of the tables.
         max_feature_lengths: TorchRec's; not supported.
-        feature_processor_modules: TorchRec's, and without effect there and here.
-        over_arch_clazz: A class that is made as `TestOverArch` is.
+        feature_processor_modules: Has no effect, as in TorchRec.
+        over_arch_clazz: A class with the arguments of `TestOverArch`.
         postproc_module: Applied to the batch first.
         zch_kwargs: TorchRec's; not supported.
-        submodule_kwargs: Arguments for all parts, each of which takes what it knows.
+        submodule_kwargs: Arguments for all layers; each uses those that it has.
 
     Raises:
-        NotImplementedError: Feature processors or managed collisions are asked for.
+        NotImplementedError: Feature processors or managed collisions are requested.
 
     Example:
         >>> from tutorec.distributed.test_utils.test_model import ModelInput, TestSparseNN
@@ -427,7 +429,7 @@ class TestSparseNN(TestSparseNNBase, CopyableMixin):
         )
 
     def dense_forward(self, input: ModelInput, sparse_output: KeyedTensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Prediction [B], with the loss before it while training."""
+        """Prediction [B]; (loss, prediction) while training."""
         over = self.over(self.dense(input.float_features), sparse_output)
         prediction = torch.sigmoid(over.mean(dim=1)) + self.get_buffer("dummy_ones")
         if not self.training:
@@ -435,7 +437,7 @@ class TestSparseNN(TestSparseNNBase, CopyableMixin):
         return F.binary_cross_entropy_with_logits(prediction, input.label), prediction
 
     def forward(self, input: ModelInput) -> Tensor | tuple[Tensor, Tensor]:
-        """Prediction [B], with the loss before it while training."""
+        """Prediction [B]; (loss, prediction) while training."""
         if self.postproc_module is not None:
             input = self.postproc_module(input)
         return self.dense_forward(input, self.sparse_forward(input))
@@ -447,7 +449,7 @@ def _feature_names(tables: Sequence[BaseEmbeddingConfig]) -> list[str]:
 
 @torch.fx.wrap
 def _beside(dense: Tensor, groups: list[Tensor]) -> Tensor:
-    """Columns side by side."""
+    """Concatenate columns."""
     return torch.cat([dense, *groups], dim=1)
 
 
