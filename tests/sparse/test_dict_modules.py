@@ -5,9 +5,8 @@ from hypothesis import given
 from strategies import DrawnBatch, jagged_batches
 
 from tutorec.sparse import jagged_tensor
-from tutorec.sparse.dict_modules import ComputeJTDictToKJT, ComputeKJTToJTDict
 from tutorec.sparse.equality import kjt_is_equal
-from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.keyed_jagged import ComputeJTDictToKJT, ComputeKJTToJTDict, KeyedJaggedTensor
 
 
 @given(jagged_batches())

@@ -40,34 +40,28 @@ def test_no_feature_makes_a_batch_without_keys() -> None:
 def test_ids_are_counted_without_a_sync_point() -> None:
     batch = kjt_from_lists({"a": [[1], []], "b": [[2, 3], [4]]})
     assert batch.length_per_key_or_none() == [1, 3]
-    assert batch.offset_per_key_or_none() == [0, 1, 4]
 
 
 BAD = {
-    "flat": ({"a": [7, 8]}, None, TypeError, r"feature 'a', sample 0, is 7 and should be a list of ids.*\[7\]"),
-    "string": ({"a": "78"}, None, TypeError, "feature 'a' holds str, and should hold a list of lists"),
-    "string bag": ({"a": [[1], "78"]}, None, TypeError, "feature 'a', sample 1, is '78'"),
-    "float": ({"a": [[1], [2, 3.5]]}, None, ValueError, r"feature 'a', sample 1, holds id 3.5; ids are whole"),
-    "text": ({"a": [[1], ["x"]]}, None, ValueError, "feature 'a', sample 1, holds id 'x', which torch.int64"),
-    "nothing": ({"a": [[1], [None]]}, None, ValueError, "feature 'a', sample 1, holds id None; ids are whole numbers"),
-    "list": ([[1, 2]], None, TypeError, "ids are list, and should be a dictionary of features"),
-    "list of weights": ({"a": [[1]]}, [[0.5]], TypeError, "weights are list, and should be a dictionary of features"),
-    "text weight": ({"a": [[1, 2]]}, {"a": [[0.5, "x"]]}, ValueError, "'a', sample 0, holds weight 'x'; give a number"),
-    "too large": ({"b": [[2**63]]}, None, ValueError, "feature 'b', sample 0, holds id 9223372036854775808"),
-    "weights' features": ({"a": [[1]]}, {"b": [[1.0]]}, ValueError, r"features \['a'\], and weights have \['b'\]"),
-    "weights' samples": ({"a": [[1]]}, {"a": [[1.0], []]}, ValueError, "'a' has ids for 1 samples and weights for 2"),
-    "weights' ids": ({"a": [[1], [2]]}, {"a": [[1.0], []]}, ValueError, "'a', sample 1, has 1 ids and 0 weights"),
+    "flat": ({"a": [7, 8]}, None, "feature 'a', sample 0, is 7 and should be a list of ids"),
+    "string": ({"a": [[1], "78"]}, None, "feature 'a', sample 1, is '78' and should be a list of ids"),
+    "float": ({"a": [[1], [2, 3.5]]}, None, r"feature 'a', sample 1, is \[2, 3.5\] .*: ids are whole numbers"),
+    "text": ({"a": [[1], ["x"]]}, None, r"feature 'a', sample 1, is \['x'\] and .* that torch.int64 holds"),
+    "nothing": ({"a": [[1], [None]]}, None, r"feature 'a', sample 1, is \[None\] and should be"),
+    "text weight": ({"a": [[1, 2]]}, {"a": [[0.5, "x"]]}, r"'a', sample 0, is \[0.5, 'x'\] .* a list of weights"),
+    "too large": ({"b": [[2**63]]}, None, r"feature 'b', sample 0, is \[9223372036854775808\]"),
+    "weights' features": ({"a": [[1]]}, {"b": [[1.0]]}, r"'a', sample 0, has the ids \[1\] and the weights None"),
+    "weights' samples": ({"a": [[1]]}, {"a": [[1.0], []]}, r"'a', sample 1, has the ids None and the weights \[\]"),
+    "weights' ids": ({"a": [[1], [2]]}, {"a": [[1.0], []]}, r"'a', sample 1, has the ids \[2\] and the weights \[\]"),
 }
 
 
-@pytest.mark.parametrize(("ids", "weights", "kind", "message"), BAD.values(), ids=BAD.keys())
-def test_lists_of_another_form_are_refused_with_the_place(
-    ids: Any, weights: Any, kind: type[Exception], message: str
-) -> None:
-    with pytest.raises(kind, match=message):
+@pytest.mark.parametrize(("ids", "weights", "message"), BAD.values(), ids=BAD.keys())
+def test_lists_of_another_form_are_refused_with_the_place(ids: Any, weights: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         kjt_from_lists(ids, weights)
 
 
 def test_ids_that_int32_does_not_hold_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"sample 0, holds id 4294967296, which torch.int32 does not hold"):
+    with pytest.raises(ValueError, match=r"sample 0, is \[1, 4294967296\] and .* that torch.int32 holds"):
         kjt_from_lists({"a": [[1, 2**32]]}, dtype=torch.int32)

@@ -60,9 +60,3 @@ def test_nothing_prints_as_empty_parentheses() -> None:
     assert str(KeyedJaggedTensor.empty()) == "KeyedJaggedTensor()\n"
     assert str(KeyedTensor([], [], torch.zeros(2, 0))) == "KeyedTensor()\n"
     assert str(JaggedTensor.empty()) == "JaggedTensor({\n    []\n})\n"
-
-
-def test_values_of_three_dimensions_cannot_be_printed() -> None:
-    jagged = JaggedTensor(torch.zeros(1, 2, 3), lengths=torch.tensor([1]))
-    with pytest.raises(ValueError, match=r"two dimensions can be printed, got shape \[1, 2, 3\]"):
-        str(jagged)

@@ -110,7 +110,7 @@ def test_a_batch_is_put_into_the_order_that_a_program_knows() -> None:
         tree_flatten_spec(small(weights=torch.ones(3)), known)
     jagged = pytree.tree_structure(small()["a"])
     assert len(tree_flatten_spec(small()["b"], jagged)) == 2
-    with pytest.raises(ValueError, match="traced with weights False, and was called with True"):
+    with pytest.raises(ValueError, match="traced with weighted False, and was called with True"):
         tree_flatten_spec(small(weights=torch.ones(3))["a"], jagged)
 
 

@@ -24,10 +24,9 @@ from tutorec.quant.preparing import (
 )
 from tutorec.quant.preparing import quant_prep_enable_register_tbes as quant_prep_enable_register_tbes
 from tutorec.quant.table_formats import output_type
-from tutorec.sparse.dict_modules import ComputeKJTToJTDict
 from tutorec.sparse.id_check import FeatureRows, check_ids
 from tutorec.sparse.keyed import KeyedTensor
-from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.keyed_jagged import ComputeKJTToJTDict, KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 
 # No `from __future__ import annotations` here: TorchScript reads the annotations of a traced graph as types.

@@ -14,8 +14,8 @@ D       columns of a table, or of a result
 """
 
 from tutorec._lazy import lazy_package
-from tutorec.sparse import copying, jagged_tensor, operators, pytree
+from tutorec.sparse import copying, jagged_tensor
 
-__all__ = ["copying", "jagged_tensor", "operators", "pytree"]
+__all__ = ["copying", "jagged_tensor"]
 
 __getattr__, __dir__ = lazy_package(__name__)

@@ -1,28 +1,50 @@
-"""Copies of the jagged and keyed tensors: pickle, ``copy.copy``, ``copy.deepcopy``, ``torch.save`` and ``torch.load``.
+"""The jagged and keyed tensors taken apart and put together: copies, files, and pytrees.
 
-Most of these objects are views: one feature of a batch, one key of a result. torch writes the whole storage of a
-tensor, so that a pickled feature of 80 ids would carry its batch of 8 million. Here a part that is a view of more is
-copied before it is written, and each object carries its own numbers only. What that gives up is aliasing: features
-that were views of one batch come back as tensors of their own. A shallow copy (``copy.copy``) shares the tensors.
+**Copies and files**: pickle, ``copy.copy``, ``copy.deepcopy``, ``torch.save`` and ``torch.load``. Most of these objects
+are views: one feature of a batch, one key of a result. torch writes the whole storage of a tensor, so that a pickled
+feature of 80 ids would carry its batch of 8 million. Here a part that is a view of more is copied before it is written,
+and each object carries its own numbers only. What that gives up is aliasing: features that were views of one batch come
+back as tensors of their own. A shallow copy (``copy.copy``) shares the tensors.
 
 ``torch.load(path)`` reads what ``torch.save`` wrote with ``weights_only=True``, its default: importing the types tells
 torch that the functions below, which do nothing but fill in the parts, are safe to call. A process that has imported
 nothing of tutorec is told by torch which name it lacks; ``import tutorec.sparse`` there is the cure.
+
+**Pytrees**: ``tree_map`` and ``torch.export`` see the tensors of an object. What is a leaf, and what is context (which
+two trees must share to be of the same structure):
+
+====================  =======================================================  ========================================
+type                  leaves                                                   context
+====================  =======================================================  ========================================
+JaggedTensor          values ``[N]``, lengths ``[B]``, weights ``[N]``         whether there are weights
+KeyedJaggedTensor     values ``[N]``, lengths ``[F * B]``, weights ``[N]``,    keys, whether there are weights; for
+                      inverse indices                                          variable batch size samples of each key
+KeyedTensor           values ``[B, D]``                                        keys, sizes, the dimension they cut
+====================  =======================================================  ========================================
+
+Lengths are a leaf always and offsets never, so that two batches have one structure whichever of the two they were built
+from; a missing part is no leaf, so that ``tree_map`` meets tensors only. B is not context: an exported program takes
+batches of other sizes. Rebuilding checks nothing: leaves may be anything that a function made of them.
 
 Importing this module registers the types; ``tutorec.sparse`` does.
 """
 
 import copy
 import copyreg
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
+import torch.fx._pytree
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.layout import strides_of_ranks
+
+# Leaves by the names of the attributes that hold them, and context.
+Parts = tuple[dict[str, Any], Any]
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (JaggedTensor, KeyedJaggedTensor, KeyedTensor)}
 # What can be made again from the rest, and would be written twice.
@@ -96,3 +118,92 @@ def _compact(tensor: Tensor) -> Tensor:
 for _kind in _KINDS.values():
     copyreg.pickle(_kind, _state)
 torch.serialization.add_safe_globals([_restore, _part])
+
+
+def _jagged_parts(jagged: JaggedTensor) -> Parts:
+    leaves = {"_values": jagged.values(), "_lengths": jagged.lengths(), "_weights": jagged.weights_or_none()}
+    return _present(leaves), jagged.weights_or_none() is not None
+
+
+def _jagged(leaves: Iterable[Any], weighted: bool) -> JaggedTensor:
+    values, lengths, *rest = leaves
+    return JaggedTensor._from_parts(values, rest[0] if weighted else None, lengths, None)
+
+
+def _batch_parts(batch: KeyedJaggedTensor) -> Parts:
+    if batch._unchecked is not None and batch.values().is_cpu:
+        batch._check_numbers()  # a batch that is made of the leaves is not checked
+    weights, inverse = batch.weights_or_none(), batch.inverse_indices_or_none()
+    leaves = {"_values": batch.values(), "_lengths": batch.lengths(), "_weights": weights}
+    variable = batch.variable_stride_per_key()
+    context = {
+        "keys": list(batch.keys()),
+        "weighted": weights is not None,
+        "samples": batch.stride_per_key_per_rank() if variable else None,
+        "inverse": None if inverse is None else list(inverse[0]),
+        # Lengths of no key say nothing about the number of samples.
+        "stride": None if batch.keys() or variable else batch.stride(),
+    }
+    return _present(leaves | {"_inverse_indices": None if inverse is None else inverse[1]}), context
+
+
+def _batch(leaves: Iterable[Any], context: dict[str, Any]) -> KeyedJaggedTensor:
+    values, lengths, *rest = leaves
+    weights = rest.pop(0) if context["weighted"] else None
+    strides = None if context["samples"] is None else strides_of_ranks(context["samples"])
+    keys, stride = list(context["keys"]), context["stride"]
+    batch = KeyedJaggedTensor._from_parts(keys, values, weights, lengths, None, stride, None, strides)
+    if context["inverse"] is not None:
+        batch._inverse_indices = (list(context["inverse"]), rest.pop(0))
+    return batch
+
+
+def _keyed_parts(keyed: KeyedTensor) -> Parts:
+    context = {"keys": list(keyed.keys()), "sizes": list(keyed.length_per_key()), "key_dim": keyed.key_dim()}
+    return {"_values": keyed.values()}, context
+
+
+def _keyed(leaves: Iterable[Any], context: dict[str, Any]) -> KeyedTensor:
+    (values,) = leaves
+    return KeyedTensor._from_parts(list(context["keys"]), list(context["sizes"]), values, context["key_dim"])
+
+
+def _present(leaves: dict[str, Any]) -> dict[str, Any]:
+    return {name: leaf for name, leaf in leaves.items() if leaf is not None}
+
+
+def _register(kind: type, parts: Callable[[Any], Parts], unflatten: Callable[[Iterable[Any], Any], Any]) -> None:
+    """Register one type as a node of a pytree."""
+
+    def flatten(node: Any) -> tuple[list[Any], Any]:
+        leaves, context = parts(node)
+        return list(leaves.values()), context
+
+    def flatten_with_keys(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
+        leaves, context = parts(node)
+        return [(pytree.GetAttrKey(name), leaf) for name, leaf in leaves.items()], context
+
+    def flatten_as(node: Any, spec: pytree.TreeSpec) -> list[Any]:
+        """The leaves for a program that was traced with this structure: its keys, in its order."""
+        traced = spec.context if isinstance(spec.context, dict) else {"weighted": spec.context}
+        if "keys" in traced and sorted(node.keys()) == sorted(traced["keys"]) and node.keys() != traced["keys"]:
+            node = node.permute([node.keys().index(key) for key in traced["keys"]])
+        leaves, context = flatten(node)
+        for name, value in (context if isinstance(context, dict) else {"weighted": context}).items():
+            if value != traced[name]:
+                raise ValueError(
+                    f"the program was traced with {name} {traced[name]}, and was called with {value}; trace it again "
+                    "for this input"
+                )
+        return leaves
+
+    name = f"tutorec.sparse.jagged_tensor.{kind.__name__}"
+    pytree.register_pytree_node(
+        kind, flatten, unflatten, serialized_type_name=name, flatten_with_keys_fn=flatten_with_keys
+    )
+    torch.fx._pytree.register_pytree_flatten_spec(kind, flatten_as)
+
+
+_register(JaggedTensor, _jagged_parts, _jagged)
+_register(KeyedJaggedTensor, _batch_parts, _batch)
+_register(KeyedTensor, _keyed_parts, _keyed)

@@ -5,12 +5,17 @@ differ. Floating-point values and weights are compared as ``torch.allclose`` doe
 raises nothing, when it is given something else than its two tensors. Reading the results is a sync point.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+Parts = Callable[[Any], Any]
 
 # A graph that is traced keeps the comparison as one call.
 torch.fx.wrap("jt_is_equal")
@@ -38,12 +43,8 @@ def jt_is_equal(jt_1: object, jt_2: object) -> bool:
     See Also:
         TorchRec's ``torchrec.sparse.jagged_tensor.jt_is_equal``.
     """
-    return (
-        isinstance(jt_1, JaggedTensor)
-        and isinstance(jt_2, JaggedTensor)
-        and _same(jt_1.lengths(), jt_2.lengths())
-        and _same(jt_1.values(), jt_2.values())
-        and _same(jt_1.weights_or_none(), jt_2.weights_or_none())
+    return _agree(
+        jt_1, jt_2, JaggedTensor, (), (JaggedTensor.lengths, JaggedTensor.values, JaggedTensor.weights_or_none)
     )
 
 
@@ -66,18 +67,9 @@ def kjt_is_equal(kjt_1: object, kjt_2: object) -> bool:
     See Also:
         TorchRec's ``torchrec.sparse.jagged_tensor.kjt_is_equal``.
     """
-    return (
-        isinstance(kjt_1, KeyedJaggedTensor)
-        and isinstance(kjt_2, KeyedJaggedTensor)
-        and kjt_1.keys() == kjt_2.keys()
-        and kjt_1.stride() == kjt_2.stride()
-        and kjt_1.stride_per_key() == kjt_2.stride_per_key()
-        and kjt_1.length_per_key() == kjt_2.length_per_key()
-        and _same(kjt_1.lengths(), kjt_2.lengths())
-        and _same(kjt_1.values(), kjt_2.values())
-        and _same(kjt_1.weights_or_none(), kjt_2.weights_or_none())
-        and _same_inverse(kjt_1.inverse_indices_or_none(), kjt_2.inverse_indices_or_none())
-    )
+    kind = KeyedJaggedTensor
+    same = (kind.keys, kind.stride, kind.stride_per_key, kind.length_per_key, _inverse_keys)
+    return _agree(kjt_1, kjt_2, kind, same, (kind.lengths, kind.values, kind.weights_or_none, _inverse_rows))
 
 
 def kt_is_equal(kt_1: object, kt_2: object) -> bool:
@@ -99,30 +91,33 @@ def kt_is_equal(kt_1: object, kt_2: object) -> bool:
     See Also:
         ``kjt_is_equal``; TorchRec has no such function for its ``KeyedTensor``.
     """
+    same = (KeyedTensor.keys, KeyedTensor.length_per_key, KeyedTensor.key_dim)
+    return _agree(kt_1, kt_2, KeyedTensor, same, (KeyedTensor.values,))
+
+
+def _agree(one: object, two: object, kind: type, same: Sequence[Parts], close: Sequence[Parts]) -> bool:
+    """Whether both are of a kind, these parts of them are the same, and those hold close numbers."""
     return (
-        isinstance(kt_1, KeyedTensor)
-        and isinstance(kt_2, KeyedTensor)
-        and kt_1.keys() == kt_2.keys()
-        and list(kt_1.length_per_key()) == list(kt_2.length_per_key())
-        and kt_1.key_dim() == kt_2.key_dim()
-        and _same(kt_1.values(), kt_2.values())
+        isinstance(one, kind)
+        and isinstance(two, kind)
+        and all(part(one) == part(two) for part in same)
+        and all(_close(part(one), part(two)) for part in close)
     )
 
 
-def _same(one: Tensor | None, two: Tensor | None) -> bool:
-    """Whether both are missing, or both are there with the same shape and numbers."""
-    if one is None or two is None:
-        return one is None and two is None
-    if one.shape != two.shape:
-        return False
-    if one.dtype != two.dtype:
-        common = torch.promote_types(one.dtype, two.dtype)
-        one, two = one.to(common), two.to(common)
-    return torch.allclose(one, two)
+def _close(one: Tensor | None, two: Tensor | None) -> bool:
+    """Whether both are missing, or both are there with the same shape and close numbers."""
+    if one is None or two is None or one.shape != two.shape:
+        return one is two
+    common = torch.promote_types(one.dtype, two.dtype)
+    return torch.allclose(one.to(common), two.to(common))
 
 
-def _same_inverse(one: tuple[list[str], Tensor] | None, two: tuple[list[str], Tensor] | None) -> bool:
-    """The same for inverse indices."""
-    if one is None or two is None:
-        return one is None and two is None
-    return list(one[0]) == list(two[0]) and _same(one[1], two[1])
+def _inverse_keys(batch: KeyedJaggedTensor) -> list[str] | None:
+    inverse = batch.inverse_indices_or_none()
+    return None if inverse is None else list(inverse[0])
+
+
+def _inverse_rows(batch: KeyedJaggedTensor) -> Tensor | None:
+    inverse = batch.inverse_indices_or_none()
+    return None if inverse is None else inverse[1]

@@ -1,5 +1,6 @@
 """JaggedTensor: one feature's lists of ids, one list per sample."""
 
+from itertools import pairwise
 from math import isfinite
 from typing import Any
 
@@ -9,8 +10,7 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.jagged import jagged_to_padded_dense
 from tutorec.sparse.layout import as_int64, lengths_of_offsets, offsets_of_lengths, optional_empty_like, optional_to
-from tutorec.sparse.printing import jagged_text, object_text
-from tutorec.sparse.traced import kind_of
+from tutorec.sparse.traced import kind_of, object_text
 from tutorec.sparse.validate import check_form, checkable, count_ids, refuse_lists
 
 # While a graph is traced, these stay whole as calls in it: they are compiled as they stand.
@@ -255,7 +255,11 @@ class JaggedTensor:
 
     @torch.jit.unused
     def __str__(self) -> str:
-        return jagged_text(self._values, self._weights, self.offsets())
+        offsets = self.offsets()
+        text = lists_text(self._values, offsets)
+        if self._weights is not None:
+            text = f'"values": {text},\n    "weights": {lists_text(self._weights, offsets)}'
+        return f"JaggedTensor({{\n    {text}\n}})\n"
 
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:
@@ -327,6 +331,12 @@ def copy_numbers(owner: str, target: Any, source: Any, non_blocking: bool) -> No
         target._lengths.copy_(source.lengths(), non_blocking=non_blocking)
     if target._offsets is not None:
         target._offsets.copy_(source.offsets(), non_blocking=non_blocking)
+
+
+def lists_text(values: Tensor, offsets: Tensor) -> str:
+    """Lists as text, such as ``[[1, 2], [], [3]]``: values ``[N]`` or ``[N, D]``, offsets ``[L + 1]``."""
+    lists = [str(values[start:end].tolist()) for start, end in pairwise(offsets.tolist())]
+    return "[" + ", ".join(lists) + "]"
 
 
 def lists_of(values: Tensor, lengths: Tensor) -> list[Tensor]:

@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.layout import positions, running_sum
-from tutorec.sparse.printing import keyed_text, object_text
-from tutorec.sparse.traced import kind_of
+from tutorec.sparse.traced import kind_of, object_text
 from tutorec.sparse.validate import check_keys, check_positions, checkable, key_list
 
 
@@ -199,7 +198,11 @@ class KeyedTensor:
 
     @torch.jit.unused
     def __str__(self) -> str:
-        return keyed_text(self.to_dict())
+        entries = [
+            f'    "{key}": [' + ", ".join(str(row.tolist()) for row in columns) + "]"
+            for key, columns in self.to_dict().items()
+        ]
+        return "KeyedTensor({\n" + ",\n".join(entries) + "\n})\n" if entries else "KeyedTensor()\n"
 
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:

@@ -1,16 +1,16 @@
 """KeyedJaggedTensor: a batch of id lists, one list per feature and sample."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.fx import Proxy
 from torch.jit import is_scripting, is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._kernels.jagged import lengths_to_offsets
-from tutorec.sparse.deferred import report
-from tutorec.sparse.jagged import JaggedTensor, copy_numbers, jagged_from_parts
+from tutorec.sparse.jagged import JaggedTensor, copy_numbers, jagged_from_parts, lists_text
 from tutorec.sparse.layout import (
     FEW_LISTS,
     differences,
@@ -33,8 +33,7 @@ from tutorec.sparse.layout import (
     strides_of_ranks,
     take_rows,
 )
-from tutorec.sparse.printing import keyed_jagged_text, object_text
-from tutorec.sparse.traced import eager_kind, kind_of
+from tutorec.sparse.traced import eager_kind, kind_of, object_text
 from tutorec.sparse.validate import (
     check_form,
     check_inverse,
@@ -49,6 +48,7 @@ from tutorec.sparse.validate import (
     refuse_batch,
     refuse_list_count,
     refuse_wrapping,
+    report,
 )
 
 _BATCH = "KeyedJaggedTensor"
@@ -694,8 +694,17 @@ class KeyedJaggedTensor:
     def __str__(self) -> str:
         """TorchRec's printed form: each key with its lists, and their weights. Lengths are checked first."""
         self._check_numbers()
-        bounds = self.lengths_offset_per_key()
-        return keyed_jagged_text(self._keys, self._values, self._weights, self.offsets(), bounds)
+        if not self._keys:
+            return "KeyedJaggedTensor()\n"
+        entries = []
+        for key, (start, end) in zip(self._keys, pairwise(self.lengths_offset_per_key()), strict=True):
+            offsets = self.offsets()[start : end + 1]
+            text = lists_text(self._values, offsets)
+            if self._weights is not None:
+                weights = lists_text(self._weights, offsets)
+                text = f'{{\n        "values": {text},\n        "weights": {weights}\n    }}'
+            entries.append(f'    "{key}": {text}')
+        return "KeyedJaggedTensor({\n" + ",\n".join(entries) + "\n})\n"
 
     @torch.jit.unused
     def __fx_create_arg__(self, tracer: Any) -> Any:
@@ -995,3 +1004,40 @@ def _empty_like(kjt: KeyedJaggedTensor, device: torch.device | None) -> KeyedJag
     )
     made._unchecked = None
     return made
+
+
+class ComputeKJTToJTDict(nn.Module):
+    """``KeyedJaggedTensor.to_dict`` as a module: a batch to one jagged tensor per feature, views of it.
+
+    Example:
+        >>> import torch
+        >>> batch = KeyedJaggedTensor(["a", "b"], torch.tensor([5, 7, 1]), lengths=torch.tensor([1, 2]))
+        >>> ComputeKJTToJTDict()(batch)["b"].to_dense()
+        [tensor([7, 1])]
+
+    See Also:
+        TorchRec's ``torchrec.sparse.jagged_tensor.ComputeKJTToJTDict``.
+    """
+
+    def forward(self, keyed_jagged_tensor: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """The batch's features by name: each ``[B]`` lists."""
+        return keyed_jagged_tensor.to_dict()
+
+
+class ComputeJTDictToKJT(nn.Module):
+    """``KeyedJaggedTensor.from_jt_dict`` as a module: one jagged tensor per feature to a batch.
+
+    Example:
+        >>> import torch
+        >>> one = JaggedTensor(torch.tensor([5]), lengths=torch.tensor([1, 0]))
+        >>> two = JaggedTensor(torch.tensor([7, 1]), lengths=torch.tensor([0, 2]))
+        >>> ComputeJTDictToKJT()({"a": one, "b": two}).lengths()
+        tensor([1, 0, 0, 2])
+
+    See Also:
+        TorchRec's ``torchrec.sparse.jagged_tensor.ComputeJTDictToKJT``.
+    """
+
+    def forward(self, jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+        """The features as one batch, in the order of the dict."""
+        return KeyedJaggedTensor.from_jt_dict(jt_dict)

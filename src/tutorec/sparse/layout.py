@@ -24,17 +24,25 @@ No function here knows a class, so that TorchScript compiles them as they stand.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 
 import torch
 from torch import Tensor
 from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
+from tutorec._kernels.backend import backend
 from tutorec._kernels.jagged import lengths_to_offsets
+from tutorec.errors import BackendError
 
 # Up to this many lists are counted in Python, which takes 10 ns each where a tensor operation takes 2 us.
 FEW_LISTS = 256
 LARGEST_INT32 = torch.iinfo(torch.int32).max
+
+# ``torch.ops.fbgemm`` is there after the first import of a jagged type, as after ``import torchrec``. A backend that
+# was demanded and cannot be had is named by the first operation, not by an import.
+with suppress(BackendError, ValueError):
+    backend()
 
 
 def offsets_of_lengths(lengths: Tensor) -> Tensor:

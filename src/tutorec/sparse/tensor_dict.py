@@ -24,7 +24,7 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
-from tutorec.sparse.layout import FEW_LISTS, differences, lengths_of_offsets
+from tutorec.sparse.layout import FEW_LISTS, differences, offsets_of_lengths
 from tutorec.sparse.validate import checkable, key_list, missing_key
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def maybe_td_to_kjt(features: KeyedJaggedTensor, keys: list[str] | None = None) 
 
     Raises:
         KeyError: The TensorDict has no such key.
-        ValueError: An entry of the TensorDict is no nested tensor.
+        ValueError: An entry of the TensorDict is not a nested tensor.
 
     Example:
         >>> import torch
@@ -75,8 +75,7 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
 
     Raises:
         KeyError: The TensorDict has no such key.
-        TypeError: ``td`` is no TensorDict.
-        ValueError: An entry is no nested tensor, or only some have weights or inverse indices.
+        ValueError: An entry is not a nested tensor, or only some have weights or inverse indices.
 
     Example:
         >>> import torch
@@ -87,34 +86,49 @@ def td_to_kjt(td: "TensorDictBase | Any", keys: Sequence[str] | None = None) -> 
     See Also:
         ``kjt_to_td``.
     """
-    if not hasattr(td, "items"):
-        raise TypeError(f"td_to_kjt takes a TensorDict of nested tensors, got {type(td).__name__}")
     entries = dict(td.items())
     names = list(entries) if keys is None else key_list("td_to_kjt", keys)
-    try:
-        chosen: list[Any] = [entries[name] for name in names]
-    except KeyError as error:
-        raise missing_key("td_to_kjt: the TensorDict", error.args[0], list(entries)) from None
     values: list[Tensor] = []
     offsets: list[Tensor] = []
-    for entry in chosen:
-        # Ordinary nested tensors of ids make nearly every batch; their parts are read without asking torch.
-        if type(entry).__name__ == "NestedTensor" and entry._lengths is None and entry._ragged_idx == 1:
-            values.append(entry._values)
-            offsets.append(entry._offsets)
-    if len(values) == len(chosen) > 0 and not values[0].dtype.is_floating_point:
-        samples = offsets[0].numel() - 1
-        batch = _few_lists(names, values, offsets, samples)
-        if batch is not None:
-            return batch
-        if all(each.numel() == samples + 1 for each in offsets):
-            lengths = torch.cat(offsets).view(len(names), -1).diff().view(-1)
-            return KeyedJaggedTensor(names, torch.cat(values), lengths=lengths, stride=samples)
-    return _of_entries(names, [_read(name, entry) for name, entry in zip(names, chosen, strict=True)])
+    weights: dict[str, Tensor] = {}
+    inverse: dict[str, Tensor] = {}
+    for name in names:
+        if name not in entries:
+            raise missing_key("td_to_kjt: the TensorDict", name, list(entries))
+        entry = entries[name]
+        if not isinstance(entry, Tensor):
+            entry = _split_entry(name, entry, weights, inverse)
+        ids, starts = _flat(name, entry)
+        values.append(ids)
+        offsets.append(starts)
+        if name in weights:
+            weights[name] = _weights_of(name, weights[name], starts)
+    for part, given in (("weights", weights), ("inverse", inverse)):
+        if given and len(given) < len(names):
+            raise ValueError(
+                f"td_to_kjt: of the features {names} only {list(given)} have {part!r}; give it to all or to none "
+                "(keys= chooses features)"
+            )
+    samples = [starts.numel() - 1 for starts in offsets]
+    even = len(set(samples)) == 1 and not inverse
+    batch = _few_lists(names, values, offsets, samples[0]) if even and not weights else None
+    if batch is not None or not names:
+        return batch or KeyedJaggedTensor.empty()
+    return KeyedJaggedTensor(
+        names,
+        torch.cat(values),
+        torch.cat(list(weights.values())) if weights else None,
+        lengths=torch.cat(offsets).view(len(names), -1).diff().view(-1)
+        if even
+        else torch.cat([starts.diff() for starts in offsets]),
+        stride=samples[0] if even else None,
+        stride_per_key_per_rank=None if even else [[count] for count in samples],
+        inverse_indices=(names, torch.stack(list(inverse.values()))) if inverse else None,
+    )
 
 
 def _few_lists(names: list[str], values: list[Tensor], offsets: list[Tensor], samples: int) -> KeyedJaggedTensor | None:
-    """The batch of ordinary entries with few lists, which are counted faster in Python, and checked there.
+    """The batch of unweighted features with few lists, counted and checked in Python in two thirds of the time.
 
     None where there are many, where their numbers cannot be looked at, or where they do not fit; the checks of the
     constructor say why.
@@ -126,35 +140,14 @@ def _few_lists(names: list[str], values: list[Tensor], offsets: list[Tensor], sa
     counts: list[int] = []
     for ids, starts in zip(values, offsets, strict=True):
         numbers: list[int] = starts.tolist()
-        if numbers[0] != 0 or len(numbers) != samples + 1 or numbers[-1] != ids.shape[0]:
+        if numbers[0] != 0 or numbers[-1] != ids.shape[0]:
             return None
         lengths += differences(numbers)
         counts.append(numbers[-1])
-    if len(set(names)) != len(names) or (lengths and min(lengths) < 0):
+    if len(set(names)) != len(names) or min(lengths, default=0) < 0:
         return None
-    made = torch.from_numpy(np.array(lengths, dtype=np.int64)).to(first.dtype)  # a third of the time of torch.tensor
+    made = torch.from_numpy(np.array(lengths, dtype=np.int64)).to(first.dtype)  # two thirds of torch.tensor's time
     return KeyedJaggedTensor._from_parts(names, torch.cat(values), None, made, None, samples, counts)
-
-
-def _of_entries(names: list[str], entries: list["_Entry"]) -> KeyedJaggedTensor:
-    """The batch of entries of any form: weighted, of differing numbers of samples, with inverse indices."""
-    if not entries:
-        return KeyedJaggedTensor.empty()
-    _check_alike(names, "weights", [entry.weights is not None for entry in entries])
-    _check_alike(names, "inverse", [entry.inverse is not None for entry in entries])
-    samples = [entry.samples for entry in entries]
-    variable = len(set(samples)) > 1 or entries[0].inverse is not None
-    weights = [entry.weights for entry in entries if entry.weights is not None]
-    inverse = [entry.inverse for entry in entries if entry.inverse is not None]
-    return KeyedJaggedTensor(
-        names,
-        torch.cat([entry.values for entry in entries]),
-        torch.cat(weights) if weights else None,
-        lengths=torch.cat([_lengths(entry.lengths, entry.offsets) for entry in entries]),
-        stride=None if variable else samples[0],
-        stride_per_key_per_rank=[[count] for count in samples] if variable else None,
-        inverse_indices=(list(names), torch.stack(inverse)) if inverse else None,
-    )
 
 
 def kjt_to_td(kjt: KeyedJaggedTensor) -> "TensorDict":
@@ -222,11 +215,10 @@ def nested_to_jt(nested: Tensor, weights: Tensor | None = None) -> JaggedTensor:
     See Also:
         ``jt_to_nested``.
     """
-    values, lengths, offsets = _parts("nested_to_jt", nested)
-    if weights is not None and _is_nested(weights):
-        weights, weight_lengths, weight_offsets = _parts("nested_to_jt: weights", weights)
-        _check_lengths("nested_to_jt", (lengths, offsets), (weight_lengths, weight_offsets))
-    return JaggedTensor(values, weights, lengths, offsets)
+    values, offsets = _flat("nested_to_jt", nested)
+    if weights is not None and weights.is_nested:
+        weights = _weights_of("nested_to_jt", weights, offsets)
+    return JaggedTensor(values, weights, None, offsets)
 
 
 def jt_to_nested(jt: JaggedTensor) -> Tensor:
@@ -285,116 +277,67 @@ def _ragged(values: Tensor, offsets: Tensor) -> Tensor:
         log.disabled = before
 
 
-class _Entry:
-    """One feature of a TensorDict: values [N], lengths [B] or offsets [B + 1], weights [N], inverse indices."""
-
-    __slots__ = ("inverse", "lengths", "offsets", "samples", "values", "weights")
-
-    def __init__(self, where: str, nested: Tensor, weights: Tensor | None, inverse: Tensor | None) -> None:
-        self.values, self.lengths, self.offsets = _parts(where, nested)
-        self.samples = _count(self.lengths, self.offsets)
-        self.weights, self.inverse = None, inverse
-        if weights is not None:
-            self.weights, lengths, offsets = _parts(f"{where}, weights", weights)
-            _check_lengths(where, (self.lengths, self.offsets), (lengths, offsets))
-
-
-def _read(name: str, entry: Any) -> _Entry:
-    """One entry of a TensorDict, weighted or not."""
-    where = f"td_to_kjt: feature {name!r}"
-    if isinstance(entry, Tensor):
-        return _Entry(where, entry, None, None)
-    if not hasattr(entry, "keys"):
-        raise ValueError(f"{where} is {type(entry).__name__}; {_REMEDY}")
-    there = list(entry.keys())
-    if "values" not in there or not {*there} <= {"values", "weights", "inverse"}:
+def _split_entry(name: str, entry: Any, weights: dict[str, Tensor], inverse: dict[str, Tensor]) -> Tensor:
+    """The values of an entry that is a TensorDict; its weights and inverse indices are added to the features'."""
+    parts = set(entry.keys()) if hasattr(entry, "keys") else {type(entry).__name__}
+    if "values" not in parts or not parts <= {"values", "weights", "inverse"}:
         raise ValueError(
-            f"{where} holds the entries {there}; a weighted feature holds 'values' and 'weights' "
-            "(and 'inverse' for variable batch size), an unweighted one is the nested tensor itself"
+            f"td_to_kjt: feature {name!r} holds {sorted(parts)}; a weighted feature holds 'values' and 'weights' "
+            f"(and 'inverse' for variable batch size); {_REMEDY}"
         )
-    return _Entry(where, entry["values"], entry.get("weights"), entry.get("inverse"))
+    if "weights" in parts:
+        weights[name] = entry["weights"]
+    if "inverse" in parts:
+        inverse[name] = entry["inverse"]
+    return entry["values"]
 
 
 _REMEDY = (
-    "it should be a nested tensor [B, *] of ids: "
+    "ids are a nested tensor [B, *]: "
     "torch.nested.nested_tensor_from_jagged(ids, lengths=lengths), with one length per sample"
 )
 
 
-def _parts(where: str, nested: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Values, and lengths or offsets, of a nested tensor."""
-    if not _is_nested(nested):
-        raise ValueError(f"{where} is a tensor of shape {list(nested.shape)}; {_REMEDY}")
+def _flat(name: str, nested: Tensor) -> tuple[Tensor, Tensor]:
+    """Values ``[N]`` and offsets ``[B + 1]`` of a feature's nested tensor."""
+    # Public attributes of a nested tensor dispatch through Python, 15 to 60 us each; its own are what they return.
     inner: Any = nested
-    if not hasattr(inner, "_ragged_idx"):  # Layout torch.strided.
-        pieces = nested.unbind()
-        lengths = torch.tensor([piece.shape[0] for piece in pieces], dtype=torch.int64, device=nested.device)
-        return (torch.cat(pieces) if pieces else nested.values()), lengths, None
-    # Public attributes of a nested tensor dispatch through Python, 15 to 60 us each; these are what they return.
-    if inner._ragged_idx != 1:
+    if type(nested).__name__ == "NestedTensor" and inner._ragged_idx == 1:
+        values, lengths, offsets = inner._values, inner._lengths, inner._offsets
+        if values.dtype.is_floating_point and inner.requires_grad:
+            values = nested.values()
+        if lengths is None:
+            return values, offsets
+        # Between the lists there may be values that belong to none, as after nested.narrow(1, ...).
+        ends = offsets_of_lengths(lengths)
+        shift = (offsets[: lengths.numel()] - ends[:-1]).repeat_interleave(lengths)
+        return values[shift + torch.arange(shift.numel(), device=values.device)], ends
+    if not nested.is_nested:
+        raise ValueError(f"feature {name!r} is a tensor of shape {list(nested.shape)}; {_REMEDY}")
+    if nested.layout is torch.jagged:
         raise ValueError(
-            f"{where} has shape {list(nested.shape)}: its dimension {inner._ragged_idx} varies, and a jagged tensor's "
-            f"is dimension 1; transpose it: nested.transpose(1, {inner._ragged_idx})"
+            f"feature {name!r} has shape {list(nested.shape)}: its dimension {inner._ragged_idx} varies, and a jagged "
+            f"tensor's is dimension 1; transpose it: nested.transpose(1, {inner._ragged_idx})"
         )
-    values = inner._values
-    if values.dtype.is_floating_point and inner.requires_grad:
-        values = nested.values()
-    lengths, offsets = inner._lengths, inner._offsets
-    if lengths is None:
-        return values, None, offsets
-    # Between the lists there may be values that belong to none, as after nested.narrow(1, ...).
-    ends = lengths.cumsum(0)
-    total = int(ends[-1]) if ends.numel() else 0
-    source = torch.repeat_interleave(offsets[: lengths.numel()] - (ends - lengths), lengths, output_size=total)
-    return values[source + torch.arange(total, device=values.device)], lengths, None
+    rows = nested.unbind()
+    lengths = torch.tensor([row.shape[0] for row in rows], dtype=torch.int64, device=nested.device)
+    return torch.cat(rows) if rows else nested.values(), offsets_of_lengths(lengths)
 
 
-def _lengths(lengths: Tensor | None, offsets: Tensor | None) -> Tensor:
-    if lengths is not None:
-        return lengths
-    assert offsets is not None, "a nested tensor has lengths or offsets"
-    return lengths_of_offsets(offsets)
-
-
-def _count(lengths: Tensor | None, offsets: Tensor | None) -> int:
-    if lengths is not None:
-        return lengths.numel()
-    assert offsets is not None, "a nested tensor has lengths or offsets"
-    return offsets.numel() - 1
-
-
-def _check_lengths(
-    where: str, values: tuple[Tensor | None, Tensor | None], weights: tuple[Tensor | None, Tensor | None]
-) -> None:
-    """Raise unless a feature's weights have the lengths of its values. On the CPU alone: reading stops a device."""
-    one, two = _lengths(*values), _lengths(*weights)
-    if one.numel() != two.numel():
-        raise ValueError(f"{where}: values have {one.numel()} samples, and weights have {two.numel()}")
-    if not checkable(one) or one.device.type != "cpu":
-        return
-    wrong = (one != two).nonzero()
-    if wrong.numel():
-        sample = int(wrong[0])
+def _weights_of(name: str, nested: Tensor, offsets: Tensor) -> Tensor:
+    """The weights ``[N]`` of a feature, which must have the lengths of its values. No check on a device."""
+    weights, starts = _flat(f"{name}, weights", nested)
+    if starts is offsets or not checkable(offsets):
+        return weights
+    if starts.shape != offsets.shape:
         raise ValueError(
-            f"{where}, sample {sample}, has {int(one[sample])} values and {int(two[sample])} weights; "
-            "give one weight for each id"
+            f"feature {name!r}: values have {offsets.numel() - 1} samples, and weights have {starts.numel() - 1}"
         )
-
-
-def _check_alike(names: list[str], what: str, there: list[bool]) -> None:
-    """Raise where some features have a part and others have not."""
-    if any(there) and not all(there):
-        having = [name for name, has in zip(names, there, strict=True) if has]
-        lacking = [name for name, has in zip(names, there, strict=True) if not has]
-        raise ValueError(
-            f"td_to_kjt: features {having} have {what!r}, and {lacking} have not; give it to all or to none "
-            "(keys= chooses features)"
-        )
-
-
-def _is_nested(tensor: Tensor) -> bool:
-    """Whether a tensor is nested: by its class where that says so, which is quicker than to ask it."""
-    return type(tensor).__name__ == "NestedTensor" or tensor.is_nested
+    if offsets.is_cpu and bool((starts != offsets).any()):
+        sample = int((starts != offsets).nonzero()[0]) - 1
+        counts = [int(each.diff()[sample]) for each in (offsets, starts)]
+        raise ValueError(f"feature {name!r}, sample {sample}, has {counts[0]} values and {counts[1]} weights")
+    return weights
 
 
 def _is_tensor_dict(features: object) -> bool:

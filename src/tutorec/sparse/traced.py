@@ -52,3 +52,8 @@ def eager_kind(jagged: Any) -> type:
     """The class that a graph names: the jagged type itself."""
     kind = type(jagged)
     return kind.__mro__[2] if issubclass(kind, _SeenAsProxy) else kind
+
+
+def object_text(jagged: object) -> str:
+    """What Python shows for an object: the class by the path that users import it from, and an address."""
+    return f"<tutorec.sparse.jagged_tensor.{type(jagged).__name__} object at {hex(id(jagged))}>"

@@ -29,9 +29,9 @@ from torch import nn
 from tutorec._kernels.jagged import lengths_to_offsets
 from tutorec.awaitable import Awaitable, NoWait, map_awaitable
 from tutorec.distributed import comm
-from tutorec.sparse.deferred import report
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import ints_on_device, offsets_at, running_sum
+from tutorec.sparse.validate import report
 
 SIZES_STAGE = "input sizes"
 STRIDES_STAGE = "input strides"
