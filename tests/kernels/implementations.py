@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
 import pytest
 import torch
 from kernels import pretended_fbgemm
+from torch import Tensor
 
-from tutorec._kernels import tbe, tbe_build, tbe_cuda, tbe_fbgemm
+from tutorec._kernels import scattered_tables, tbe, tbe_build, tbe_cuda, tbe_fbgemm
 from tutorec._kernels.backend import BackendChoice, BackendError, use_backend
-from tutorec._kernels.optimizer_spec import OptimizerSpec
+from tutorec._kernels.optimizer_spec import OptimizerSpec, UpdateStep
+from tutorec._kernels.tbe_layout import PooledBatch
 
 _choose = tbe_build._implementation
 
@@ -29,10 +31,32 @@ needs_fbgemm = pytest.mark.skipif(not has_fbgemm(), reason="no fbgemm wheel that
 # The adapter of CUDA tables on CPU tensors: through fbgemm's CPU mode; and in the form that it has on CUDA, with the
 # formulas of the tests as kernels.
 CUDA_ADAPTER, CUDA_FORM = "fbgemm's module", "fbgemm's module for CUDA"
+# What runs on processors on which fbgemm's row-wise Adagrad stalls, there for large batches only.
+STALLS = "fbgemm's lookup, torch's update"
 IMPLEMENTATIONS = [
     pytest.param("torch"),
-    *(pytest.param(name, marks=needs_fbgemm) for name in ("fbgemm", CUDA_ADAPTER, CUDA_FORM)),
+    *(pytest.param(name, marks=needs_fbgemm) for name in ("fbgemm", STALLS, CUDA_ADAPTER, CUDA_FORM)),
 ]
+
+
+def stalls() -> AbstractContextManager[object]:
+    """As on a processor on which row-wise Adagrad stalls; batches of any size are updated in torch."""
+    return patch.multiple(scattered_tables, _FEW_IDS=0, _row_wise_adagrad_stalls=lambda: True)
+
+
+class _UpdatedInTorch(tbe_fbgemm.SplitTableBatchedEmbeddingBagsCodegen):
+    def _call(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        with stalls():
+            return super()._call(values, offsets, weights)
+
+    def _step(self, batch: PooledBatch, grad: Tensor, steps: Sequence[UpdateStep]) -> None:
+        with stalls():
+            super()._step(batch, grad, steps)
+
+
+def _updated_in_torch(spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device) -> type[tbe.TableBatch]:
+    chosen = _choose(spec, rule, device)
+    return _UpdatedInTorch if chosen is tbe_fbgemm.SplitTableBatchedEmbeddingBagsCodegen else chosen
 
 
 def _adapter_on_cpu(spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.device) -> type[tbe.TableBatch]:
@@ -46,7 +70,7 @@ def _cuda_form(spec: tbe.GroupSpec, rule: OptimizerSpec | None, device: torch.de
     return getattr(pretended_fbgemm, chosen.__name__, chosen)
 
 
-_ADAPTERS = {CUDA_ADAPTER: _adapter_on_cpu, CUDA_FORM: _cuda_form}
+_ADAPTERS = {CUDA_ADAPTER: _adapter_on_cpu, CUDA_FORM: _cuda_form, STALLS: _updated_in_torch}
 
 
 @contextmanager

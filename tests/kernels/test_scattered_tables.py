@@ -1,14 +1,18 @@
 """Tables in separate memory are looked up and updated in one call as one by one."""
 
+from dataclasses import replace
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from tutorec._kernels import reference
+from tutorec._kernels import reference, scattered_tables
 from tutorec._kernels.backend import backend, use_backend
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
-from tutorec._kernels.scattered_tables import address_tables
+from tutorec._kernels.scattered_tables import address_tables, updates_in_torch
+from tutorec._kernels.table_steps import step_tables
 from tutorec._kernels.tbe_layout import PooledBatch
 
 needs_fbgemm = pytest.mark.skipif(backend().name != "fbgemm", reason="no fbgemm")
@@ -92,6 +96,28 @@ def test_what_fbgemm_would_do_wrong_is_left_to_others(kind: OptimizerKind, featu
     states = [torch.zeros(own[table].shape[0]) for table in features]
     assert not scattered.step(grad, batch, states, UpdateStep(OptimizerSpec(kind), 0.5, 1))
     assert all(torch.equal(*pair) for pair in zip(own, before, strict=True))
+
+
+@needs_fbgemm
+def test_where_row_wise_adagrad_stalls_large_batches_move_in_torch() -> None:
+    torch.manual_seed(0)
+    features, samples = (0, 1), 400
+    before = [torch.rand(50, 8), torch.rand(60, 4)]
+    offsets, ids = torch.arange(2 * samples + 1), torch.randint(0, 50, (2 * samples,))
+    grad, step = torch.rand(samples, 12), UpdateStep(OptimizerSpec("rowwise_adagrad", eps=1e-6), 0.5)
+    moved = []
+    for slow in (False, True):
+        own, states = [table.clone() for table in before], [[torch.zeros(50)], [torch.zeros(60)]]
+        batch = PooledBatch(ids, offsets, None, False, features)
+        with patch.object(scattered_tables, "_row_wise_adagrad_stalls", lambda slow=slow: slow):
+            assert updates_in_torch("rowwise_adagrad", batch) is slow
+            assert not updates_in_torch("sgd", batch)
+            assert not updates_in_torch("rowwise_adagrad", replace(batch, values=ids[1:]))
+            step_tables(own, states, batch, grad, [step, step])
+        moved.append([*own, *(state for (state,) in states)])
+    for one, other, first in zip(*moved, [*before, torch.zeros(50), torch.zeros(60)], strict=True):
+        assert_close(one, other)
+        assert not torch.equal(one, first)
 
 
 class Odd(Tensor):

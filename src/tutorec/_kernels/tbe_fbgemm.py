@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import accumulate
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from tutorec._kernels.optimizer_spec import UpdateStep
+from tutorec._kernels.scattered_tables import updates_in_torch
+from tutorec._kernels.table_steps import step_tables
 from tutorec._kernels.tbe import GroupSpec, TableBatch, as_one_buffer
-from tutorec._kernels.tbe_layout import column_slices, pick_columns, select_features
+from tutorec._kernels.tbe_layout import PooledBatch, column_slices, pick_columns, select_features
 
 __all__ = [
     "DenseTableBatchedEmbeddingBagsCodegen",
@@ -168,6 +173,9 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
             *(limit is not None, limit or 0.0, False),  # whether gradients are cut, where, no stochastic rounding
         )
         ops, rate = torch.ops.fbgemm, self._learning_rate
+        batch = self._batch(values, offsets, weights)
+        if self._flat.is_cpu and updates_in_torch(self.optimizer.kind, batch):
+            return cast(Tensor, _UpdatedInTorch.apply(self._flat, self, batch, self.next_steps()))
         if self.optimizer.kind == "sgd":
             return ops.split_embedding_codegen_lookup_sgd_function_cpu(*head, rate, _FP32_OUTPUT)
         if self.optimizer.kind == "adagrad":
@@ -182,6 +190,49 @@ class SplitTableBatchedEmbeddingBagsCodegen(_RawOperators):
         return ops.split_embedding_codegen_lookup_rowwise_adagrad_function_cpu(
             *head, *state, self.optimizer.eps, rate, 0.0, 0, 0.0, _FP32_OUTPUT
         )
+
+    def _batch(self, values: Tensor, offsets: Tensor, weights: Tensor | None) -> PooledBatch:
+        """A batch in the buffer's order; rows that are not pooled are bags of one table of all rows."""
+        pooled = self.spec.pooling != "none"
+        tables = tuple(self.spec.feature_tables[feature] for feature in self._order) if pooled else (0,)
+        return PooledBatch(values, offsets, weights, self._pooling == "mean", tables)
+
+    def _pool(self, batch: PooledBatch) -> Tensor:
+        """Pooled rows, padded columns included; no autograd."""
+        columns, total, _, rows, _ = self._geometry
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.fbgemm.split_embedding_codegen_forward_cpu.default(
+                *(self._flat.detach(), self._weights_offsets, columns, total, rows, batch.values, batch.offsets),
+                *(self._pooling_code, batch.weights, _FP32_OUTPUT),
+            )
+
+    def _step(self, batch: PooledBatch, grad: Tensor, steps: Sequence[UpdateStep]) -> None:
+        """Move the rows of a batch once, by the rules in torch."""
+        tables, states = self._tables, self._states
+        if self.spec.pooling == "none":
+            tables, states = [self._flat.detach().view(self._rows, -1)], [tuple(self._kept)]
+        grad = steps[0].rule.limited(grad)
+        step_tables([table.detach() for table in tables], states, batch, grad, steps[: len(tables)])
+
+
+class _UpdatedInTorch(torch.autograd.Function):
+    """fbgemm's lookup, and torch's update in the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        flat: Tensor,
+        op: SplitTableBatchedEmbeddingBagsCodegen,
+        batch: PooledBatch,
+        steps: Sequence[UpdateStep],
+    ) -> Tensor:
+        ctx.op, ctx.batch, ctx.steps = op, batch, steps
+        return op._pool(batch)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        ctx.op._step(ctx.batch, grads[0], ctx.steps)
+        return None, None, None, None
 
 
 class DenseTableBatchedEmbeddingBagsCodegen(_RawOperators):
