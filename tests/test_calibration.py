@@ -12,7 +12,7 @@ import pytest
 import tutorec._calibration as calibration
 from tutorec._calibration import Calibration, cache_folder, fingerprint, kept
 
-SPEEDS = {"cpu": {"ddr_mem_bw": 5e6, "bwd_compute_multiplier": 0.5, "id_ms": 2e-5, "latency_ms": 0.5}}
+SPEEDS = {"cpu": {"ddr_mem_bw": 5e6, "bwd_compute_multiplier": 0.5, "row_ms": 2e-5, "latency_ms": 0.5}}
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_calibration_is_read_as_it_was_kept(file: Path) -> None:
 def test_a_write_that_fails_leaves_the_file_that_was_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Calibration("2026-11-22", fingerprint(), SPEEDS).keep()
     with pytest.raises(TypeError):
-        Calibration("2026-11-23", fingerprint(), {"cpu": {"id_ms": object()}}).keep()  # type: ignore[dict-item]
+        Calibration("2026-11-23", fingerprint(), {"cpu": {"row_ms": object()}}).keep()  # type: ignore[dict-item]
     assert kept().state == "measured on this machine on 2026-11-22"
 
 
@@ -55,8 +55,8 @@ def test_speeds_of_another_machine_are_not_used_and_the_change_is_named(file: Pa
         ("[]", "no calibration"),
         ('{"date": "2026-11-22", "fingerprint": {}}', "KeyError('speeds')"),
         ('{"date": "", "fingerprint": {}, "speeds": {"cpu": {"ddr_mem_bw": 0}}}', "'ddr_mem_bw' is 0"),
-        ('{"date": "", "fingerprint": {}, "speeds": {"cpu": {"id_ms": "1"}}}', "'id_ms' is '1'"),
-        ('{"date": "", "fingerprint": {}, "speeds": {"cpu": {"id_ms": NaN}}}', "'id_ms' is nan"),
+        ('{"date": "", "fingerprint": {}, "speeds": {"cpu": {"row_ms": "1"}}}', "'row_ms' is '1'"),
+        ('{"date": "", "fingerprint": {}, "speeds": {"cpu": {"row_ms": NaN}}}', "'row_ms' is nan"),
         ('{"date": "", "fingerprint": {}, "speeds": {"cpu": {"speed": 1}}}', "'speed' is 1"),
     ],
 )

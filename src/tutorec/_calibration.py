@@ -25,7 +25,7 @@ __all__ = ["Calibration", "Kept", "cache_folder", "fingerprint", "kept", "proces
 
 COMMAND = "tutorec calibrate"
 _BANDWIDTHS = {"ddr_mem_bw", "hbm_mem_bw", "intra_host_bw", "hbm_to_ddr_mem_bw"}
-_TIMES = {"bwd_compute_multiplier", "id_ms", "latency_ms"}
+_TIMES = {"bwd_compute_multiplier", "row_ms", "latency_ms"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Calibration:
         speeds: Device type -> argument of `Topology` -> number: bytes per ms, or ms.
 
     Example:
-        >>> Calibration("2026-11-22", fingerprint(), {"cpu": {"id_ms": 2e-5}}).changes()
+        >>> Calibration("2026-11-22", fingerprint(), {"cpu": {"row_ms": 2e-5}}).changes()
         ''
     """
 

@@ -26,7 +26,7 @@ from tutorec.spmd import Ranks
 SPEEDS = {
     "ddr_mem_bw": 4e6,
     "bwd_compute_multiplier": 0.5,
-    "id_ms": 3e-5,
+    "row_ms": 3e-5,
     "intra_host_bw": 9e5,
     "latency_ms": 0.25,
 }
@@ -119,7 +119,7 @@ def test_the_command_keeps_and_tells_what_it_measured(
     monkeypatch.setattr(calibration, "calibrate", lambda: measured)
     assert cli.main(["calibrate"]) == 0
     assert capsys.readouterr().out == (
-        "cpu: rows of a lookup 3.73 GiB/s; an update 0.50 times that and 30 ns an id; sent 0.84 GiB/s, 0.250 ms an "
+        "cpu: rows of a lookup 3.73 GiB/s; an update 0.50 times that and 30 ns a row; sent 0.84 GiB/s, 0.250 ms an "
         f"exchange\nkept in {file}; the default planner of DistributedModelParallel uses it on this machine\n"
     )
     assert kept_calibration.kept().calibration == measured
@@ -155,7 +155,7 @@ def test_default_planners_use_measured_speeds_and_tell_so(file: Path, calibrated
 def test_measured_speeds_are_those_of_the_topology(file: Path) -> None:
     kept()
     topology = machines.this_machine(2, "cpu", 2)
-    assert (topology.ddr_mem_bw, topology.id_ms, topology.latency_ms) == (4e6, 3e-5, 0.25)
+    assert (topology.ddr_mem_bw, topology.row_ms, topology.latency_ms) == (4e6, 3e-5, 0.25)
     assert topology.intra_host_bw == 9e5
     assert Topology.measured(4, ddr_cap=7).devices[3].storage.ddr == 7
     assert Topology.measured(4).source == "measured on this machine on 2026-11-22"
@@ -174,7 +174,7 @@ def test_speeds_that_no_longer_fit_are_a_warning_once(file: Path) -> None:
 
 def test_a_measured_topology_measures_where_nothing_is_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_calibration, "measure_in_own_process", kept)
-    assert Topology.measured().id_ms == 3e-5
+    assert Topology.measured().row_ms == 3e-5
 
 
 def test_a_measured_topology_of_what_was_not_measured_is_refused(file: Path) -> None:

@@ -54,7 +54,7 @@ def test_rank_correlation_looks_at_order_alone() -> None:
 def test_every_plan_is_measured_and_both_clocks_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"PLANS": 4, "TABLES": 2, "SAMPLES": 3, "MOST_ROWS": 1500}.items():
         monkeypatch.setattr(estimates, name, value)
-    speeds = {"cpu": {"ddr_mem_bw": 5e6, "id_ms": 2e-5, "latency_ms": 0.5}}
+    speeds = {"cpu": {"ddr_mem_bw": 5e6, "row_ms": 2e-5, "latency_ms": 0.5}}
     monkeypatch.setattr(estimates, "calibrate", lambda devices: Calibration("2026-11-22", {}, speeds))
     report = estimates.run(Options(rounds=2))
     assert [len(samples) for samples in report.samples.values()] == [2] * 4

@@ -1,9 +1,10 @@
 """The speeds of this machine, from steps that are really trained: what ``tutorec calibrate`` does.
 
-An estimate is a sum of counts, each times a number of the machine: bytes of lookups, bytes of updates, ids of updates,
-bytes on the wire, exchanges (`cost`). So steps are trained whose counts differ as far as they can, forward and backward
-timed apart, and the numbers are those, none below zero, that come nearest to what was measured, by the sum of squared
-relative errors. What was measured are steps as a program takes them, with all the Python and copying around a kernel.
+An estimate is a sum of counts, each times a number of the machine: bytes of lookups, bytes of updates, distinct rows
+of updates, bytes on the wire, exchanges (`cost`). So steps are trained whose counts differ as far as they can, forward
+and backward timed apart, and the numbers are those, none below zero, that come nearest to what was measured, by the sum
+of squared relative errors. What was measured are steps as a program takes them, with all the Python and copying around
+a kernel.
 
 The clock is the processor's on the CPU, which leaves out what else the machine does and the waiting for other ranks,
 and on a GPU the wall's, with the device synchronized. Of each step the lower quartile of the rounds counts.
@@ -220,9 +221,9 @@ def solve(times: Floats, device: str) -> dict[str, float]:
     scale = lines[:, used].max(axis=0)
     numbers = np.zeros(lines.shape[1])
     numbers[used] = nnls(lines[:, used] / scale, np.ones(len(lines)))[0] / scale
-    lookup, update, id_ms, wire, latency = np.maximum(numbers, [_LEAST, 0, 0, _LEAST, 0]).tolist()
+    lookup, update, row_ms, wire, latency = np.maximum(numbers, [_LEAST, 0, 0, _LEAST, 0]).tolist()
     memory = "ddr_mem_bw" if device == "cpu" else "hbm_mem_bw"
-    found = {memory: 1 / lookup, "bwd_compute_multiplier": update / lookup, "id_ms": id_ms}
+    found = {memory: 1 / lookup, "bwd_compute_multiplier": update / lookup, "row_ms": row_ms}
     return found if world_size == 1 else {**found, "intra_host_bw": 1 / wire, "latency_ms": latency}
 
 
@@ -230,11 +231,11 @@ def _counts(number: int, world_size: int, device: str) -> Floats:
     """How much there is to do in a case: ``[W, 2, 5]`` forward and backward; `cost` counts, on a machine of ones."""
     tables, plan, samples = case_plan(number, world_size)
     ones: dict[str, Any] = {"ddr_mem_bw": 1.0, "hbm_mem_bw": 1.0, "intra_host_bw": 1.0, "bwd_compute_multiplier": 1.0}
-    moved = loads(tables, plan, samples, Topology(world_size, device, id_ms=0.0, **ones))
-    with_ids = loads(tables, plan, samples, Topology(world_size, device, id_ms=1.0, **ones))
+    moved = loads(tables, plan, samples, Topology(world_size, device, row_ms=0.0, **ones))
+    with_rows = loads(tables, plan, samples, Topology(world_size, device, row_ms=1.0, **ones))
     counts = np.zeros((world_size, 2, 5))
     counts[:, 0, 0], counts[:, 1, 1] = moved[:, 0], moved[:, 2]
-    counts[:, 1, 2] = with_ids[:, 2] - moved[:, 2]
+    counts[:, 1, 2] = with_rows[:, 2] - moved[:, 2]
     counts[:, 0, 3], counts[:, 1, 3] = moved[:, 1] + moved[:, 4], moved[:, 3]
     for kind in {cut.kind for cut in plan.values()}:
         rounds = exchanges(Topology(world_size, device), ShardingType(kind), pooled=True)
@@ -359,7 +360,7 @@ def speeds_text(topology: Topology) -> str:
     copied = "" if topology.compute_device == "cpu" else f", from the host {gib(topology.hbm_to_ddr_mem_bw)}"
     return (
         f"rows of a lookup {gib(memory)}; an update {topology.bwd_compute_multiplier:.2f} times that and "
-        f"{topology.id_ms * 1e6:.0f} ns an id; sent {gib(topology.intra_host_bw)}, {topology.latency_ms:.3f} ms an "
+        f"{topology.row_ms * 1e6:.0f} ns a row; sent {gib(topology.intra_host_bw)}, {topology.latency_ms:.3f} ms an "
         f"exchange{copied}"
     )
 

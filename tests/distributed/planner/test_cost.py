@@ -257,11 +257,13 @@ def test_a_dense_kernel_takes_longer_the_larger_its_table_is():
     assert (dense[[1, 3, 4]] == fused[[1, 3, 4]]).all()
 
 
-def test_ids_of_an_update_have_a_price_of_their_own():
+def test_distinct_rows_of_an_update_have_a_price_of_their_own():
     plain, priced = (
-        one(facts(), ShardingType.TABLE_WISE, Topology(2, "cuda", hbm_mem_bw=1.0, id_ms=price))[0] for price in (0, 7)
+        one(facts(), ShardingType.TABLE_WISE, Topology(2, "cuda", hbm_mem_bw=1.0, row_ms=price))[0] for price in (0, 7)
     )
-    assert (priced - plain).tolist() == [0, 0, 7 * 40, 0, 0, 0]
+    distinct = 1000 * (1 - (1 - 1 / 1000) ** 40)  # of 40 ids that spread evenly over 1,000 rows
+    assert (priced - plain)[[0, 1, 3, 4, 5]].tolist() == [0] * 5
+    assert (priced - plain)[2] == pytest.approx(7 * distinct)
 
 
 def test_weights_of_ids_travel_and_may_slow_the_update():

@@ -144,7 +144,8 @@ def test_prefetch_reads_the_rows_that_compute_looks_up(own):
         prefetched = [shown.get(timeout=60) for _ in sharded.cache_counts()]
     with patch.object(RowCache, "place", autospec=True, side_effect=_recorded(looked_up)):
         sharded.compute(ctx, arrived)
-    assert prefetched == [looked_up.get_nowait() for _ in prefetched] and all(prefetched)
+    # Each cache reads ahead on its own thread: which one is first is left open.
+    assert sorted(prefetched) == sorted(looked_up.get_nowait() for _ in prefetched) and all(prefetched)
 
 
 def _recorded(rows_of_calls: Queue) -> Any:

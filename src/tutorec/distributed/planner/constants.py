@@ -49,7 +49,7 @@ DEVICE_LATENCY_MS: float = 0.02
 LAPTOP_DDR_CAP: int = 16 * GIB  # of all ranks together; not measured
 LAPTOP_ROW_BW: float = 4.8 * GIB / 1000  # rows and bags of a lookup, one thread
 LAPTOP_BWD_MULTIPLIER: float = 2.5  # time of the bytes of an update for that of the bytes of a lookup
-LAPTOP_ID_MS: float = 230e-6  # of an id of an update besides: ids are sorted to find those that repeat
+LAPTOP_ROW_MS: float = 230e-6  # of each distinct row of an update besides
 LAPTOP_WIRE_BW: float = 0.9 * GIB / 1000  # what a process sends
 LAPTOP_LATENCY_MS: float = 0.4  # of an exchange, with the Python around it
 
@@ -69,7 +69,7 @@ class Hardware:
         intra_host_bw: What a device sends to others of its host, one way.
         inter_host_bw: What a device sends to other hosts, one way.
         latency_ms: Of an exchange.
-        id_ms: Of an id in an update, beyond the bytes that are moved.
+        row_ms: Of each distinct row of an update, beyond the bytes that are moved.
         bwd_compute_multiplier: Backward for one forward.
         source: Where the numbers come from.
 
@@ -88,7 +88,7 @@ class Hardware:
     intra_host_bw: float
     inter_host_bw: float
     latency_ms: float
-    id_ms: float
+    row_ms: float
     bwd_compute_multiplier: float
     source: str
 
@@ -106,7 +106,7 @@ def _dgx(hbm: float, hbm_bw: float, ddr_bw: float, pcie: float, nvlink: float, n
         intra_host_bw=nvlink * _GB_PER_S,
         inter_host_bw=nic * _GB_PER_S,
         latency_ms=DEVICE_LATENCY_MS,
-        id_ms=0.0,
+        row_ms=0.0,
         bwd_compute_multiplier=BWD_COMPUTE_MULTIPLIER,
         source=source,
     )
@@ -124,7 +124,7 @@ ACCELERATOR = Hardware(
     intra_host_bw=INTRA_NODE_BANDWIDTH,
     inter_host_bw=CROSS_NODE_BANDWIDTH,
     latency_ms=DEVICE_LATENCY_MS,
-    id_ms=0.0,
+    row_ms=0.0,
     bwd_compute_multiplier=BWD_COMPUTE_MULTIPLIER,
     source="TorchRec's planner.constants",
 )
@@ -157,7 +157,7 @@ HARDWARE: dict[str, Hardware] = {
         intra_host_bw=LAPTOP_WIRE_BW,
         inter_host_bw=LAPTOP_WIRE_BW,
         latency_ms=LAPTOP_LATENCY_MS,
-        id_ms=LAPTOP_ID_MS,
+        row_ms=LAPTOP_ROW_MS,
         bwd_compute_multiplier=LAPTOP_BWD_MULTIPLIER,
         source="measured on two virtual cores of an AMD EPYC 7003",
     ),

@@ -27,6 +27,7 @@ A kernel that is added to the library registers its model here, and the planner 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -351,7 +352,7 @@ def piece_perf(
 
     A lookup of i ids that gives s rows of d columns moves ``i * (8 + max(4 * d, 128)) + s * 4 * d`` bytes at the
     bandwidth of the kernel (eq-cost-forward). The update moves as many, times the topology's multiplier, and five times
-    the bytes of each whole gradient; each of its ids takes the topology's ``id_ms`` besides (eq-cost-backward).
+    the bytes of each whole gradient; each distinct row takes the topology's ``row_ms`` besides (eq-cost-backward).
     Exchanges take as long as their slower wire (eq-cost-wire). Of a table in a file, each lookup that misses reads a
     row with its optimizer state, which is written back later.
 
@@ -454,11 +455,17 @@ def _perf(facts: TableFacts, kernel: KernelModel, size: Size, work: Work, topolo
     return [
         forward / bandwidth,
         sum(leg.ms(topology) for leg in work.rows_home),
-        (backward + DENSE_GRADIENT_PASSES * _FLOAT * whole) / bandwidth + topology.id_ms * work.updates,
+        (backward + DENSE_GRADIENT_PASSES * _FLOAT * whole) / bandwidth
+        + topology.row_ms * _distinct(work.updates, rows),
         sum(leg.ms(topology) for leg in work.gradients_back),
         sum(leg.ms(topology) for leg in work.ids_in),
         2 * missed * moved / slower_bandwidth(topology),  # read, and later written back
     ]
+
+
+def _distinct(ids: float, rows: int) -> float:
+    """Expected number of distinct rows of a piece that so many ids hit when they spread evenly."""
+    return -rows * math.expm1(ids * math.log1p(-1 / rows)) if rows > 1 else min(ids, rows)
 
 
 def _state_bytes_of_a_row(facts: TableFacts, columns: int) -> int:

@@ -176,8 +176,8 @@ class Topology:
         uneven_sharding_perf_multiplier: TorchRec's, carried along.
         generalized_comms_bandwidths: In the place of the two bandwidths between ranks.
         latency_ms: Milliseconds that an exchange takes however little is sent. tutorec's own.
-        id_ms: Milliseconds that an id takes in an update, beyond the bytes that are moved: repeated ids have to be
-            found. None on accelerators by default. tutorec's own.
+        row_ms: Milliseconds that each distinct row takes in an update, beyond the bytes that are moved. None on
+            accelerators by default. tutorec's own.
         source: Where the speeds come from, for reports; those that are not given are a preset's. tutorec's own.
 
     Raises:
@@ -214,7 +214,7 @@ class Topology:
         generalized_comms_bandwidths: GeneralizedCommsBandwidth | None = None,
         *,
         latency_ms: float | None = None,
-        id_ms: float | None = None,
+        row_ms: float | None = None,
         source: str | None = None,
     ) -> None:
         self.world_size: int = require_int("world_size", world_size, 1, MOST_RANKS, error=bad_input)
@@ -236,7 +236,7 @@ class Topology:
         self.weighted_feature_bwd_compute_multiplier: float = weighted_feature_bwd_compute_multiplier
         self.uneven_sharding_perf_multiplier: float = uneven_sharding_perf_multiplier
         self.latency_ms: float = _or(latency_ms, usual.latency_ms)
-        self.id_ms: float = _or(id_ms, usual.id_ms)
+        self.row_ms: float = _or(row_ms, usual.row_ms)
         caps = {
             "hbm_cap": 0 if compute_device == "cpu" else _or(hbm_cap, constants.HBM_CAP),
             "ddr_cap": _or(ddr_cap, constants.DDR_CAP),
@@ -433,7 +433,7 @@ class Topology:
     def _check_speeds(self) -> None:
         for name in "hbm_mem_bw ddr_mem_bw ssd_mem_bw hbm_to_ddr_mem_bw intra_host_bw inter_host_bw".split():
             require_finite(name, getattr(self, name), positive=True, error=bad_input)
-        times = "latency_ms id_ms bwd_compute_multiplier weighted_feature_bwd_compute_multiplier"
+        times = "latency_ms row_ms bwd_compute_multiplier weighted_feature_bwd_compute_multiplier"
         for name in (*times.split(), "uneven_sharding_perf_multiplier"):
             require_finite(name, getattr(self, name), 0, error=bad_input)
 

@@ -118,7 +118,7 @@ def _placed(
         ),
         read_speed=kernel.row_bandwidth(topology),
         update_factor=update_factor,
-        id_ms=topology.id_ms,
+        row_ms=topology.row_ms,
         leaves_gradient=not kernel.updates,
         optimizer=optimizer if kernel.updates else None,
     )

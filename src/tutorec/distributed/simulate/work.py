@@ -44,7 +44,7 @@ class SimulatedTable:
         pieces: ``[P, 4]``: rank, first row, end row, columns; of a replicated table the whole on every rank.
         read_speed: Bytes per ms that its kernel moves.
         update_factor: Time of an update for the time of a lookup.
-        id_ms: Milliseconds of each id of an update, beyond the bytes that are moved.
+        row_ms: Milliseconds of each distinct row of an update, beyond the bytes that are moved.
         leaves_gradient: Whether its kernel leaves a gradient as large as the piece.
         optimizer: What updates it in backward; None: one that neither moves rows whose gradient is 0 nor limits
             gradients.
@@ -61,7 +61,7 @@ class SimulatedTable:
     pieces: Ints
     read_speed: float
     update_factor: float
-    id_ms: float
+    row_ms: float
     leaves_gradient: bool
     optimizer: OptimizerSpec | None = None
 
@@ -71,8 +71,8 @@ class SimulatedTable:
         return (ids * row + 4.0 * numbers) / self.read_speed
 
     def update_ms(self, ids: Floats, columns: Ints | int, numbers: Floats) -> Floats:
-        """Milliseconds to update rows by the gradients of so many numbers."""
-        return self.update_factor * self.lookup_ms(ids, columns, numbers) + self.id_ms * ids
+        """Milliseconds to move the bytes of an update by the gradients of so many numbers."""
+        return self.update_factor * self.lookup_ms(ids, columns, numbers)
 
     def whole_ms(self, numbers: Ints) -> Floats:
         """Milliseconds that the gradient of a whole piece of so many numbers takes, beyond the rows of the batch."""
@@ -153,7 +153,8 @@ def _sharded(
             )
         if table.leaves_gradient:
             work.add(ranks, update_ms=table.whole_ms((ends - starts) * columns))
-        work.add(ranks, distinct=loads.distinct(table.features, table.rows, starts, ends))
+        distinct = loads.distinct(table.features, table.rows, starts, ends)
+        work.add(ranks, distinct=distinct, update_ms=table.row_ms * distinct)
 
     def exchange(stage: str, left: Floats, right: Floats, reach: Reach = Reach.ALL) -> Exchange:
         return Exchange(stage, tables[0].path, left, right, local_size, reach)
@@ -203,7 +204,9 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
         work.lookups += ids[loads.classes]
         work.read_bytes += 4.0 * table.columns * ids[loads.classes]
         work.lookup_ms += table.lookup_ms(ids, table.columns, numbers)[loads.classes]
-        work.distinct += loads.distinct(table.features, table.rows, first, end)
+        distinct = loads.distinct(table.features, table.rows, first, end)
+        work.distinct += distinct
+        work.update_ms += table.row_ms * distinct
         if table.leaves_gradient:
             work.update_ms += whole_ms
         looked_up = loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers))
