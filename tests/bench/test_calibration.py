@@ -179,7 +179,9 @@ def test_a_measured_topology_measures_where_nothing_is_kept(file: Path, monkeypa
 
 def test_a_measured_topology_of_what_was_not_measured_is_refused(file: Path) -> None:
     kept()
-    with pytest.raises(PlannerError, match=r"nothing is measured of cuda on this machine .*run `tutorec calibrate`"):
+    with pytest.raises(
+        PlannerError, match=r"there is no measurement of cuda on this machine .*run `tutorec calibrate`"
+    ):
         Topology.measured(2, "cuda")
 
 
@@ -193,5 +195,5 @@ def _measured_topology(rank: int, world_size: int) -> str:
 def test_ranks_never_measure(file: Path) -> None:
     with Ranks(2, backend="gloo", timeout=120) as ranks:
         messages = ranks.run(_measured_topology)
-    assert all("outside of ranks" in message for message in messages)
+    assert all("outside ranks" in message for message in messages)
     assert not file.exists()

@@ -282,7 +282,7 @@ def saved_small(path: str, rank: int) -> None:
         (
             "other tables",
             "CheckpointError",
-            "the checkpoint is of another model: ['sparse.ebc.embedding_bags.sgd0.weight'",
+            "the checkpoint is from another model: ['sparse.ebc.embedding_bags.sgd0.weight'",
         ),
         ("other optimizer", "CheckpointError", "optimizer_state=False) takes the weights alone"),
         ("on one rank", "CheckpointError", "failed on rank 1: the optimizer of 'over.weight' is SGD"),
@@ -339,10 +339,10 @@ def notes(path: str, rank: int, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("step", "step is -1, and it counts steps: a whole number from 0"),
-        ("bool", "step is True, and it counts steps"),
-        ("set", "position does not fit into JSON"),
-        ("nan", "extra does not fit into JSON"),
+        ("step", "step is -1: give a number of steps, an integer from 0"),
+        ("bool", "step is True: give a number of steps"),
+        ("set", "position cannot be stored as JSON"),
+        ("nan", "extra cannot be stored as JSON"),
         ("differing", 'position is {"batch": 1} on rank 1 and {"batch": 0} on rank 0'),
         ("paths", "path is "),
     ],
@@ -501,7 +501,7 @@ def test_the_latest_checkpoint_is_that_of_the_highest_step(tmp_path):
 def test_a_folder_of_other_things_is_not_replaced(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("x")
-    with pytest.raises(CheckpointError, match=r"thesis is there and is not a checkpoint \(manifest.json is missing\)"):
+    with pytest.raises(CheckpointError, match=r"thesis exists and is not a checkpoint \(manifest.json is missing\)"):
         save_checkpoint(tmp_path / "thesis", nn.Linear(2, 1))
     assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "x"
 

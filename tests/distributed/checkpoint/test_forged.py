@@ -173,7 +173,7 @@ def test_an_account_of_blocks_that_no_save_writes_is_refused(path, account):
 def test_a_metadata_file_that_is_something_else_is_refused(path, content):
     write_listed(account_of(path), content)
     for said in outcomes(path):
-        assert "is not as a save writes it" in said, said
+        assert "has an invalid format" in said, said
 
 
 def moved_out(name: Callable[[Path], str]) -> Callable[[Path], None]:
@@ -227,8 +227,8 @@ def folder(path: Path) -> None:
 
 
 LEADING_OUT: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a relative name": (moved_out(lambda file: f"../../{file.name}"), "is not the plain name of a file"),
-    "an absolute name": (moved_out(str), "is not the plain name of a file"),
+    "a relative name": (moved_out(lambda file: f"../../{file.name}"), "is not a plain file name"),
+    "an absolute name": (moved_out(str), "is not a plain file name"),
     "a name that is not listed": (unlisted, "which the manifest does not list"),
     "a link": (linked, "is a link; a checkpoint has regular files only"),
     "a FIFO": (fifo, "is not a regular file"),
@@ -241,7 +241,7 @@ LEADING_OUT: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a device by name": (
         lambda path: rewrite(path, lambda content: content["files"].update({"/dev/zero": {"bytes": 1, "crc32": "0"}})),
-        "is not the plain name of a file",
+        "is not a plain file name",
     ),
 }
 
@@ -294,9 +294,7 @@ def test_a_manifest_with_other_content_is_refused_and_stops_no_search(path, kind
     save_checkpoint(path.parent / "other", nn.Linear(2, 1), step=0)
     rewrite(path, CONTENTS[kind])
     for name, read in READERS.items():
-        with pytest.raises(
-            CheckpointError, match=r"manifest.json is not as a save writes it \(\w+: .*\): load another"
-        ):
+        with pytest.raises(CheckpointError, match=r"manifest.json has an invalid format \(\w+: .*\): load another"):
             read(path)
         assert name
     assert latest_checkpoint(path.parent) == path.parent / "other"

@@ -56,7 +56,7 @@ def test_all_are_kept_where_that_is_asked_for(tmp_path):
     for step in range(5):
         manager.save(layer_of(step), step=step)
     assert manager.steps() == [0, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match="keep is 0, and at least the latest checkpoint is kept"):
+    with pytest.raises(ValueError, match="keep=0: give 1 or more"):
         CheckpointManager(tmp_path, keep=0)
 
 
@@ -305,7 +305,9 @@ def test_what_is_damaged_in_memory_is_refused(memory):
     fs.rm_file(data)
     assert manager.latest() is None
     fs.rm_file(f"/runs/b/step-1/{MANIFEST}")
-    with pytest.raises(CheckpointError, match=r"memory://.*step-1 is not a whole checkpoint: manifest.json is missing"):
+    with pytest.raises(
+        CheckpointError, match=r"memory://.*step-1 is not a complete checkpoint: manifest.json is missing"
+    ):
         read_info("memory://runs/b/step-1")
 
 
@@ -334,4 +336,7 @@ def save_in_memory_of_each(url: str, rank: int) -> str:
 
 def test_memory_is_of_one_process_and_ranks_are_told(ranks):
     for said in ranks(2).run(save_in_memory_of_each, "memory://runs/c"):
-        assert "is missing: load another one; it had just been written: another run saves to the same path, or" in said
+        assert (
+            "is missing: load another one; this save has just written it: another run saves to the same path, or"
+            in said
+        )

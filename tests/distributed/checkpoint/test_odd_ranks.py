@@ -77,7 +77,7 @@ def test_a_rank_that_does_something_else_is_named_on_every_rank(ranks, tmp_path,
     if (doing, what) == ("load", "another optimizer"):
         error, said = CheckpointError, "failed on rank 1: the optimizer of 'weight' is SGD, and the checkpoint has"
     if (doing, what) == ("load", "another path"):
-        error, said = CheckpointError, "rank 1: {}x is not a whole checkpoint: manifest.json is missing"
+        error, said = CheckpointError, "rank 1: {}x is not a complete checkpoint: manifest.json is missing"
     said = said.replace("{}", str(path))
     zero, one = ranks(2).run(apart, str(path), doing, what)
     assert zero.startswith(f"{error.__name__}: ") or what == "another path", zero

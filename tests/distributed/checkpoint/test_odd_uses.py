@@ -29,7 +29,7 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 @pytest.mark.parametrize("value", [{2: "a", 10: "b"}, {1: "a", "b": 2}, {"shards": [{3: 1}]}, {None: 1}])
 def test_keys_that_json_would_turn_into_text_are_refused(tmp_path, name, value):
     with pytest.raises(
-        CheckpointError, match=rf"{name} does not fit into JSON \(.* is a key\).*dicts with text as keys"
+        CheckpointError, match=rf"{name} cannot be stored as JSON \(.* is a key\).*dicts with text as keys"
     ):
         save_checkpoint(tmp_path / "model", nn.Linear(2, 1), **{name: value})
     assert list(tmp_path.iterdir()) == []

@@ -219,7 +219,7 @@ def test_columns_are_cut_as_narrow_as_allowed(columns: int, min_partition: int |
 
 def test_column_wise_table_that_stays_whole_is_a_warning_that_says_what_would_cut_it():
     only_columns = dict.fromkeys("ab", ParameterConstraints(sharding_types=["column_wise"]))
-    with pytest.warns(UserWarning, match=r"table 'a', 'b': .* 64 columns in one slice.*min_partition=32 makes 2"):
+    with pytest.warns(UserWarning, match=r"table 'a', 'b': .* does not split 64 columns.*min_partition=32 makes 2"):
         options = listed(bags(a=(8, 64), b=(4, 64)), Topology(2, "cpu"), only_columns)
     assert [option.num_shards for option in options] == [1, 1]
     only_columns = {"a": ParameterConstraints(sharding_types=["column_wise"], min_partition=32)}

@@ -139,7 +139,7 @@ def test_other_memory_leaves_the_topology_as_it_was():
         (lambda: Topology(2, "cuda", inter_host_bw=float("inf")), "inter_host_bw=inf"),
         (lambda: Topology(2, "cuda", latency_ms=-1.0), "latency_ms=-1.0"),
         (lambda: Topology.hosts(0, 2), "world_size=0 must"),
-        (lambda: Topology.laptop(3, hosts=2), "3 ranks do not share 2 hosts"),
+        (lambda: Topology.laptop(3, hosts=2), "3 ranks cannot be divided among 2 hosts"),
         (lambda: Topology.preset("8xB300"), "'8xB300'.*A100-40, A100-80, H100, H200, laptop"),
         (lambda: Topology.preset("H100x0"), "world_size=0 must"),
         (lambda: Topology.preset("16xH100"), "a host of H100 has 8: write '8xH100x2'"),

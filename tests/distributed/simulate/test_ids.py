@@ -97,7 +97,7 @@ def test_laws_that_cannot_be_are_refused():
         PowerLaw(-1)
     with pytest.raises(ValueError, match="exponent=nan"):
         PowerLaw(float("nan"))
-    with pytest.raises(ValueError, match="id -3 is outside of a table of 8 rows: 0 to 7"):
+    with pytest.raises(ValueError, match="id -3 is outside a table of 8 rows: 0 to 7"):
         Observed([4, -3]).over(8)
-    with pytest.raises(ValueError, match="id 9 is outside of a table of 8 rows: 0 to 7"):
+    with pytest.raises(ValueError, match="id 9 is outside a table of 8 rows: 0 to 7"):
         Observed([9]).over(8)

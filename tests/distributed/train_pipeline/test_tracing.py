@@ -229,8 +229,8 @@ EXPLAINED = {
         "tables": f"{IN_FORWARD}its input cannot be computed ahead "
         "(AttributeError: 'dict' object has no attribute 'ids')",
     },
-    "Random": {"tables": f"{IN_FORWARD}{SHARED}rand_like(), which draws random numbers and would do so twice"},
-    "InPlace": {"tables": f"{IN_FORWARD}{SHARED}remainder_(), which writes in place and would do so twice"},
+    "Random": {"tables": f"{IN_FORWARD}{SHARED}rand_like(), which draws random numbers and would run twice"},
+    "InPlace": {"tables": f"{IN_FORWARD}{SHARED}remainder_(), which writes in place and would run twice"},
     "ByMode": {"tables": EARLY},
 }
 
@@ -288,7 +288,7 @@ def test_inputs_are_traced_and_what_is_not_early_says_why(ranks, name, world_siz
 
 def test_preprocessing_runs_ahead_where_it_is_asked_for_only(ranks):
     (found,) = ranks(1).run(both, name="Preprocessed", preprocess=False)
-    reason = f"{IN_FORWARD}{SHARED}the module 'second', which runs ahead with pipeline_postproc=True only"
+    reason = f"{IN_FORWARD}{SHARED}the module 'second', which runs ahead only with pipeline_postproc=True"
     assert found["explained"] == {"tables": reason}
     assert_parity(found)
 

@@ -49,7 +49,7 @@ class ParamRef:
 
 @dataclass(frozen=True)
 class Optimized:
-    """A parameter together with what updates it.
+    """A parameter and its optimizer.
 
     Args:
         place: The parameter of the unsharded model.
@@ -113,8 +113,10 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
     """Find the tensors of a model and of its optimizers.
 
     Args:
-        model: A `DistributedModelParallel`, a sharded module, or any other; DistributedDataParallel is looked through.
-        optimizer: What steps outside of backward. It may also hold parameters that backward updates.
+        model: A `DistributedModelParallel`, a sharded module, or any other module; a
+            DistributedDataParallel wrapper is skipped.
+        optimizer: The optimizer outside of backward. It may also hold parameters that backward
+            updates.
 
     Raises:
         CheckpointError: A parameter has two optimizers, or the model's state holds a value that is
@@ -207,7 +209,7 @@ def _parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]
         yield from _parts(module.module, path)
         return
     yield path, module
-    # named_modules() yields a shared layer only once; here it is needed under both names.
+    # named_modules() yields a shared module only once; here it is needed under all its names.
     for child, part in module._modules.items():
         if part is not None and not isinstance(module, ShardedEmbeddingModule):
             yield from _parts(part, f"{path}.{child}" if path else child)
@@ -270,13 +272,13 @@ def _optimized(
         if inside:
             optimized.append(Optimized(place, parameter, inside[0], _group_with(inside[0], parameter)))
     for name, leaf, parameter in outside.values():
-        # Not the model's: a wrapper's own count of steps, for example.
+        # Not the model's: for example, a wrapper's own step count.
         optimized.append(Optimized(ParamRef(name), parameter, leaf, _group_with(leaf, parameter)))
     return optimized
 
 
 def _leaves(optimizer: KeyedOptimizer | None) -> Iterator[tuple[str, Optimizer, torch.Tensor]]:
-    """(name, the optimizer that keeps its state, parameter) of everything that a keyed optimizer holds."""
+    """(name, optimizer that holds its state, parameter) of all parameters of a keyed optimizer."""
     if optimizer is None:
         return
     if isinstance(optimizer, CombinedOptimizer):

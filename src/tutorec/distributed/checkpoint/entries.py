@@ -1,16 +1,16 @@
 """The tensors of a checkpoint: how each is stored, and which blocks a rank needs.
 
-A checkpoint holds whole tensors under the names of the unsharded model, each cut into blocks. A
-rank writes the blocks of its shards. A rank that loads requests rectangles, and reads them from all
+A checkpoint holds whole tensors under the names of the unsharded model, each split into blocks. A
+rank writes the blocks of its shards. A rank that loads requests rectangles and reads them from all
 blocks that overlap. There are three forms::
 
-    WHOLE    a dense tensor, or a number: as it is
-    TABLE    a table's weights and any state of their shape: [R, D]
-    ROWS     a state with one number for each row. Where a table is cut by columns each slice has its own, so that S
-             slices are stored one behind the other: [S * R], as TorchRec numbers them
+    WHOLE    a dense tensor or a number, unchanged
+    TABLE    a table's weights, or a state of their shape: [R, D]
+    ROWS     a state with one number per row. Each of S column shards has its own; they are stored
+             one after the other: [S * R], in TorchRec's order
 
-A ROWS state that another plan cuts otherwise is read as a function of the column, constant on each slice: a new slice
-takes the mean over the columns that it covers.
+A ROWS state that was saved under other column shards is read as a function of the column, constant
+on each shard: a new shard takes the mean over its columns.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Entry:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """For a ROWS state the columns of each slice, in column order; else empty."""
+        """For a ROWS state the columns of each column shard; else empty."""
         return self.table.slice_widths if self.form is Form.ROWS and self.table is not None else ()
 
     @property
@@ -115,8 +115,8 @@ class Wanted:
 def stored_blocks(entry: Entry, rank: int, world_size: int) -> Iterator[Block]:
     """The blocks of an entry that this rank writes, each at most 4 MiB or one row.
 
-    What several ranks have is written once: a dense tensor by rank 0, the copies of a table block by block in turn, a
-    number that belongs to a table by the rank of its first piece.
+    What several ranks hold is written once: a dense tensor by rank 0, a replicated table by the
+    ranks in turn, block by block, and a number of a table by the rank of its first shard.
 
     Args:
         entry: The tensor.
@@ -129,7 +129,7 @@ def stored_blocks(entry: Entry, rank: int, world_size: int) -> Iterator[Block]:
         if rank == writer and entry.parts:
             tensor = entry.parts[0].tensor
             offsets = (0,) * tensor.dim()
-            # An empty tensor has a block too: readers know a tensor by its blocks.
+            # An empty tensor needs a block too: readers find a tensor by its blocks.
             yield from _cut(tensor, offsets) if tensor.numel() else [Block(offsets, tensor)]
         return
     for part in entry.parts:
@@ -152,7 +152,7 @@ def wanted_rows(
         piece: The shard's rows and columns.
         rows: R of the table.
         shape: Shape of the stored state, ``[S * R]`` or ``[S * R, 1]``.
-        widths: Columns of each of the S slices that are stored.
+        widths: Columns of each of the S column shards that were saved.
 
     Example:
         >>> kept = torch.zeros(2)
@@ -185,7 +185,7 @@ def _stored_at(entry: Entry, part: Part) -> tuple[int, ...]:
 
 
 def _cut(tensor: torch.Tensor, offsets: tuple[int, ...]) -> Iterator[Block]:
-    """A tensor in blocks of rows; an empty tensor has no blocks."""
+    """Split a tensor into blocks of rows; an empty tensor has no blocks."""
     if tensor.dim() == 0:
         yield Block(offsets, tensor)
         return

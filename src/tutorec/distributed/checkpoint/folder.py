@@ -237,7 +237,7 @@ def folder_of(path: str | os.PathLike[str]) -> Folder:
                 return Folder(fs, text.rstrip("/") or text)
         return Folder(LocalFileSystem(), Path(os.path.realpath(text)).as_posix())
     except (ValueError, ImportError) as error:
-        raise CheckpointError(f"{os.fspath(path)!r} cannot be a path ({error}): name a folder") from None
+        raise CheckpointError(f"{os.fspath(path)!r} cannot be a path ({error}): give the path of a folder") from None
 
 
 def checked_folder(path: str | os.PathLike[str]) -> tuple[Folder, Exception | None]:

@@ -1,4 +1,4 @@
-"""A sharded model's state as plain tensors of an unsharded one, on one rank."""
+"""Gathering of a sharded model's state on one rank, as the state dict of the unsharded model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _STAGE = "full state dict"
 def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Gather every tensor of a model to the CPU of rank 0; returns ``{}`` on the other ranks.
 
-    What an unsharded model's ``load_state_dict`` takes. A collective. Pieces travel in blocks of at most 4 MiB, so
-    that the other ranks need little memory beside the model; rank 0 needs room for all of it.
+    The result fits ``load_state_dict`` of the unsharded model. A collective. Shards are sent in
+    blocks of at most 4 MiB, so the other ranks need little extra memory; rank 0 needs memory for
+    the whole state.
 
     Example:
         >>> sorted(full_state_dict(torch.nn.Linear(2, 1)))

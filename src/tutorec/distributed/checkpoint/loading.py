@@ -41,7 +41,7 @@ from tutorec.errors import AgreementError, CheckpointError
 from tutorec.optim.keyed import KeyedOptimizer
 
 _NOTHING = Manifest(0, None, None, None, None, {}, {}, {})
-# A scheduler's base rate is loaded with the rate.
+# A scheduler's base learning rate is loaded with the rate.
 _RATES = ("lr", "initial_lr")
 
 
@@ -70,16 +70,18 @@ def load_checkpoint(
 ) -> CheckpointInfo:
     """Load a checkpoint of any plan and number of ranks into a model and its optimizers.
 
-    A collective: every rank calls it. All files are checked before anything is written, so a damaged
-    checkpoint leaves the model unchanged. Each rank reads the blocks that overlap its shards, one at a
-    time. If another save replaces the checkpoint meanwhile, one complete save is loaded. Nothing in the
-    files is executed, so an untrusted checkpoint is safe to load; its values are not verified.
+    A collective: every rank calls it. All files are checked before anything is written, so a
+    damaged checkpoint leaves the model unchanged. Each rank reads the blocks that overlap its
+    shards, one at a time. If another save replaces the checkpoint meanwhile, one complete save is
+    loaded. Nothing in the files is executed, so an untrusted checkpoint is safe to load; its values
+    are not verified.
 
     Args:
         path: Path of the checkpoint.
         model: A `DistributedModelParallel`, a sharded module, or any other module, with the same
             tables and layers.
-        optimizer: The optimizer that steps outside of backward; without it, its stored state is ignored.
+        optimizer: The optimizer that steps outside of backward; without it, its stored state is
+            ignored.
         optimizer_state: Load the state of optimizers; False loads the weights only.
 
     Returns:
@@ -106,7 +108,7 @@ def load_checkpoint(
             if trouble is None:
                 contents = contents_of(model, optimizer)
                 manifest = read_manifest(folder)
-        except Exception as error:  # whatever it is, the others must not wait for this rank
+        except Exception as error:  # any error: the other ranks must not wait for this rank
             trouble = error
         try:
             info = _load(ranks, folder, manifest, contents, trouble, optimizer_state)
@@ -151,7 +153,7 @@ def _load(
             files.hold([*files_of(metadata, plan), *to_check])
             for name in to_check:
                 files.check(name)
-        except Exception as error:  # whatever it is, the others must not wait for this rank
+        except Exception as error:  # any error: the other ranks must not wait for this rank
             problem = error
         ranks.raise_if_any_failed(problem)
         assert manifest is not None and metadata is not None, "raise_if_any_failed has raised if one is missing"
@@ -184,7 +186,7 @@ def _check_names(entries: Mapping[str, Entry], stored: list[str]) -> None:
     missing, surplus = sorted(entries.keys() - set(stored)), sorted(set(stored) - entries.keys())
     if missing or surplus:
         raise CheckpointError(
-            f"the checkpoint is of another model: {missing[:6]} are in the model only, {surplus[:6]} are in the "
+            f"the checkpoint is from another model: {missing[:6]} are in the model only, {surplus[:6]} are in the "
             f"checkpoint only ({len(missing)} and {len(surplus)} in all)"
         )
 
@@ -196,7 +198,7 @@ def _want(order: _Order, entry: Entry, stored: TensorStorageMetadata) -> None:
 
 
 def _want_rows(order: _Order, one: Optimized, tensor: torch.Tensor, name: str, state: StoredState) -> None:
-    """Request a state with one number per row, stored for any column slices."""
+    """Request a state with one number per row, saved under any column shards."""
     rows, columns = one.parameter.shape
     piece, table = one.place.piece, one.place.table
     if table is not None:
@@ -283,7 +285,7 @@ def _order_options(order: _Order, one: Optimized, facts: Mapping[str, Any]) -> N
 
 
 def _carry_out(order: _Order) -> None:
-    """Set scalars, create new states, and drop states that the checkpoint does not have."""
+    """Apply the order: set scalars, create new states, drop states that the checkpoint lacks."""
     for one, changes in order.states:
         if changes and one.parameter not in one.states:
             one.states[one.parameter] = {}

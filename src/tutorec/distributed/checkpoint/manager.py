@@ -31,25 +31,26 @@ _NUMBERED = re.compile(r"step-(0|[1-9]\d*)")
 
 
 class CheckpointManager:
-    """Checkpoints of one run, ``<folder>/step-100``, ``<folder>/step-200``, ...; keeps the last.
+    """Checkpoints of one run, ``<folder>/step-100``, ``<folder>/step-200``, and so on.
 
-    Every rank creates one. All methods except `latest` and `steps` are collectives. Nothing is
+    Every rank creates one. All methods except `latest` and `steps` are collectives. No file is
     overwritten, so a concurrent reader, for example an evaluation, can finish reading. Only
-    checkpoints of this name are removed, and of those only the files that a save has written.
+    checkpoints with such names are removed, and of those only the files that a save has written.
 
-    Asynchronously, `save` copies what this rank is going to write (memory for its part of the model and the optimizer
-    state) and returns. A thread writes it, over a process group of its own, so that training goes on. One save is under
-    way at a time: the next one waits for it. What goes wrong is raised by the next `save`, `wait`, `load` or `close`,
-    on every rank.
+    With ``asynchronous=True``, `save` copies the values that this rank will write (memory for its
+    part of the model and the optimizer state) and returns. A thread writes them, over its own
+    process group, while training continues. One save runs at a time: the next one waits for it. An
+    error is raised by the next `save`, `wait`, `load` or `close`, on every rank.
 
     Args:
-        folder: Of the run, or an fsspec URL such as ``s3://bucket/run``; made where it is missing. Every rank sees it.
-        keep: How many checkpoints stay; None: all.
-        asynchronous: Return from `save` before the files are written. Close the manager at the end, or use ``with``; a
-            script that ends without waits, too.
+        folder: Folder of the run, or an fsspec URL such as ``s3://bucket/run``; created if missing.
+            Every rank must see it.
+        keep: Number of checkpoints to keep; None for all.
+        asynchronous: Return from `save` before the files are written. Close the manager at the end,
+            or use ``with``; a script that exits without closing it waits, too.
 
     Raises:
-        CheckpointError: No system has such a folder.
+        CheckpointError: The path cannot be a folder.
         ValueError: ``keep`` is less than 1.
 
     Example:
@@ -64,10 +65,11 @@ class CheckpointManager:
 
     def __init__(self, folder: str | os.PathLike[str], keep: int | None = 3, *, asynchronous: bool = False) -> None:
         if keep is not None and keep < 1:
-            raise ValueError(f"keep is {keep}, and at least the latest checkpoint is kept: 1 or more, or None for all")
+            raise ValueError(f"keep={keep}: give 1 or more, or None for all; the latest checkpoint is always kept")
         self._named, self._folder, self._keep = folder, folder_of(folder), keep
         self._thread = ThreadPoolExecutor(1, "tutorec-checkpoint") if asynchronous else None
-        # The saves of this rank with the ranks that wait for each other; replicas write nothing.
+        # One entry per save of this rank: the ranks that wait for each other. Replicas write
+        # nothing.
         self._under_way: list[tuple[list[Future[None]], dist.ProcessGroup | None]] = []
         # (the group that saves, a group of the same ranks for the thread)
         self._groups: list[tuple[dist.ProcessGroup, dist.ProcessGroup]] = []
@@ -82,7 +84,7 @@ class CheckpointManager:
         position: Any = None,
         extra: Any = None,
     ) -> None:
-        """Save as ``step-<step>``, whole or not at all, and remove what is more than ``keep``. A collective.
+        """Save as ``step-<step>``, atomically, and remove surplus checkpoints. A collective.
 
         Args:
             model: As of `save_checkpoint`.
@@ -93,7 +95,8 @@ class CheckpointManager:
 
         Raises:
             AgreementError: Ranks differ in what they save.
-            CheckpointError: As of `save_checkpoint`; or the save before has failed; or there is a later checkpoint.
+            CheckpointError: As of `save_checkpoint`; or the previous save has failed; or there is a
+                later checkpoint.
         """
         self.wait()
         notes, begun = {"step": step, "position": position, "extra": extra}, []
@@ -110,7 +113,7 @@ class CheckpointManager:
         """The complete checkpoint of the highest step, or None. Not a collective.
 
         Raises:
-            CheckpointError: The folder cannot be looked into.
+            CheckpointError: The folder cannot be listed.
         """
         steps = self.steps()
         return path_below(self._named, f"step-{steps[-1]}") if steps else None
@@ -119,7 +122,7 @@ class CheckpointManager:
         """The steps of all complete checkpoints, ascending.
 
         Raises:
-            CheckpointError: The folder cannot be looked into.
+            CheckpointError: The folder cannot be listed.
         """
         return sorted(whole_steps(self._folder, self._whole).values())
 
@@ -158,7 +161,7 @@ class CheckpointManager:
         return None
 
     def wait(self) -> None:
-        """Return when the save under way is complete. A collective where saves are asynchronous.
+        """Return when the pending save is complete. A collective if saves are asynchronous.
 
         Raises:
             CheckpointError: It has failed; the message names path, step and rank.
@@ -175,10 +178,10 @@ class CheckpointManager:
                     raise CheckpointError(text)
 
     def close(self) -> None:
-        """Wait as `wait` does, and end the thread.
+        """Wait as `wait` does, and stop the thread.
 
         Raises:
-            CheckpointError: The save under way has failed.
+            CheckpointError: The pending save has failed.
         """
         try:
             self.wait()
@@ -187,7 +190,7 @@ class CheckpointManager:
                 self._thread.shutdown()
 
     def __enter__(self) -> CheckpointManager:
-        """Itself."""
+        """Return the manager."""
         return self
 
     def __exit__(
@@ -203,13 +206,13 @@ class CheckpointManager:
             self._under_way.clear()
 
     def _whole(self, name: str) -> int | None:
-        """The step of a complete checkpoint, if its name has that step."""
+        """The step of a complete checkpoint, if its name matches that step."""
         match = _NUMBERED.fullmatch(name)
         step = whole_step(self._folder.below(name)) if match else None
         return step if match and step == int(match[1]) else None
 
     def _check_order(self, step: int) -> None:
-        """Refuse a step below the latest one.
+        """Raise if there is a checkpoint of a later step.
 
         Raises:
             CheckpointError: There is a checkpoint of a later step.
@@ -261,14 +264,14 @@ class CheckpointManager:
         return twin
 
     def _write(self, save: Save, group: dist.ProcessGroup | None, doing: str) -> None:
-        """What the thread does."""
+        """Write a save; runs in the thread."""
         write_save(save, RankBarrier(group, doing), lambda: self._tidy(save.folder))
 
     def _tidy(self, saved: Folder) -> None:
-        """Remove old checkpoints and what interrupted saves have left.
+        """Remove old checkpoints and the files of interrupted saves.
 
         Raises:
-            CheckpointError: One cannot be removed; ``saved`` is complete all the same.
+            CheckpointError: A file cannot be removed; ``saved`` is complete nevertheless.
         """
         try:
             steps = self.steps()

@@ -1,13 +1,13 @@
 """The manifest of a checkpoint: it marks a complete checkpoint and lists its files.
 
-    <path>/manifest.json               step, data position, plan; name, size and CRC-32 of the files of this save
-    <path>/3fa9c1d2.metadata           where which block lies, by torch.distributed.checkpoint
+    <path>/manifest.json               step, data position, plan; name, size, CRC-32 of each file
+    <path>/3fa9c1d2.metadata           index of the blocks, by torch.distributed.checkpoint
     <path>/__0_3fa9c1d2_0.distcp ...   the blocks that rank 0 wrote, ...
-    <path>/.metadata                   the same as 3fa9c1d2.metadata, under the name that torch's own readers know
+    <path>/.metadata                   a copy of 3fa9c1d2.metadata, for torch's own readers
 
-A save writes files under unique names and then replaces the manifest atomically. An interrupted save
-leaves the old checkpoint. A reader that has opened the files of one manifest sees that one save,
-regardless of later saves. Other files in the folder are neither read nor removed.
+A save writes files under unique names and then replaces the manifest atomically. An interrupted
+save leaves the old checkpoint. A reader that has opened the files of one manifest sees that one
+save, regardless of later saves. Other files in the folder are neither read nor removed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tutorec.distributed.checkpoint.folder import Folder
 from tutorec.errors import CheckpointError
 
 FORMAT = "tutorec checkpoint"
-# 1: every save has the same names, in a folder of its own that is renamed. Such checkpoints are read.
+# Version 1: files of every save have the same names, in a folder that is renamed. Still readable.
 VERSION = 2
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
 # How often a load restarts because a save has replaced the checkpoint.
 TRIES = 5
 _PLAIN = re.compile(r"[\w.-]*[\w-][\w.-]*", re.ASCII)
-# Of one save, and drafts of small files.
+# Files of one save, and drafts of small files.
 _OURS = re.compile(
     r"__\d+_[0-9a-f]{8}_\d+\.distcp|[0-9a-f]{8}\.metadata(\.[0-9a-f]{8})?|(manifest\.json|\.metadata)\.[0-9a-f]{8}"
 )
@@ -50,7 +50,7 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The content of a manifest.
 
     Args:
         world_size: W at the time of saving.
@@ -59,8 +59,9 @@ class Manifest:
         extra: As passed to the save.
         plan: The sharding plan's JSON document, or None.
         files: Name -> expected size and CRC-32.
-        slices: Name of a per-row state -> columns of each slice.
-        optimizers: Parameter -> ``{"kind": its class, "options": {"lr": ...}, "numbers": {...}}`` of its optimizer.
+        slices: Name of a per-row state -> columns of each column shard.
+        optimizers: Parameter -> ``{"kind": its class, "options": {"lr": ...}, "numbers": {...}}``
+            of its optimizer.
         metadata: Name of torch's metadata file.
         torch_version: The torch version that wrote it.
         version: Version of the format.
@@ -90,7 +91,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """The same for the same save only."""
+        """A digest that is equal for the same save only."""
         return _digest(asdict(self))
 
 
@@ -109,7 +110,7 @@ def read_manifest(folder: Folder) -> Manifest:
         raise
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged ({error}): load another checkpoint") from None
-    except Exception as error:  # object stores have errors of their own
+    except Exception as error:  # object stores raise their own errors
         raise CheckpointError(f"{path} cannot be read ({error}): load another checkpoint") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not the manifest of a {FORMAT}: it is another program's file")
@@ -140,8 +141,8 @@ def _not_whole(folder: Folder) -> str:
     except Exception as error:
         contents = error
     return (
-        f"{folder} is not a whole checkpoint: {MANIFEST} is missing (found: {contents}); it is written last, so that a "
-        "save that was interrupted has none: load another one, latest_checkpoint() finds them"
+        f"{folder} is not a complete checkpoint: {MANIFEST} is missing (found: {contents}); "
+        "it is written last, so an interrupted save has none: load another one, latest_checkpoint() finds them"
     )
 
 
@@ -154,7 +155,7 @@ def expected_form(path: object) -> Generator[None, None, None]:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"{path} is not as a save writes it ({type(error).__name__}: {error!s:.200}): load another checkpoint"
+            f"{path} has an invalid format ({type(error).__name__}: {error!s:.200}): load another checkpoint"
         ) from error
 
 
@@ -168,11 +169,11 @@ def _check_form(manifest: Manifest) -> None:
 
     def must(fits: bool, what: str) -> None:
         if not fits:
-            raise TypeError(f"{what} is of another type")
+            raise TypeError(f"{what} has a wrong type")
 
     for name, facts in manifest.files.items():
         if not is_plain_name(name):
-            raise CheckpointError(f"{name!r:.200} is not the plain name of a file: load another checkpoint")
+            raise CheckpointError(f"{name!r:.200} is not a plain file name: load another checkpoint")
         must(type(facts.bytes) is int and isinstance(facts.crc32, str), f"size or CRC-32 of {name!r}")
     if manifest.metadata not in manifest.files:
         raise CheckpointError(
@@ -188,7 +189,7 @@ def _check_form(manifest: Manifest) -> None:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name stays in its folder on every system."""
+    """Whether a file name cannot leave its folder, on any system."""
     return _PLAIN.fullmatch(name) is not None
 
 
@@ -196,7 +197,7 @@ def check_sizes(folder: Folder, manifest: Manifest) -> None:
     """Compare the sizes of all files with the manifest, without reading the files.
 
     Raises:
-        CheckpointError: One is missing, is not a regular file, or has another size.
+        CheckpointError: A file is missing, is not a regular file, or has another size.
     """
     sizes = folder.sizes()
     for name, facts in manifest.files.items():
@@ -224,7 +225,7 @@ def of_one_save(folder: Folder, use: Callable[[Manifest], T]) -> T:
     """Call ``use`` with a manifest; if a save replaces it meanwhile, retry with the new one.
 
     Raises:
-        CheckpointError: As ``use`` raises it, or it was replaced again and again.
+        CheckpointError: ``use`` raises it, or the checkpoint was replaced on every attempt.
     """
     for _ in range(TRIES):
         manifest = read_manifest(folder)

@@ -1,8 +1,8 @@
 """Read torch's ``.metadata`` of a checkpoint from an untrusted source.
 
 It is a pickle, and a pickle may call any function. This unpickler accepts only the classes of
-torch.distributed.checkpoint, `torch.Size` and dtypes. Each class is replaced by an empty one that is
-created for this read. The result is checked and converted to torch's own metadata.
+torch.distributed.checkpoint, `torch.Size` and dtypes. Each class is replaced by an empty one that
+is created for this read. The result is checked and converted to torch's own metadata.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RECORDS = {
         "_MEM_FORMAT_ENCODING",
     ),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
-    # Where it was saved.
+    # The attribute of classes in which their module is stored.
     "pathlib": ("PosixPath", "WindowsPath"),
     "pathlib._local": ("PosixPath", "WindowsPath"),
 }
@@ -106,7 +106,7 @@ def parse_metadata(content: bytes, manifest: Manifest) -> Metadata:
     total = 0
     for name, tensor in tensors.items():
         if len(paths[name]) not in (2, 4):
-            raise CheckpointError(f"{name!r} has the path {len(paths[name])} keys long, and 2 or 4 are known")
+            raise CheckpointError(f"{name!r} has a path of {len(paths[name])} keys; 2 or 4 are valid")
         total += math.prod(tensor.size) * tensor.properties.dtype.itemsize
         for chunk in tensor.chunks:
             stored[MetadataIndex(name, chunk.offsets)]  # a block without a file is a KeyError
@@ -125,7 +125,7 @@ def _tensor(record: Any) -> TensorStorageMetadata:
     size = _sizes(fields["size"])
     blocks = [ChunkStorageMetadata(_sizes(each["offsets"]), _sizes(each["sizes"])) for each in chunks]
     if any(len(each.offsets) != len(size) or len(each.sizes) != len(size) for each in blocks):
-        raise TypeError(f"a block of a tensor of {len(size)} dimensions has other ones")
+        raise TypeError(f"a block of a tensor of {len(size)} dimensions has another number of them")
     return TensorStorageMetadata(TensorProperties(dtype=dtype), size, blocks)
 
 
@@ -144,7 +144,7 @@ def _storage(record: Any, manifest: Manifest) -> _StorageInfo:
 
 def _state(record: Any, kind: str) -> Any:
     if not isinstance(record, _Record) or type(record).__name__ != kind:
-        raise TypeError(f"a {kind} is something else")
+        raise TypeError(f"a {kind} has another type")
     return record.state
 
 

@@ -1,4 +1,4 @@
-"""Collectives of the ranks that save or load together: an error of one is raised on all."""
+"""Error handling across the ranks of one save or load: an error of one rank is raised on all."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tutorec.distributed.env import ShardingEnv
 from tutorec.errors import CheckpointError
 
 _STAGE = "checkpoint"
-# Store keys: a rank sets the first at its first checkpoint, and the second when it is notified that
-# another rank has ended. A notified rank may end too, but is not the cause.
+# Store keys: a rank sets the first at its first checkpoint, and the second when it learns that
+# another rank has ended. A rank that sets the second may end too, but is not the cause.
 _ARRIVED, _NOTIFIED = "tutorec/came/{}", "tutorec/told/{}"
-# A process may exit some time after its connections have closed.
+# A process may end some time after its connections have closed.
 _SECONDS_TO_END = 5.0
 V = TypeVar("V")
 
-# (host, process) of each rank of a group, gathered once: a rank may end before the next save.
+# (host, process id) of each rank of a group, gathered once: a rank may end before the next save.
 _processes: weakref.WeakKeyDictionary[dist.ProcessGroup, list[tuple[str, int]]] = weakref.WeakKeyDictionary()
 
 
@@ -36,7 +36,7 @@ class RankBarrier:
     """Error handling for the ranks of one save or load.
 
     Args:
-        group: The ranks; None: this process only.
+        group: The ranks; None for this process only.
         doing: The operation, for messages, e.g. ``"saving the checkpoint /runs/7"``.
 
     Raises:
@@ -79,7 +79,7 @@ class RankBarrier:
         """Raise on every rank unless the facts are equal on all ranks.
 
         Raises:
-            AgreementError: They do not.
+            AgreementError: They are not.
             CheckpointError: A rank ended.
         """
         group = self._group
@@ -130,13 +130,13 @@ class RankBarrier:
 
 
 def _publish(group: dist.ProcessGroup, key: str) -> None:
-    """Publish this rank's process in the group's store, which outlives the rank."""
+    """Publish this rank's process id in the group's store, which outlives the rank."""
     with suppress(RuntimeError, AttributeError):
         _store(group).set(key.format(group.rank()), f"{os.getpid()} {socket.gethostname()}")
 
 
 def _published(group: dist.ProcessGroup, key: str) -> list[tuple[str, int] | None]:
-    """(host, process) that each rank has published, else None; empty if the store is lost."""
+    """(host, process id) that each rank has published, or None; empty if the store is lost."""
     try:
         store, processes = _store(group), []
         for rank in range(group.size()):
@@ -149,12 +149,12 @@ def _published(group: dist.ProcessGroup, key: str) -> list[tuple[str, int] | Non
 
 
 def _store(group: dist.ProcessGroup) -> Any:
-    """The rendezvous store of a group, held by torchrun, by rank 0, or in a file."""
+    """The rendezvous store of a group, hosted by torchrun, by rank 0, or in a file."""
     return distributed_c10d._get_process_group_store(group)
 
 
 def _ended(group: dist.ProcessGroup) -> dict[int, int | None]:
-    """Rank -> process id of local ranks that have ended; None for a rank that never arrived."""
+    """Rank -> process id of local ranks that have ended; None for a rank that never connected."""
     this_host, deadline = socket.gethostname(), time.monotonic() + _SECONDS_TO_END
     known: Sequence[tuple[str, int] | None] = []
     gone: dict[int, int | None] = {}
@@ -166,20 +166,20 @@ def _ended(group: dist.ProcessGroup) -> dict[int, int | None]:
         if gone:
             notified = {rank for rank, each in enumerate(_published(group, _NOTIFIED)) if each}
             first = {rank: process for rank, process in gone.items() if rank not in notified}
-            # A notified rank may exit before the rank that caused the notification.
+            # A rank that noticed the end of another may exit before it.
             if first:
                 return first
         if not known:
             return {}
         time.sleep(0.05)
-    # A rank that never arrived is the cause; ranks that ended were notified of it.
+    # A rank that never connected is the cause; ranks that ended noticed it.
     return {rank: None for rank, each in enumerate(known) if each is None} or gone
 
 
 def _runs(process: int) -> bool:
     try:
         os.kill(process, 0)
-        # A zombie: it has ended, and its parent has not waited for it.
+        # A zombie: the process has ended, and its parent has not waited for it.
         status = Path(f"/proc/{process}/stat")
         return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
     except PermissionError:

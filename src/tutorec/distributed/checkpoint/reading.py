@@ -1,4 +1,4 @@
-"""Read a checkpoint's info and its tensors in one process, without a model."""
+"""Reading of a checkpoint's info and tensors in one process, without a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tutorec.errors import CheckpointError
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """The facts of a checkpoint.
+    """Facts about a checkpoint.
 
     Args:
         version: Version of its format.
@@ -35,7 +35,8 @@ class CheckpointInfo:
         position: Position in the data, as passed to the save.
         extra: As passed to the save.
         plan: The sharding plan as a JSON document; None for an unsharded model.
-        tensors: Name -> (shape, dtype) as stored; names begin with ``model.`` or ``optimizer.state.``.
+        tensors: Name -> (shape, dtype) as stored; names begin with ``model.`` or
+            ``optimizer.state.``.
     """
 
     version: int
@@ -62,7 +63,7 @@ def info_of(manifest: Manifest, metadata: Metadata) -> CheckpointInfo:
 def read_info(path: str | os.PathLike[str]) -> CheckpointInfo:
     """Read the facts of a checkpoint; tensors are neither read nor checked. Not a collective.
 
-    Safe with a file from somebody else: nothing in it is executed.
+    Safe for untrusted files: nothing in them is executed.
 
     Raises:
         CheckpointError: It is missing, damaged, or of a later version.
@@ -77,17 +78,17 @@ def read_info(path: str | os.PathLike[str]) -> CheckpointInfo:
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | str | None:
-    """The complete checkpoint of the highest step in a folder (of equal ones the newest), or None.
+    """The complete checkpoint of the highest step in a folder, or None; of equal steps the newest.
 
-    Interrupted saves are skipped. So is a checkpoint whose manifest is damaged, or of which a file is
-    missing or has the wrong size. The contents of files are not read here; `load_checkpoint` detects
-    changed bits.
+    Interrupted saves are skipped. So is a checkpoint whose manifest is damaged, or of which a file
+    is missing or has the wrong size. The contents of files are not read here; `load_checkpoint`
+    detects changed bits.
 
     Returns:
-        A path, or a URL where the folder was given as one.
+        A path, or a URL if the folder was given as one.
 
     Raises:
-        CheckpointError: The folder cannot be looked into.
+        CheckpointError: The folder cannot be listed.
         TypeError: It is not a path.
 
     Example:
@@ -106,12 +107,12 @@ def subfolders(parent: Folder) -> set[str]:
     """The names of the folders in a folder.
 
     Raises:
-        CheckpointError: It cannot be looked into.
+        CheckpointError: It cannot be listed.
     """
     try:
         return set(parent.folders())
-    except Exception as error:  # object stores have errors of their own
-        raise CheckpointError(f"{parent} cannot be looked into ({error}): name another folder") from None
+    except Exception as error:  # object stores raise their own errors
+        raise CheckpointError(f"{parent} cannot be listed ({error}): give another folder") from None
 
 
 def whole_steps(parent: Folder, step_of: Callable[[str], int | None]) -> dict[str, int]:
@@ -122,7 +123,7 @@ def whole_steps(parent: Folder, step_of: Callable[[str], int | None]) -> dict[st
         step_of: The step of a complete checkpoint by its name, None for anything else.
 
     Raises:
-        CheckpointError: The folder cannot be looked into.
+        CheckpointError: The folder cannot be listed.
     """
     names: set[str] | None = None
     steps: dict[str, int] = {}
@@ -155,8 +156,9 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
     slices, weighted by their widths. Safe for untrusted files: nothing in them is executed.
 
     Returns:
-        Under ``"model"`` name -> tensor; under ``"optimizer"`` ``"state"``, parameter -> name of a state -> tensor or
-        number, and ``"options"``, parameter -> options of its group, such as ``"lr"``.
+        Under ``"model"`` name -> tensor; under ``"optimizer"`` ``"state"``, parameter -> name of a
+        state -> tensor or number, and ``"options"``, parameter -> options of its group, such as
+        ``"lr"``.
 
     Raises:
         CheckpointError: It is damaged, or of a later version.
@@ -191,7 +193,7 @@ def _state_dict(manifest: Manifest, files: SavedFiles) -> dict[str, Any]:
 
 
 def _whole(stored: TensorStorageMetadata, widths: list[int]) -> tuple[torch.Tensor, list[Wanted]]:
-    """An empty tensor of a stored one's shape, and the requests that fill it."""
+    """An empty tensor of a stored tensor's shape, and the requests that fill it."""
     shape, slices = tuple(stored.size), max(1, len(widths))
     if slices == 1:
         tensor = torch.empty(shape, dtype=stored.properties.dtype)

@@ -63,14 +63,14 @@ def _in_all_replicas(model: DMPCollection, doing: str, act: Callable[[], Out]) -
     problem, result = None, None
     try:
         result = act()
-    except Exception as error:  # whatever it is, the others must not wait for this rank
+    except Exception as error:  # any error: the other ranks must not wait for this rank
         problem = error
     texts = RankBarrier(model.dense_group, doing).gather(None if problem is None else f"{problem}")
     if problem is not None:
         raise problem
     if failed := [(rank, text) for rank, text in enumerate(texts) if text is not None]:
         rank, text = failed[0]
-        raise CheckpointError(f"{doing} was given up, since another replica's rank {rank} failed: {text}")
+        raise CheckpointError(f"{doing} was aborted, since rank {rank} of another replica failed: {text}")
     return result  # pyright: ignore[reportReturnType]
 
 

@@ -42,24 +42,24 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint atomically: the old one stays until the new one is complete.
 
-    A collective: every rank calls it with the same path, on a file system that all of them see. Weights, buffers and
-    the state of optimizers that run inside backward are saved with the model; each rank writes its own part, in blocks
-    of at most 4 MiB, so that little memory is needed beside the model. A run that saves again and again is better off
-    with a `CheckpointManager`.
+    A collective: every rank calls it with the same path, on a shared file system. Weights, buffers
+    and the state of optimizers in backward are saved; each rank writes its own part, in blocks of
+    at most 4 MiB, so little extra memory is needed. For repeated saves use a `CheckpointManager`.
 
     Args:
-        path: Of the checkpoint, a folder or an fsspec URL (``s3://bucket/run``; ``memory://`` of one process alone). A
-            checkpoint that stands there is replaced; other files and folders in it stay.
-        model: A `DistributedModelParallel`, a sharded module, or any other. A `DMPCollection` is brought together by
-            its ``sync()`` first.
-        optimizer: What steps outside of backward.
+        path: A folder or an fsspec URL (``s3://bucket/run``; ``memory://`` for one process only).
+            An existing checkpoint is replaced; other files in the folder stay.
+        model: A `DistributedModelParallel`, a sharded module, or any other module. The replicas of
+            a `DMPCollection` are averaged by ``sync()`` first.
+        optimizer: The optimizer outside of backward.
         step: Steps made so far.
-        position: Where the data stands: a JSON value, the same on every rank.
-        extra: Anything else that fits into JSON, the same on every rank.
+        position: Position in the data: a JSON value, the same on every rank.
+        extra: Any other JSON value, the same on every rank.
 
     Raises:
         AgreementError: Ranks differ in what they save.
-        CheckpointError: A rank could not write, has ended, or holds what cannot be saved; ``path`` is as it was.
+        CheckpointError: A rank could not write, has ended, or holds a value that cannot be saved;
+            ``path`` is unchanged.
 
     Example:
         >>> import tempfile, torch
@@ -77,7 +77,7 @@ def save_checkpoint(
 
 @dataclass
 class Save:
-    """What a rank is going to write.
+    """The blocks and files that a rank will write.
 
     Args:
         folder: Folder of the checkpoint.
@@ -120,7 +120,7 @@ def prepare_save(
         problem: An error that this rank has already found.
         model_and_optimizer: What to save.
         notes: Step, position and extra.
-        copy: Copy all numbers now, so that the model may change before they are written.
+        copy: Copy all values now, so that the model may change before they are written.
 
     Raises:
         AgreementError: Ranks differ in what they save.
@@ -137,7 +137,7 @@ def prepare_save(
             _check_notes(notes)
             if ranks.rank == 0:
                 _start(save)
-        except Exception as error:  # whatever it is, the others must not wait for this rank
+        except Exception as error:  # any error: the other ranks must not wait for this rank
             problem = error
         ranks.raise_if_any_failed(problem)
         ranks.require_equal({"path": str(folder), **_facts(contents, notes)})
@@ -166,7 +166,7 @@ def write_save(save: Save, ranks: RankBarrier, on_complete: Callable[[], None] =
         on_complete: Called on rank 0 when the checkpoint is complete.
 
     Raises:
-        CheckpointError: A rank could not write, or has ended; the checkpoint that was there before is as it was.
+        CheckpointError: A rank could not write, or has ended; the previous checkpoint is unchanged.
     """
     written, problem = Written([], [], {}, {}), None
     try:
@@ -194,23 +194,24 @@ def _start(save: Save) -> None:
     """Create and lock the folder, and remove the files of interrupted saves.
 
     Raises:
-        CheckpointError: It is a file, or a folder that is not a checkpoint; or another process is saving there.
+        CheckpointError: It is a file, or a folder that is not a checkpoint; or another process is
+            saving there.
     """
     folder = save.folder
     if not _may_be_used(folder):
         raise CheckpointError(
-            f"{folder} is there and is not a checkpoint ({MANIFEST} is missing): save under another path, or remove it"
+            f"{folder} exists and is not a checkpoint ({MANIFEST} is missing): save under another path, or remove it"
         )
     folder.make()
     save.held.enter_context(folder.locked())
-    with suppress(CheckpointError):  # a damaged one is replaced, and stays until then
+    with suppress(CheckpointError):  # a damaged one is replaced, and kept until then
         save.old = list(read_manifest(folder).files) if MANIFEST in folder.sizes() else []
         folder.remove(leftover_names(folder, dict.fromkeys(save.old)))
     save.id = new_id()
 
 
 def _may_be_used(folder: Folder) -> bool:
-    """Whether it is empty, a checkpoint, or the rest of an interrupted save."""
+    """Whether the folder is empty, a checkpoint, or the remains of an interrupted save."""
     try:
         sizes = folder.sizes()
     except NotADirectoryError:
@@ -220,7 +221,7 @@ def _may_be_used(folder: Folder) -> bool:
 
 def _complete(save: Save, written: Sequence[Written]) -> None:
     """Write the metadata, replace the manifest, and remove the previous checkpoint's files."""
-    assert save.manifest is not None, "it is made when all ranks agree"
+    assert save.manifest is not None, "the manifest exists once all ranks agree"
     folder = save.folder
     files, account = write_metadata(folder, save.id, written)
     manifest = replace(save.manifest, files=dict(sorted(files.items())), metadata=f"{save.id}.metadata")
@@ -228,7 +229,8 @@ def _complete(save: Save, written: Sequence[Written]) -> None:
         check_sizes(folder, manifest)
     except CheckpointError as error:
         raise CheckpointError(
-            f"{error}; it had just been written: another run saves to the same path, or the ranks see different disks"
+            f"{error}; this save has just written it: "
+            "another run saves to the same path, or the ranks see different disks"
         ) from None
     folder.replace(MANIFEST, manifest.to_text().encode())
     folder.replace(METADATA, account)
@@ -251,19 +253,19 @@ def _facts(contents: Contents, notes: Mapping[str, Any]) -> dict[str, str]:
 def _check_notes(notes: Mapping[str, Any]) -> None:
     step = notes["step"]
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-        raise CheckpointError(f"step is {step!r}, and it counts steps: a whole number from 0")
+        raise CheckpointError(f"step is {step!r}: give a number of steps, an integer from 0")
     for name in ("position", "extra"):
         try:
             json.dumps(notes[name], allow_nan=False)
             _check_keys(notes[name])
         except (TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
-                f"{name} does not fit into JSON ({error}): use numbers, text, lists, and dicts with text as keys"
+                f"{name} cannot be stored as JSON ({error}): use numbers, text, lists, and dicts with text as keys"
             ) from None
 
 
 def _check_keys(value: Any) -> None:
-    """Refuse dicts with keys that are not strings: JSON would change them.
+    """Raise for dicts with keys that are not strings: JSON would change them.
 
     Raises:
         TypeError: A key is not a string.

@@ -1,7 +1,7 @@
-"""Match the stored states of a parameter to the states of its optimizer.
+"""Matching of stored optimizer states to those of a parameter's optimizer.
 
-A fused kernel uses TorchRec's state names (``item.momentum1``), a torch optimizer uses torch's
-(``sum``, ``exp_avg``). The values are the same, so training can continue with the other kind.
+A fused kernel uses TorchRec's state names (``item.momentum1``), a torch optimizer torch's (``sum``,
+``exp_avg``). The values are the same, so training can continue with the other kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tutorec.distributed.checkpoint.contents import Optimized
 from tutorec.errors import CheckpointError
 from tutorec.optim.optimizers import PartialRowWiseAdam
 
-# States of torch's Adagrad and Adam by the names of fused kernels, whose first is momentum1.
+# torch's names of Adagrad and Adam states, by the names of fused kernels, whose first is momentum1.
 _TORCH_TO_FUSED = {"sum": "momentum1", "exp_avg": "momentum1", "exp_avg_sq": "exp_avg_sq", "step": "step"}
 _STEP = "step"
 _ADAM = {"step", "exp_avg", "exp_avg_sq"}
@@ -32,7 +32,7 @@ class StoredState:
         key: Its name.
         shape: Shape of the whole tensor.
         dtype: Its dtype.
-        widths: For a state with one number per row, the columns of each slice; else empty.
+        widths: For a state with one number per row, the columns of each column shard; else empty.
     """
 
     key: str

@@ -1,7 +1,7 @@
-"""Write blocks with torch.distributed.checkpoint's writer, file format and ``.metadata``.
+"""Writing of blocks with torch.distributed.checkpoint's writer, file format and ``.metadata``.
 
 torch's own driver uses its own collectives, and reports failed ranks in a dictionary inside an
-exception. Here the parts are called one by one, and `ranks` does all communication.
+exception. Here its parts are called one by one, and `ranks` does all communication.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def write_blocks(folder: Folder, save: str, blocks: BlockSaver) -> Written:
     """Write this rank's blocks to one file, one block in memory at a time, and flush it.
 
     Args:
-        folder: Of the checkpoint.
-        save: The save's eight digits, which its files have in their names.
-        blocks: What this rank writes.
+        folder: Folder of the checkpoint.
+        save: The id of the save, which is part of its file names.
+        blocks: The blocks of this rank.
 
     Raises:
         OSError: The disk is full, or the folder cannot be written to.
@@ -86,15 +86,15 @@ def write_metadata(folder: Folder, save: str, written: Sequence[Written]) -> tup
     """Write torch's metadata of all ranks' blocks, on one rank.
 
     Args:
-        folder: Of the checkpoint.
-        save: The save's eight digits.
+        folder: Folder of the checkpoint.
+        save: The id of the save.
         written: What every rank has written.
 
     Returns:
         Size and CRC-32 of every file of the checkpoint, and the metadata.
 
     Raises:
-        CheckpointError: The ranks' blocks do not make up a tensor.
+        CheckpointError: The ranks' blocks do not cover a tensor.
         OSError: The disk is full, or the folder cannot be written to.
     """
     _, metadata = create_default_global_save_plan([SavePlan(each.items) for each in written])
@@ -103,13 +103,13 @@ def write_metadata(folder: Folder, save: str, written: Sequence[Written]) -> tup
         count, whole = sum(math.prod(chunk.sizes) for chunk in tensor.chunks), math.prod(tensor.size)
         if count != whole:
             raise CheckpointError(
-                f"{name!r} has {whole:,} numbers, and the ranks have brought {count:,} of them: every rank saves the "
+                f"{name!r} has {whole:,} numbers, and the ranks have written {count:,} of them: every rank saves the "
                 "same model, with the same optimizers"
             )
     lost = sorted({name for each in written for name in each.paths} - metadata.state_dict_metadata.keys())
     if lost:
         raise CheckpointError(
-            f"{lost[0]!r} and {len(lost) - 1} more are known to some ranks, and none has brought their numbers: every "
+            f"{lost[0]!r} and {len(lost) - 1} more exist on some ranks, and no rank has written their values: every "
             "rank saves the same model, with the same optimizers"
         )
     metadata.planner_data = {name: path for each in written for name, path in each.paths.items()}
@@ -126,7 +126,7 @@ class BlockSaver(SavePlanner):
     """A torch save planner with the blocks of this rank.
 
     Args:
-        entries: What the checkpoint is made of.
+        entries: The tensors of the checkpoint.
         rank: This rank.
         world_size: W.
         copy: Copy the blocks now, so that the model may change before they are written.
@@ -162,7 +162,7 @@ class BlockSaver(SavePlanner):
         return create_default_global_save_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
@@ -211,7 +211,7 @@ class _CheckedStream:
         if self.problem is None:
             try:
                 self._file.write(view)
-            except Exception as error:  # object stores have errors of their own
+            except Exception as error:  # object stores raise their own errors
                 self.problem = error
         self.size += view.nbytes
         self.crc32 = zlib.crc32(view, self.crc32)
@@ -226,7 +226,7 @@ class _CheckedStream:
         if self.problem is None:
             try:
                 self._file.flush()
-            except Exception as error:  # object stores have errors of their own
+            except Exception as error:  # object stores raise their own errors
                 self.problem = error
 
     def fileno(self) -> int:

@@ -1,4 +1,4 @@
-"""Read the blocks of one save with torch.distributed.checkpoint's reader."""
+"""Reading of the blocks of one save with torch.distributed.checkpoint's reader."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tutorec.distributed.checkpoint.metadata import parse_metadata
 from tutorec.errors import CheckpointError
 
 _READ_BYTES = 4 * 2**20
-# Most files that are held open; of more the others are opened when it is their turn.
+# Maximum number of files kept open; further files are opened when they are read.
 _MOST_OPEN = 200
 
 
 class SavedFiles(FileSystem):
     """The files of one save, for torch's reader.
 
-    Each file is opened once and kept open: the checked file is the one that is read, even if a later
-    save has removed it.
+    Each file is opened once and kept open: the checked file is the one that is read, even if a
+    later save has removed it.
 
     Args:
-        folder: Of the checkpoint.
-        manifest: Of the save.
+        folder: Folder of the checkpoint.
+        manifest: Manifest of the save.
     """
 
     def __init__(self, folder: Folder, manifest: Manifest) -> None:
@@ -49,11 +49,11 @@ class SavedFiles(FileSystem):
         self._held: dict[str, IO[bytes]] = {}
 
     def __enter__(self) -> SavedFiles:
-        """Nothing is open yet."""
+        """Return the files; none is open yet."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close what is held."""
+        """Close the files that are open."""
         for file in self._held.values():
             file.close()
 
@@ -61,7 +61,7 @@ class SavedFiles(FileSystem):
         """Open files, up to the limit of open files.
 
         Raises:
-            CheckpointError: One is missing or may not be read.
+            CheckpointError: A file is missing or not readable.
         """
         for name in names:
             if name not in self._held and len(self._held) < _MOST_OPEN:
@@ -71,7 +71,7 @@ class SavedFiles(FileSystem):
         """Compare a file with the manifest's size and CRC-32.
 
         Raises:
-            CheckpointError: It is missing, truncated or changed.
+            CheckpointError: The file is missing, truncated or changed.
         """
         facts = self._manifest.files[name]
         with self.create_stream(name, "rb") as file, _unreadable(self.folder, name):
@@ -102,7 +102,7 @@ class SavedFiles(FileSystem):
             try:
                 return parse_metadata(cast(bytes, file.read()), self._manifest)
             except CheckpointError as error:
-                raise CheckpointError(f"{path} is not as a save writes it ({error}): load another checkpoint") from None
+                raise CheckpointError(f"{path} has an invalid format ({error}): load another checkpoint") from None
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
@@ -132,7 +132,7 @@ def _unreadable(folder: Folder, name: str) -> Generator[None, None, None]:
         yield
     except CheckpointError:
         raise
-    except Exception as error:  # object stores have errors of their own
+    except Exception as error:  # object stores raise their own errors
         raise CheckpointError(
             f"{folder.file(name)} of the checkpoint cannot be read ({error}): load another one"
         ) from None
@@ -142,9 +142,9 @@ def read_blocks(files: SavedFiles, metadata: Metadata, wanted: Mapping[str, Sequ
     """Fill targets from the stored blocks, one block in memory at a time.
 
     Args:
-        files: Of the checkpoint, checked.
-        metadata: Its account.
-        wanted: Name of a stored tensor -> what of it goes where.
+        files: Files of the checkpoint, checked.
+        metadata: Its metadata.
+        wanted: Name of a stored tensor -> the rectangles to read and their targets.
 
     Raises:
         CheckpointError: The blocks do not cover a rectangle, or are malformed.
@@ -165,8 +165,8 @@ def plan_reading(metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]) -> 
     """Plan which part of which block to copy to which target, without reading.
 
     Args:
-        metadata: The checkpoint's account.
-        wanted: Name of a stored tensor -> what of it goes where.
+        metadata: The checkpoint's metadata.
+        wanted: Name of a stored tensor -> the rectangles to read and their targets.
 
     Raises:
         CheckpointError: The blocks do not cover a rectangle.
@@ -178,7 +178,7 @@ def plan_reading(metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]) -> 
         reads = create_read_items_for_chunk_list(name, stored, chunks)
         covered, needed = sum(math.prod(item.lengths) for item in reads), sum(w.target.numel() for w in wishes)
         if covered != needed:
-            raise CheckpointError(f"{name!r}: {needed:,} numbers are wanted here, and {covered:,} of them are stored")
+            raise CheckpointError(f"{name!r}: {needed:,} numbers are needed here, and {covered:,} of them are stored")
         items += reads
     return BlockLoader(wanted, LoadPlan(items))
 
@@ -193,8 +193,8 @@ class BlockLoader(LoadPlanner):
     """A torch load planner that gives the target of each block.
 
     Args:
-        wanted: Name of a stored tensor -> what of it goes where.
-        plan: The parts of blocks to read; the index in the target names the wish.
+        wanted: Name of a stored tensor -> the rectangles to read and their targets.
+        plan: The parts of blocks to read; the index in the target identifies the request.
     """
 
     def __init__(self, wanted: Mapping[str, Sequence[Wanted]], plan: LoadPlan) -> None:
@@ -205,15 +205,15 @@ class BlockLoader(LoadPlanner):
         """Do nothing: a planner is created for each load."""
 
     def create_local_plan(self) -> LoadPlan:
-        """What this rank reads."""
+        """The blocks that this rank reads."""
         return self.plan
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """Return the plans unchanged."""
         return global_plan
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:

@@ -1,4 +1,4 @@
-"""The planner: which way each table is cut, and where its pieces lie."""
+"""The planner chooses a sharding type for each table and the ranks of its shards."""
 
 from __future__ import annotations
 

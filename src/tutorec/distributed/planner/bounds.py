@@ -1,10 +1,10 @@
-"""What no plan can be faster than: the search's target, printed beside every plan.
+"""Lower bound on the time of every plan: the search's target, shown with every plan.
 
 Every plan that fits satisfies a few linear conditions: its slowest rank takes at least the mean of
-all ranks, and at least the longest shard of each table; all tables together take no more memory
-than all ranks have; a choice is used only where its groups are paid for. The fewest milliseconds
-under these conditions alone are a bound. They are the optimum of a linear program in which tables
-may be divided among choices, while a group is paid for or not (in large models, in part, too).
+all ranks, and at least the longest shard of each table; all tables together need at most the memory
+of all ranks; a choice is used only if its groups are paid for. The least time under these
+conditions is a bound. It is the optimum of a linear program in which a table may be divided among
+choices, while a group is paid for entirely or not at all (in large models, also in part).
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import numpy as np
 
 from tutorec.distributed.planner.problem import Choice, Floats, PlanningProblem, Spread
 
-# By this part the solver's optimum may lie above the true one.
+# Relative tolerance by which the solver's optimum may exceed the true one.
 _TOLERANCE = 5e-7
-# With more choices than this, groups may be paid for in part, too: whole ones take HiGHS 1.8 seconds
-# for 1,000 tables, parts 0.3, and raise the bound by less than a thousandth there.
+# With more choices, groups may be paid for in part: whole groups take HiGHS 1.8 s for 1,000 tables,
+# parts 0.3 s, and raise the bound by less than 0.1 % there.
 _SMALL = 2000
-# Times that longer shards are excluded in small models: three raise chapter 09's bound by 2 %.
+# How often longer shards are excluded in small models: three times raise chapter 09's bound by 2 %.
 _ROUNDS = 4
-# Nodes of branch and bound; what is left open then only makes the bound lower.
+# Nodes of branch and bound; a limit only lowers the bound.
 _NODES = 100
 
 
 @dataclass(frozen=True)
 class Bound:
-    """No plan that fits takes fewer milliseconds; infinite where none fits.
+    """A time that no fitting plan is faster than; infinite if none fits.
 
     Args:
         ms: The bound.
-        reason: What keeps plans from being faster, in words.
-        groups: The groups that the relaxed plan pays for.
+        reason: What limits plans, as text.
+        groups: The groups that the relaxed plan uses.
     """
 
     ms: float
@@ -46,13 +46,13 @@ class Bound:
 
 
 def lower_bound(problem: PlanningProblem) -> Bound:
-    """The fewest milliseconds that a plan can take, for all that is known without looking for one.
+    """The least time of a plan according to the linear relaxation.
 
     Args:
-        problem: What is to be planned.
+        problem: The problem.
 
     Returns:
-        The bound; infinite where memory is short whatever is chosen.
+        The bound; infinite if memory does not suffice for any choices.
 
     Example:
         >>> whole = Choice(np.array([6.0]), np.array([[0, 8]]), Spread.ANY)
@@ -75,7 +75,7 @@ def lower_bound(problem: PlanningProblem) -> Bound:
     relaxed, groups, full = _relaxation(problem, usable, fixed)
     small = sum(map(len, usable)) <= _SMALL
     for _ in range(_ROUNDS if small else 0):
-        # A faster plan than `following` has none of the longer shards.
+        # A plan faster than `following` contains none of the longer shards.
         reached = max(relaxed, floor)
         following = min((ms for of_table in longest for ms in of_table if ms > reached), default=0.0)
         brief = [
@@ -102,10 +102,10 @@ def lower_bound(problem: PlanningProblem) -> Bound:
 def _relaxation(
     problem: PlanningProblem, usable: list[list[Choice]], fixed: Floats
 ) -> tuple[float, frozenset[int], bool]:
-    """Optimum of the program, the groups that it pays for, and whether memory is full.
+    """Optimum of the linear program, the groups that it uses, and whether memory is full.
 
-    Variables are the part of a table that each choice has ``[N]``, the milliseconds of the slowest
-    rank, and whether each group that costs something is paid for.
+    Variables are the fraction of a table with each choice ``[N]``, the milliseconds of the slowest
+    rank, and whether each group with a cost is used.
     """
     from scipy.optimize import LinearConstraint, milp
     from scipy.sparse import csr_array
@@ -174,7 +174,7 @@ def _longest(choice: Choice, fixed: Floats) -> float:
 
 
 def fits(problem: PlanningProblem, choice: Choice) -> bool:
-    """Whether each shard of a choice fits on some rank that it may lie on."""
+    """Whether each shard of a choice fits on some allowed rank."""
     if choice.spread is Spread.ALL:
         pinned = choice.allowed is not None and not choice.allowed.all()
         return not pinned and bool((choice.memory <= problem.capacity).all())
@@ -183,7 +183,7 @@ def fits(problem: PlanningProblem, choice: Choice) -> bool:
 
 
 def _shortage(problem: PlanningProblem, usable: list[list[Choice]]) -> str:
-    """Which memory is short, and by how much; empty where each kind alone suffices."""
+    """Which memory is short, and by how much; empty if each kind alone suffices."""
     rooms = np.maximum(problem.capacity, 0).sum(axis=0).tolist()
     words = []
     for kind, name in enumerate(("HBM", "DDR")):
@@ -194,7 +194,7 @@ def _shortage(problem: PlanningProblem, usable: list[list[Choice]]) -> str:
 
 
 def _name(problem: PlanningProblem, table: int) -> str:
-    """A table as its options call it; its number where a problem has none."""
+    """Name of a table from its options; its index if the problem has none."""
     names = [option.name for option in problem.choices[table][0].options if hasattr(option, "name")]
     if not names:
         return f"table {table}"

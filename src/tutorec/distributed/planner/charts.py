@@ -1,7 +1,8 @@
-"""Memory and time of each rank, as a figure that reads on a light and on a dark page.
+"""Figure of the memory and time of each rank, for light and dark pages.
 
-A rank has the colour that it has on every page of the book; within a bar, stronger means time at work and lighter time
-spent on exchanges. Matplotlib is imported when a figure is made, and nothing of its global state is changed.
+A rank has the color that it has on every page of the book. Within a bar, the strong part is memory
+work and the light part exchanges. Matplotlib is imported when a figure is made; its global state is
+not changed.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Ranks of more than this many are a line each no more.
+# With more ranks, bars become a step plot.
 _BARS = 32
 _ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 2, "borderpad": 0.0}
 
 
 def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
-    """Two panels with a bar for each rank: milliseconds of a step, and bytes of tables beside the room for them.
+    """Two panels with a bar per rank: milliseconds of a step, and bytes of tables with their limit.
 
     Args:
-        report: Of the planner.
-        claim: Title; may use {slowest}, {step}, {over} (how far the slowest rank is above the mean), {fullest},
-            {full} (which part of its room is taken), {memory}. By default what the figure shows.
+        report: The planner's report.
+        claim: Title; may use {slowest}, {step}, {over} (slowest rank relative to the mean),
+            {fullest}, {full} (filled fraction of its memory), {memory}. The default title states
+            what the figure shows.
 
     Raises:
-        KeyError: The claim asks for another number.
+        KeyError: The claim uses another name.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -61,7 +63,7 @@ def plan_figure(report: PlanReport, claim: str | None = None) -> Figure:
 
 
 def figure_facts(report: PlanReport) -> dict[str, Any]:
-    """The numbers that the title of a figure may use."""
+    """The values that the title of a figure may use."""
     times, kind = report.rank_parts.sum(axis=1), report.memory
     full = report.rank_memory[:, kind] / np.maximum(report.problem.capacity[:, kind], 1)
     mean = float(times.mean())
@@ -108,7 +110,7 @@ def _bars(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
 
 
 def _lines(time_axes: Axes, memory_axes: Axes, report: PlanReport) -> None:
-    """Of very many ranks: a step line over their numbers."""
+    """For many ranks: step plots over rank numbers."""
     ranks = np.arange(report.problem.world_size + 1)
     lookup, exchange = report.rank_parts.T
     kind, (scale, unit) = report.memory, _units(report)

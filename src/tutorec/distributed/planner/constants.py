@@ -1,7 +1,7 @@
-"""Numbers of machines: how much they hold, and how fast they move it. Each with its unit and where it comes from.
+"""Hardware constants: memory, bandwidths and times, each with its unit and source.
 
-Bandwidths are in bytes per millisecond, memory in bytes, times in milliseconds. Data sheets count in powers of ten, and
-TorchRec in powers of two; what stands here follows its source.
+Bandwidths are in bytes per millisecond, memory in bytes, times in milliseconds. Data sheets use
+powers of ten and TorchRec powers of two; the constants follow their source.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from tutorec.distributed.shard_geometry import MIN_CW_DIM as MIN_CW_DIM
 
 GIB = 1024**3
-DEVICES = ("cpu", "cuda", "mtia")  # that a topology knows
-_GB_PER_S = 10**9 / 1000  # of a data sheet, in bytes per millisecond
+DEVICES = ("cpu", "cuda", "mtia")  # that a topology supports
+_GB_PER_S = 10**9 / 1000  # as in data sheets, in bytes per millisecond
 
 # Defaults of a topology of accelerators: TorchRec's ``planner.constants``, so that plans compare.
 HBM_CAP: int = 32 * GIB
@@ -25,53 +25,56 @@ HBM_TO_DDR_MEM_BW: float = 32 * GIB / 1000
 INTRA_NODE_BANDWIDTH: float = 600 * GIB / 1000
 CROSS_NODE_BANDWIDTH: float = 12.5 * GIB / 1000
 
-BATCH_SIZE: int = 512  # samples of a rank; TorchRec's
-POOLING_FACTOR: float = 1.0  # ids of a bag; TorchRec's
-NUM_POOLINGS: float = 1.0  # bags of a sample; TorchRec's
-BWD_COMPUTE_MULTIPLIER: float = 2.0  # backward for one forward: rows are read and written; TorchRec's
+BATCH_SIZE: int = 512  # samples per rank; TorchRec's
+POOLING_FACTOR: float = 1.0  # ids per bag; TorchRec's
+NUM_POOLINGS: float = 1.0  # bags per sample; TorchRec's
+BWD_COMPUTE_MULTIPLIER: float = 2.0  # rows are read and written; TorchRec's
 WEIGHTED_FEATURE_BWD_COMPUTE_MULTIPLIER: float = 1.0  # TorchRec's
 
-# What is read for a row at least, in bytes: 32 numbers, one for each thread that reads it; as TorchRec assumes.
+# Minimum bytes read per row: 32 elements, one per thread; as TorchRec assumes.
 ROW_READ_BYTES: int = 128
-# Of a table that leaves a gradient [R, D] behind, how many times its bytes are moved beyond what a fused update moves:
-# the gradient is zeroed and added to, then an optimizer reads it and reads and writes the rows.
+# For a table with a dense gradient [R, D]: bytes moved in addition to a fused update, as a multiple
+# of the gradient. It is zeroed and added to; then an optimizer reads it, and reads and writes the
+# rows.
 DENSE_GRADIENT_PASSES: float = 5.0
-# A dense kernel does the same lookups in separate steps: half as fast; TorchRec's ``kernel_bw_lookup``.
+# A dense kernel does the same lookups in separate steps: half as fast; TorchRec's
+# ``kernel_bw_lookup``.
 DENSE_BANDWIDTH: float = 0.5
 
-# Time that a small exchange takes between devices, ms: an order of magnitude, which no data sheet tells. NCCL's tests
-# show 6 us for a small sum of two H100 of a host (github.com/NVIDIA/nccl/issues/1259); its launch from Python is added.
+# Latency of a small exchange between devices in ms, an order of magnitude that data sheets do not
+# give. NCCL's tests show 6 us for a small sum over two H100 of a host
+# (github.com/NVIDIA/nccl/issues/1259); launch overhead in Python is added.
 DEVICE_LATENCY_MS: float = 0.02
 
-# A laptop, measured operation by operation before ``tutorec calibrate`` was there: two processes of one thread each,
-# gloo on the loopback device, fused row-wise Adagrad, here on two virtual cores of an AMD EPYC 7003. On another machine
-# ``tutorec calibrate`` finds other numbers.
-LAPTOP_DDR_CAP: int = 16 * GIB  # of all ranks together; not measured
+# A laptop, as measured before ``tutorec calibrate`` existed: two processes of one thread each, gloo
+# on the loopback device, fused row-wise Adagrad, on two virtual cores of an AMD EPYC 7003. Use
+# ``tutorec calibrate`` for other machines.
+LAPTOP_DDR_CAP: int = 16 * GIB  # shared by all ranks; not measured
 LAPTOP_ROW_BW: float = 4.8 * GIB / 1000  # rows and bags of a lookup, one thread
-LAPTOP_BWD_MULTIPLIER: float = 2.5  # time of the bytes of an update for that of the bytes of a lookup
-LAPTOP_ROW_MS: float = 230e-6  # of each distinct row of an update besides
-LAPTOP_WIRE_BW: float = 0.9 * GIB / 1000  # what a process sends
-LAPTOP_LATENCY_MS: float = 0.4  # of an exchange, with the Python around it
+LAPTOP_BWD_MULTIPLIER: float = 2.5  # bytes of an update relative to a lookup
+LAPTOP_ROW_MS: float = 230e-6  # additional time per distinct row of an update
+LAPTOP_WIRE_BW: float = 0.9 * GIB / 1000  # sent by one process
+LAPTOP_LATENCY_MS: float = 0.4  # of an exchange, including Python overhead
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A kind of machine: what one rank of it has.
+    """A machine: the resources of one rank.
 
     Args:
         device: ``"cuda"`` or ``"cpu"``.
-        ranks_per_host: Devices of a host.
-        hbm_cap: Memory of a device.
-        ddr_cap: Memory of the host, a rank's share.
-        hbm_mem_bw: Of a device's memory.
-        ddr_mem_bw: Of the host's memory, a rank's share.
-        hbm_to_ddr_mem_bw: Between the two, one way.
-        intra_host_bw: What a device sends to others of its host, one way.
-        inter_host_bw: What a device sends to other hosts, one way.
-        latency_ms: Of an exchange.
-        row_ms: Of each distinct row of an update, beyond the bytes that are moved.
-        bwd_compute_multiplier: Backward for one forward.
-        source: Where the numbers come from.
+        ranks_per_host: Devices per host.
+        hbm_cap: Device memory.
+        ddr_cap: A rank's share of host memory.
+        hbm_mem_bw: Bandwidth of device memory.
+        ddr_mem_bw: A rank's share of the bandwidth of host memory.
+        hbm_to_ddr_mem_bw: Bandwidth between the two, one way.
+        intra_host_bw: Bandwidth from a device to others of its host, one way.
+        inter_host_bw: Bandwidth from a device to other hosts, one way.
+        latency_ms: Latency of an exchange.
+        row_ms: Time per distinct row of an update, in addition to its bytes.
+        bwd_compute_multiplier: Time of backward relative to forward.
+        source: Source of the numbers.
 
     Example:
         >>> HARDWARE["H100"].hbm_cap // 10**9, HARDWARE["H100"].ranks_per_host
@@ -94,7 +97,7 @@ class Hardware:
 
 
 def _dgx(hbm: float, hbm_bw: float, ddr_bw: float, pcie: float, nvlink: float, nic: float, source: str) -> Hardware:
-    """A host of 8 devices with 2 TB of memory; GB, and GB/s one way, of a device."""
+    """A host of 8 devices with 2 TB of memory; units are GB and GB/s, one way, per device."""
     return Hardware(
         device="cuda",
         ranks_per_host=8,
@@ -112,7 +115,7 @@ def _dgx(hbm: float, hbm_bw: float, ddr_bw: float, pcie: float, nvlink: float, n
     )
 
 
-# What a topology of accelerators has that says nothing of itself.
+# Defaults of a topology of accelerators.
 ACCELERATOR = Hardware(
     device="cuda",
     ranks_per_host=8,

@@ -1,4 +1,4 @@
-"""Constraints of a table, where the planner is not to choose freely, and their checks.
+"""Constraints of a table, which limit the planner's choice, and their checks.
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.types.ParameterConstraints``.
 """
@@ -19,7 +19,7 @@ from tutorec.distributed.planner.constants import DEVICES, POOLING_FACTOR
 from tutorec.errors import PlannerError, bad_input
 
 _E = TypeVar("_E", bound=Enum)
-_NAMED = 5  # tables in a message; others are counted
+_NAMED = 5  # tables named in a message; others are counted
 _WITHOUT_EFFECT = {
     "enforce_hbm": "the rows of a cache, and their optimizer state, are always in the faster memory",
     "stochastic_rounding": "tables are trained in 32 bits",
@@ -35,27 +35,29 @@ class ParameterConstraints:
     """Constraints of one table; passed to a planner as ``{table name: ParameterConstraints(...)}``.
 
     Args:
-        sharding_types: `ShardingType` values that it may have; None: all.
-        compute_kernels: `EmbeddingComputeKernel` values that it may have; None: all but those in files.
-        min_partition: Least number of columns of a column-wise shard; 128 by default.
-        pooling_factors: Ids of a sample, on average, for each feature of the table. A single number holds for all of
-            its features.
-        num_poolings: Bags of a sample, for each feature; 1 by default.
-        batch_sizes: B of a rank, for each feature; the planner's batch size by default.
-        is_weighted: Whether ids come with weights.
-        cache_params: The cache of the kernel ``fused_uvm_caching``, which the table may then have: without a
-            ``load_factor`` the planner chooses one, by ``stats`` where they are given, else as if all rows were looked
-            up equally often.
-        enforce_hbm: TorchRec's; no effect, as the cache and its optimizer state are always in the faster memory.
-        stochastic_rounding: TorchRec's, for tables of 16 bits.
+        sharding_types: Allowed `ShardingType` values; None for all.
+        compute_kernels: Allowed `EmbeddingComputeKernel` values; None for all but those with files.
+        min_partition: Minimum columns of a column shard; 128 by default.
+        pooling_factors: Mean ids per bag, for each feature of the table. A single number applies to
+            all features.
+        num_poolings: Bags per sample, for each feature; 1 by default.
+        batch_sizes: B per rank, for each feature; the planner's batch size by default.
+        is_weighted: Whether ids carry weights.
+        cache_params: The cache of the kernel ``fused_uvm_caching``, which it also allows. Without a
+            ``load_factor`` the planner chooses one, from ``stats`` if given, else for uniform
+            lookups.
+        enforce_hbm: TorchRec's; has no effect: the cache and its optimizer state are always in the
+            faster memory.
+        stochastic_rounding: TorchRec's, for 16-bit tables.
         bounds_check_mode: TorchRec's; ids are always checked here.
         feature_names: Features that read the table; those of its configuration by default.
         output_dtype: Type of the looked-up rows; float32 by default.
-        device_group: ``"cpu"`` or ``"cuda"``: a planner for another device leaves the table out.
+        device_group: ``"cpu"`` or ``"cuda"``: a planner for another device ignores the table.
         key_value_params: TorchRec's, for tables on disk.
         use_virtual_table: TorchRec's, for tables on disk.
-        pin: Ranks that may hold a piece of the table; None: all. tutorec's own.
-        colocate: Tables with the same name here are cut alike and lie on the same ranks. tutorec's own.
+        pin: Ranks that may hold a shard of the table; None for all. Not in TorchRec.
+        colocate: Tables with the same value are sharded in the same way on the same ranks. Not in
+            TorchRec.
 
     Example:
         >>> ParameterConstraints(sharding_types=["row_wise"]).pooling_factors
@@ -85,21 +87,21 @@ class ParameterConstraints:
     colocate: str | None = None
 
     def __hash__(self) -> int:
-        # As in TorchRec by value, though lists have no hash. Equal constraints print alike.
+        # Hash by value, as in TorchRec, though lists have no hash. Equal constraints print alike.
         return hash(repr(self))
 
 
 def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str) -> tuple[_E, ...]:
-    """The members of an enumeration that a constraint names, by value or themselves.
+    """The members of an enumeration that a constraint lists, as values or members.
 
     Args:
         kind: `ShardingType` or `EmbeddingComputeKernel`.
-        values: What the constraint lists; None: nothing.
+        values: The constraint's list; None for an empty one.
         field: Name of the constraint, for the message.
         table: Name of the table, for the message.
 
     Raises:
-        PlannerError: There is no such member, or a single name stands in place of a list.
+        PlannerError: There is no such member, or a single name is given instead of a list.
 
     Example:
         >>> members(ShardingType, ["row_wise", ShardingType.TABLE_WISE], "sharding_types", "item")
@@ -125,12 +127,12 @@ def members(kind: type[_E], values: Sequence[Any] | None, field: str, table: str
 
 
 def asked_types(constraint: ParameterConstraints, table: str) -> tuple[ShardingType, ...]:
-    """The sharding types that a constraint allows; empty: all."""
+    """The sharding types that a constraint allows; empty for all."""
     return members(ShardingType, constraint.sharding_types, "sharding_types", table)
 
 
 def asked_kernels(constraint: ParameterConstraints, table: str) -> tuple[EmbeddingComputeKernel, ...]:
-    """The kernels that a constraint allows; empty: all."""
+    """The kernels that a constraint allows; empty for all."""
     return members(EmbeddingComputeKernel, constraint.compute_kernels, "compute_kernels", table)
 
 
@@ -138,7 +140,7 @@ def check_names(constraints: Mapping[str, ParameterConstraints], tables: Collect
     """Check that each constraint is for a table that exists.
 
     Raises:
-        PlannerError: One is not.
+        PlannerError: A table does not exist.
 
     Example:
         >>> check_names({"itme": ParameterConstraints()}, ["item", "user"])
@@ -162,12 +164,12 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
     """Check the numbers of a table's constraints.
 
     Args:
-        name: Of the table.
+        name: Name of the table.
         constraint: Its constraints.
         world_size: W.
 
     Raises:
-        PlannerError: A number is negative where it counts something, or a rank does not exist.
+        PlannerError: A number is out of range, or a rank does not exist.
 
     Example:
         >>> check_numbers("item", ParameterConstraints(pin=[4]), world_size=4)
@@ -201,11 +203,11 @@ def check_numbers(name: str, constraint: ParameterConstraints, world_size: int) 
 
 
 def warn_without_effect(constraints: Mapping[str, ParameterConstraints], effects: Mapping[str, Sequence[str]]) -> None:
-    """Warn of constraints that have no effect here, and of a ``colocate`` that only one table has.
+    """Warn about constraints without effect, and about a ``colocate`` value of a single table.
 
     Args:
-        constraints: Of the tables.
-        effects: What else has no effect -> the tables.
+        constraints: Constraints of the tables.
+        effects: Further reason -> tables without effect.
 
     Example:
         >>> warn_without_effect({"item": ParameterConstraints(sharding_types=["row_wise"])}, {})
@@ -224,9 +226,9 @@ def warn_without_effect(constraints: Mapping[str, ParameterConstraints], effects
 
 
 def warn_of(tables: Sequence[str], what: str) -> None:
-    """One warning for all tables that it concerns, none where there are none."""
+    """One warning for all tables concerned, none if there are none."""
     if tables:
-        # The caller of a planner, past the enumerator.
+        # The caller of a planner, beyond the enumerator.
         warnings.warn(f"constraints of table {_listed(tables)}: {what}", UserWarning, stacklevel=4)
 
 

@@ -1,28 +1,30 @@
-"""What a piece of a table costs the rank that holds it, in milliseconds of one training step.
+"""Cost model: milliseconds of one training step that a shard takes on its rank.
 
-One short function for each sharding type counts the work of each piece (`Work`): ids that are looked up, rows that are
-given, bytes that arrive and leave. What they count is what a step of expected batches sends. `piece_perf` then
-divides by how fast the machine is. The names in brackets, as (eq-cost-tw), are those of the equations in the book.
+One short function per sharding type counts the work of each shard (`Work`): ids looked up, row
+elements returned, bytes received and sent, for expected batches. `piece_perf` divides them by the
+speeds of the machine. Names in parentheses, such as (eq-cost-tw), are those of the equations in the
+book.
 
-Letters: W ranks, L of them on a host, H = W / L hosts. Of a table with R rows and D columns, one rank's batch has S
-bags and N ids, of all features together. A piece has r rows and d columns; ids are expected to spread evenly over rows,
-so that n = N * r / R of each rank fall into the piece. On the wire an id takes b_i bytes (4, or 8 where R is 2 ** 31 or
-more), its weight b_w (4, or none), a number of a row b_r, a number of a gradient b_g. What a holder moves in a step::
+W ranks, L per host, H = W / L hosts. The table has R rows and D columns. One rank's batch has S
+bags and N ids, over all features. A shard has r rows and d columns; ids are assumed to be uniform
+over rows, so n = N * r / R ids of each rank fall into the shard. On the wire an id takes b_i bytes
+(4, or 8 where R is 2 ** 31 or more), its weight b_w (4, or 0), a row element b_r, a gradient
+element b_g. The holder of a shard sends and receives in a step::
 
-                      from each rank               looked up    to each rank           back
-    tw, cw, twcw      b_i * (S + N) + b_w * N      W * N        b_r * S * d            b_g * S * d
-    rw                b_i * (S + n) + b_w * n      W * n        b_r * S * d            b_g * S * d
-    twrw, grid        as rw                        W * n        in two steps           in two steps
-    dp                nothing                      N            nothing                its batch, or R * D numbers
-    not pooled        as above                     as above     b_r * n * d            b_g * n * d
+                      from each rank             looked up    to each rank         back
+    tw, cw, twcw      b_i * (S + N) + b_w * N    W * N        b_r * S * d          b_g * S * d
+    rw                b_i * (S + n) + b_w * n    W * n        b_r * S * d          b_g * S * d
+    twrw, grid        as rw                      W * n        in two steps         in two steps
+    dp                nothing                    N            nothing              batch, or R * D
+    not pooled        as above                   as above     b_r * n * d          b_g * n * d
 
-The time of an exchange is that of the slower of two wires, since both are busy at once: what a rank sends inside its
-host, and what it sends to others. To be added for each collection and sharding type: `fixed_cost`, the latency of its
-exchanges.
+An exchange takes the time of the slower of two links, which work in parallel: the one inside the
+host and the one to other hosts. `fixed_cost`, the latency of the exchanges, is added per collection
+and sharding type.
 
-A kernel that is added to the library registers its model here, and the planner takes it into account::
+Register a model for a new kernel here, and the planner considers it::
 
-    register_kernel("dense", KernelModel(row_bandwidth=lambda topology: topology.ddr_mem_bw / 2, updates=False))
+    register_kernel("dense", KernelModel(row_bandwidth=lambda t: t.ddr_mem_bw / 2, updates=False))
 """
 
 from __future__ import annotations
@@ -41,17 +43,17 @@ from tutorec.distributed.planner.options import Floats, Ints, TableFacts
 from tutorec.distributed.planner.topology import CollectiveType, Topology
 from tutorec.errors import PlannerError, PlannerErrorType
 
-_FLOAT = 4  # bytes of a number that is computed with
-_ID = 8  # bytes of an id that is read
+_FLOAT = 4  # bytes of an element in computation
+_ID = 8  # bytes of an id in memory
 
-Size = tuple[int, int]  # rows and columns of a piece
+Size = tuple[int, int]  # rows and columns of a shard
 
 
 # Kernels
 
 
 def device_bandwidth(topology: Topology) -> float:
-    """Bytes per ms of the memory that a rank computes in.
+    """Bandwidth of the memory that a rank computes in, in bytes per ms.
 
     Example:
         >>> device_bandwidth(Topology(1, "cuda", hbm_mem_bw=5.0)), device_bandwidth(Topology(1, "cpu", ddr_mem_bw=3.0))
@@ -61,7 +63,7 @@ def device_bandwidth(topology: Topology) -> float:
 
 
 def slower_bandwidth(topology: Topology) -> float:
-    """Bytes per ms between a rank's memory and the next slower one: on the CPU a disk, else the host's memory.
+    """Bandwidth to the next slower memory, in bytes per ms: disk on the CPU, else host memory.
 
     Example:
         >>> slower_bandwidth(Topology(1, "cpu", ssd_mem_bw=2.0))
@@ -71,11 +73,11 @@ def slower_bandwidth(topology: Topology) -> float:
 
 
 def on_device(topology: Topology, stored: Ints, slower: int = 0) -> Ints:
-    """Rows in the memory of the device: bytes ``[P]`` -> ``[P, 3]``, HBM, DDR and SSD.
+    """Place rows in device memory: bytes ``[P]`` -> ``[P, 3]``, HBM, DDR and SSD.
 
     Args:
         topology: The machines.
-        stored: Bytes of each piece.
+        stored: Bytes of each shard.
         slower: 1 for the next slower memory.
 
     Example:
@@ -88,22 +90,22 @@ def on_device(topology: Topology, stored: Ints, slower: int = 0) -> Ints:
 
 
 def in_slower_memory(topology: Topology, stored: Ints) -> Ints:
-    """Rows in the next slower memory: bytes ``[P]`` -> ``[P, 3]``, on the CPU SSD, else DDR."""
+    """Place rows in the next slower memory (SSD on the CPU, else DDR): ``[P]`` -> ``[P, 3]``."""
     return on_device(topology, stored, slower=1)
 
 
 @dataclass(frozen=True)
 class KernelModel:
-    """What the planner knows of a kernel.
+    """The planner's model of a kernel.
 
     Args:
-        row_bandwidth: Bytes per ms at which rows are looked up and updated on a topology.
-        updates: Whether backward updates the rows, and keeps the state that this takes; else it leaves a gradient as
-            large as the shard.
-        memory: Where rows and state lie: ``(topology, bytes [P]) -> [P, 3]``, HBM, DDR and SSD.
-        devices: Where it runs.
-        serves: Whether rows are looked up only, for one process that drives all devices: nothing is updated, and ids
-            and rows travel between that process and its devices.
+        row_bandwidth: Bytes per ms of lookups and updates, on a topology.
+        updates: Whether backward updates the rows and stores optimizer state; if false, it fills a
+            gradient of the shard's size.
+        memory: The memory of rows and state: ``(topology, bytes [P]) -> [P, 3]``, HBM, DDR and SSD.
+        devices: Device types that support it.
+        serves: Whether it is for serving by one process that drives all devices: no updates; ids
+            and rows are copied between the process and its devices.
 
     Example:
         >>> registered_kernels()["fused"].updates, registered_kernels()["dense"].updates
@@ -121,11 +123,11 @@ _kernels: dict[str, KernelModel] = {}
 
 
 def register_kernel(value: str, model: KernelModel) -> None:
-    """Let the planner consider a kernel, or estimate it in another way.
+    """Register a kernel for the planner, or replace its model.
 
     Args:
         value: The `EmbeddingComputeKernel` value.
-        model: What it costs.
+        model: Its model.
 
     Raises:
         PlannerError: There is no kernel of that name.
@@ -140,7 +142,7 @@ def register_kernel(value: str, model: KernelModel) -> None:
 
 
 def registered_kernels(device: str | None = None) -> dict[str, KernelModel]:
-    """Value -> model of the kernels that the planner may choose; those that run on ``device`` where one is named.
+    """Value -> model of the registered kernels, all or those that run on ``device``.
 
     Example:
         >>> sorted(registered_kernels("cpu"))
@@ -150,10 +152,10 @@ def registered_kernels(device: str | None = None) -> dict[str, KernelModel]:
 
 
 def kernel_model(value: str) -> KernelModel:
-    """The model of a kernel, by the name of today or of 2022.
+    """The model of a kernel, by its current or older name.
 
     Raises:
-        PlannerError: None has been registered.
+        PlannerError: No model is registered.
 
     Example:
         >>> kernel_model("batched_fused") is kernel_model("fused")
@@ -180,12 +182,12 @@ register_kernel("quant", KernelModel(devices=("cpu", "cuda"), serves=True))
 
 
 class Leg(NamedTuple):
-    """Bytes that the holder of a piece sends or receives in one exchange.
+    """Bytes that the holder of a shard sends or receives in one exchange.
 
     Args:
         inside: From or to the other ranks of its host.
         across: From or to ranks of other hosts.
-        collective: What kind of exchange it is.
+        collective: Kind of collective.
     """
 
     inside: float
@@ -193,7 +195,7 @@ class Leg(NamedTuple):
     collective: CollectiveType = CollectiveType.ALL_TO_ALL
 
     def ms(self, topology: Topology) -> float:
-        """Milliseconds: those of the slower wire (eq-cost-wire)."""
+        """Milliseconds of the slower link (eq-cost-wire)."""
         bandwidths, local = topology.comms_bandwidths, topology.intra_group_size
         return max(
             self.inside / bandwidths.get_bw(local, local, self.collective) if self.inside else 0.0,
@@ -202,18 +204,18 @@ class Leg(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the holder of a piece does in a step.
+    """The work of the holder of a shard in a step.
 
     Args:
-        lookups: Ids looked up forward.
-        outputs: Rows given forward: partial sums of bags, or rows as they are.
-        updates: Ids whose rows are updated backward.
-        gradients: Gradients of rows that backward takes in.
-        lists: Lengths of bags that arrive with the ids.
-        table: Numbers of gradients of whole tables that are summed over ranks (data-parallel).
-        ids_in: Bytes of ids, lengths and weights on their way in, exchange after exchange.
-        rows_home: Bytes of rows on their way home.
-        gradients_back: Bytes on the way back.
+        lookups: Ids looked up in forward.
+        outputs: Elements returned in forward: partial sums of bags, or unpooled rows.
+        updates: Ids whose rows are updated in backward.
+        gradients: Elements of row gradients received in backward.
+        lists: Lengths of bags received with the ids.
+        table: Elements of table gradients that are summed over ranks (data-parallel).
+        ids_in: Bytes of received ids, lengths and weights, per exchange.
+        rows_home: Bytes of rows sent back.
+        gradients_back: Bytes of received gradients.
     """
 
     lookups: float
@@ -228,34 +230,38 @@ class Work(NamedTuple):
 
 
 def table_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
-    """The holder looks up for all ranks, and sends each its rows (eq-cost-tw).
+    """Table-wise: the holder looks up all ranks' ids and returns their rows (eq-cost-tw).
 
-    From each rank ``b_i * (S + N) + b_w * N`` bytes of ids, W * N lookups, to each rank ``b_r * S * D`` bytes of rows.
+    It receives ``b_i * (S + N) + b_w * N`` bytes of ids from each rank, makes W * N lookups, and
+    sends ``b_r * S * D`` bytes of rows to each rank.
     """
     return _rows_to_ranks(facts, size, topology)
 
 
 def column_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
-    """A slice is a table of fewer columns, and each slice is sent all ids (eq-cost-cw).
+    """Column-wise: a column shard is a table of fewer columns, which gets all ids (eq-cost-cw).
 
-    From each rank ``b_i * (S + N) + b_w * N`` bytes of ids, W * N lookups, to each rank ``b_r * S * d`` bytes of rows.
+    The holder receives ``b_i * (S + N) + b_w * N`` bytes of ids from each rank, makes W * N
+    lookups, and sends ``b_r * S * d`` bytes of rows to each rank.
     """
     return _rows_to_ranks(facts, size, topology)
 
 
 def row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
-    """The holder sends every rank a partial sum of each of its bags (eq-cost-rw).
+    """Row-wise: the holder returns a partial sum of every bag of every rank (eq-cost-rw).
 
-    From each rank ``b_i * (S + n) + b_w * n`` bytes of ids, W * n lookups, to each rank ``b_r * S * D`` bytes of rows.
+    It receives ``b_i * (S + n) + b_w * n`` bytes of ids from each rank, makes W * n lookups, and
+    sends ``b_r * S * D`` bytes of rows to each rank.
     """
     return _rows_to_ranks(facts, size, topology, CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER)
 
 
 def table_row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
-    """As row-wise inside a host; finished sums then travel between hosts, each once (eq-cost-twrw).
+    """Table-row-wise: row-wise inside a host, then one sum per sample between hosts (eq-cost-twrw).
 
-    ``b_r * H * S * d`` bytes to each of the L - 1 other ranks of the host, then ``b_r * S * d`` to one rank of each of
-    the H - 1 other hosts; gradients the other way round. Rows that are not pooled go to their ranks at once.
+    The holder sends ``b_r * H * S * d`` bytes to each of the L - 1 other ranks of its host, then
+    ``b_r * S * d`` to one rank of each of the H - 1 other hosts; gradients in reverse. Unpooled
+    rows are sent to their ranks directly.
     """
     work = _rows_to_ranks(facts, size, topology)
     if not facts.pooled:
@@ -272,16 +278,17 @@ def table_row_wise_work(facts: TableFacts, size: Size, topology: Topology) -> Wo
 
 
 def grid_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
-    """Each block of columns is a table-row-wise table of d columns (eq-cost-grid)."""
+    """Grid: each column shard is a table-row-wise table of d columns (eq-cost-grid)."""
     return table_row_wise_work(facts, size, topology)
 
 
 def data_parallel_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
-    """A rank looks up for itself; backward it tells all others (eq-cost-dp).
+    """Data-parallel: a rank looks up its own ids and exchanges gradients in backward (eq-cost-dp).
 
-    To each rank ``b_i * (S + N) + b_w * N + 4 * S * D`` bytes, its batch with the gradients of its rows, and every rank
-    makes the update of all batches. Or, where all batches together are more than ``8 * R * D`` bytes, gradients of the
-    whole table are summed: ``8 * R * D / W`` bytes to each rank, and every rank moves all rows by the sum.
+    It sends each rank ``b_i * (S + N) + b_w * N + 4 * S * D`` bytes, its batch with the gradients
+    of its rows, and every rank applies the update of all batches. If all batches together exceed
+    ``8 * R * D`` bytes, gradients of the whole table are summed instead: ``8 * R * D / W`` bytes to
+    each rank, and every rank updates all rows with the sum.
     """
     world_size, ids = topology.world_size, facts.total_ids
     whole = float(facts.rows * facts.columns)
@@ -313,10 +320,10 @@ WORK: dict[ShardingType, Callable[[TableFacts, Size, Topology], Work]] = {
 
 
 def serving_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
-    """One process asks its devices: the ids of one batch go out, rows come back, nothing is updated (eq-cost-serve).
+    """Serving: one process sends ids to its devices and gets rows back (eq-cost-serve).
 
-    Of a piece's n ids and S bags ``b_i * (S + n) + b_w * n`` bytes to its device, n lookups, ``4 * S * d`` bytes back.
-    On the CPU devices share one memory, and nothing travels.
+    For a shard's n ids and S bags: ``b_i * (S + n) + b_w * n`` bytes to its device, n lookups, ``4
+    * S * d`` bytes back. CPU devices share one memory, and nothing is copied.
     """
     found = facts.total_ids * size[0] / max(facts.rows, 1)
     bags = facts.total_samples
@@ -336,7 +343,7 @@ def serving_work(facts: TableFacts, size: Size, topology: Topology) -> Work:
 
 
 def work_of(kernel: KernelModel, sharding_type: ShardingType) -> Callable[[TableFacts, Size, Topology], Work]:
-    """What counts the work of a piece.
+    """The function that counts the work of a shard.
 
     Example:
         >>> work_of(kernel_model("quant"), ShardingType.ROW_WISE).__name__
@@ -348,26 +355,27 @@ def work_of(kernel: KernelModel, sharding_type: ShardingType) -> Callable[[Table
 def piece_perf(
     facts: TableFacts, sharding_type: ShardingType, compute_kernel: str, sizes: Ints, topology: Topology
 ) -> Floats:
-    """Milliseconds that each piece takes of a step on its rank, ``[P, 6]``: columns as the fields of `Perf`.
+    """Milliseconds of a step that each shard takes on its rank, ``[P, 6]``, in the order of `Perf`.
 
-    A lookup of i ids that gives s rows of d columns moves ``i * (8 + max(4 * d, 128)) + s * 4 * d`` bytes at the
-    bandwidth of the kernel (eq-cost-forward). The update moves as many, times the topology's multiplier, and five times
-    the bytes of each whole gradient; each distinct row takes the topology's ``row_ms`` besides (eq-cost-backward).
-    Exchanges take as long as their slower wire (eq-cost-wire). Of a table in a file, each lookup that misses reads a
-    row with its optimizer state, which is written back later.
+    A lookup of i ids that returns s rows of d columns moves ``i * (8 + max(4 * d, 128)) + s * 4 *
+    d`` bytes at the bandwidth of the kernel (eq-cost-forward). The update moves the same bytes
+    times the topology's multiplier, plus five times the bytes of a dense gradient, plus
+    ``row_ms`` per distinct row (eq-cost-backward). Exchanges take the time of their slower link (eq-cost-wire). For a
+    table in a file, each lookup that misses the cache reads a row with its optimizer state, which
+    is written back later.
 
     Args:
         facts: The table.
-        sharding_type: How it is cut.
+        sharding_type: Its sharding type.
         compute_kernel: `EmbeddingComputeKernel` value.
-        sizes: ``[P, 2]`` rows and columns of the pieces.
+        sizes: ``[P, 2]`` rows and columns of the shards.
         topology: The machines.
 
     Returns:
-        The milliseconds; not to be written to, since pieces of one size share a line.
+        The milliseconds; read-only, since shards of equal size share memory.
 
     Raises:
-        PlannerError: Nothing is known of the kernel.
+        PlannerError: The kernel has no model.
 
     Example:
         >>> facts = TableFacts("", "item", 1000, 32, features=("f",), samples=(10.0,), ids=(20.0,))
@@ -383,9 +391,9 @@ def piece_perf(
 
 
 def fixed_cost(topology: Topology, sharding_type: str, pooled: bool) -> float:
-    """Milliseconds that the exchanges of a collection and type take however little is sent (eq-cost-fixed).
+    """Fixed milliseconds of the exchanges of a collection and sharding type (eq-cost-fixed).
 
-    The topology's latency, as many times as there are `exchanges`.
+    It is the topology's latency times the number of `exchanges`.
 
     Args:
         topology: The machines.
@@ -400,10 +408,10 @@ def fixed_cost(topology: Topology, sharding_type: str, pooled: bool) -> float:
 
 
 def exchanges(topology: Topology, sharding_type: ShardingType, pooled: bool) -> int:
-    """How many exchanges a step of a collection and sharding type takes one after the other.
+    """Number of sequential exchanges in a step of a collection and sharding type.
 
-    Sizes, ids, rows home and gradients back are four. Table-row-wise sums take two steps each way where there are
-    hosts of several ranks; copies exchange sizes, ids and gradients, backward only.
+    There are four: sizes, ids, rows and gradients. Table-row-wise sums take two steps each way on
+    several hosts of several ranks. Replicas exchange sizes, ids and gradients, in backward only.
 
     Example:
         >>> exchanges(Topology.hosts(2, 2), ShardingType.TABLE_ROW_WISE, pooled=True)
@@ -419,7 +427,9 @@ def exchanges(topology: Topology, sharding_type: ShardingType, pooled: bool) -> 
 
 
 def distinct_sizes(sizes: Ints) -> tuple[list[Size], Ints]:
-    """The sizes that pieces have, each once, and for each piece which of them; thousands of pieces have two or three.
+    """The distinct sizes of shards, and for each shard the index of its size.
+
+    Thousands of shards have two or three distinct sizes.
 
     Example:
         >>> few, places = distinct_sizes(np.array([[3, 4], [3, 4], [1, 4]]))
@@ -434,14 +444,14 @@ def distinct_sizes(sizes: Ints) -> tuple[list[Size], Ints]:
 
 
 def spread_lines(lines: NDArray[Any], places: Ints) -> NDArray[Any]:
-    """For each piece the line of its size; a view where there is one."""
+    """For each shard the row of its size; a view if there is one size."""
     if len(lines) == 1:
         return np.broadcast_to(lines, (len(places), lines.shape[1]))
     return lines[places]
 
 
 def _perf(facts: TableFacts, kernel: KernelModel, size: Size, work: Work, topology: Topology) -> list[float]:
-    """The line of a piece."""
+    """The milliseconds of one shard."""
     rows, columns = size
     bandwidth = kernel.row_bandwidth(topology)
     row_bytes = _ID + max(facts.row_bytes(columns), ROW_READ_BYTES)
@@ -480,7 +490,7 @@ def _rows_to_ranks(
     home: CollectiveType = CollectiveType.ALL_TO_ALL,
     back: CollectiveType = CollectiveType.ALL_TO_ALL,
 ) -> Work:
-    """Ids from every rank, and to every rank the rows of its bags or ids that the piece has."""
+    """Ids from every rank, and to every rank the shard's rows for its bags or ids."""
     found = facts.total_ids * size[0] / max(facts.rows, 1)
     bags = facts.total_samples
     rows = bags if facts.pooled else found
@@ -501,7 +511,7 @@ def _rows_to_ranks(
 
 
 def _peers(topology: Topology) -> tuple[int, int]:
-    """Other ranks of a rank's host, and ranks of other hosts."""
+    """Number of other ranks on a rank's host, and of ranks on other hosts."""
     return topology.intra_group_size - 1, topology.world_size - topology.intra_group_size
 
 

@@ -1,8 +1,8 @@
-"""Every legal way to shard each table of a model.
+"""Enumeration of every legal way to shard each table of a model.
 
-An option is a sharding type, a compute kernel, and the pieces that the table falls into; on which ranks they lie is the
-search's business. What is no option is written down with the reason (`EmbeddingEnumerator.refusals`), so that a plan
-can be explained.
+An option is a sharding type, a compute kernel, and the shards of the table; the search chooses
+their ranks. For everything that is not an option, the reason is recorded
+(`EmbeddingEnumerator.refusals`), so that a plan can be explained.
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.enumerators``.
 """
@@ -47,11 +47,11 @@ from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
 _DENSE, _FUSED = EmbeddingComputeKernel.DENSE.value, EmbeddingComputeKernel.FUSED.value
 _IN_FILE = [kernel.value for kernel in IN_FILE]
-_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # half an order of magnitude apart: each halves the memory or so
+_LOAD_FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # each is about half of the next, and so is its memory
 _COLUMN_CUTS = (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID_SHARD)
 _EVERY_RANK = (ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL)
 _WHOLE_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
-# A table has these only where a constraint asks for them; none of them is built here.
+# Kernels that a table has only if a constraint asks for them; none of them is implemented.
 GUARDED_COMPUTE_KERNELS: set[EmbeddingComputeKernel] = {
     EmbeddingComputeKernel.KEY_VALUE,
     EmbeddingComputeKernel.SSD_VIRTUAL_TABLE,
@@ -75,11 +75,11 @@ class Refusal:
     """One way to shard one table that is not an option.
 
     Args:
-        path: Of the table's collection in the model.
+        path: Path of the table's collection in the model.
         table: Its name.
         sharding_type: `ShardingType` value.
-        compute_kernel: `EmbeddingComputeKernel` value; ``""`` where the type itself is refused.
-        reason: Why, as the end of a sentence: "the table may only be row_wise".
+        compute_kernel: `EmbeddingComputeKernel` value; ``""`` if the type itself is refused.
+        reason: The reason, as a clause: "the table may only be row_wise".
 
     Example:
         >>> print(Refusal("", "item", "grid_shard", "", "it is taken only where it is asked for"))
@@ -98,27 +98,30 @@ class Refusal:
 
 
 class EmbeddingEnumerator(Enumerator):
-    """Lists the options of every table that a sharder can shard, with their costs.
+    """Lists the options of every shardable table, with their costs.
 
-    Taken are the sharding types and kernels that the table's sharder builds, its constraints allow, and whose costs are
-    known (`kernels.register_kernel`), except that
+    The options are the sharding types and kernels that the table's sharder supports, its
+    constraints allow, and for which a cost model is registered (`register_kernel`), with these
+    exceptions:
 
-    - grid_shard is taken only where a constraint asks for it;
-    - so are ``fused_uvm`` and ``fused_uvm_caching``, or where it gives ``cache_params``: without a load factor caches
-      of several sizes are taken;
-    - of fused and dense, which compute the same, one is taken: fused, and for replicated tables dense, unless an
-      optimizer is named for them;
-    - a constraint that names the kernel dense and no type means replicated, as in TorchRec;
-    - columns are cut into slices of at least ``min_partition`` (128 by default) columns, equal ones, each a multiple
-      of 4: the narrowest that divide the table. A table that has no such slices stays whole.
+    - ``grid_shard`` is listed only if a constraint asks for it.
+    - ``fused_uvm`` and ``fused_uvm_caching`` are listed only if a constraint asks for them or has
+      ``cache_params``; without a load factor, caches of several sizes are listed.
+    - Of the fused and the dense kernel, which compute the same, one is listed: fused; for
+      replicated tables dense, unless an optimizer is set for them.
+    - A constraint with the kernel dense and no sharding type means replicated, as in TorchRec.
+    - Column shards have equal widths: the smallest width that divides the table, is a multiple of 4
+      and is at least ``min_partition`` (128 by default). A table without such a width is not split
+      by columns.
 
     Args:
         topology: The machines.
-        batch_size: B of a rank.
-        constraints: Table name -> what is laid down for it.
-        estimator: What writes costs into the options, one or several; by default `EmbeddingPerfEstimator` and
-            `EmbeddingStorageEstimator`.
-        use_exact_enumerate_order: Take outer modules before inner ones; by default they come as the model prints them.
+        batch_size: B per rank.
+        constraints: Table name -> its constraints.
+        estimator: Writes costs into the options, one or several; by default
+            `EmbeddingPerfEstimator` and `EmbeddingStorageEstimator`.
+        use_exact_enumerate_order: Whether outer modules come before inner ones; by default the
+            order is that in which the model prints them.
 
     Example:
         >>> from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -158,7 +161,7 @@ class EmbeddingEnumerator(Enumerator):
 
     @property
     def sharder_map(self) -> dict[str, ModuleSharder[Any]]:
-        """Class of a collection, by its full name -> who shards it; of the last enumeration."""
+        """Full class name of a collection -> its sharder, in the last enumeration."""
         return self._sharder_map
 
     @property
@@ -167,15 +170,15 @@ class EmbeddingEnumerator(Enumerator):
         return self._last_options
 
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> list[ShardingOption]:
-        """Every legal option of every table, estimated, table after table.
+        """Every legal option of every table, with estimates, table by table.
 
         Args:
             module: The model; it may be on the meta device.
-            sharders: One for each class of collections.
+            sharders: One sharder per class of collections.
 
         Raises:
-            PlannerError: A constraint names a table that does not exist, has a number that makes no sense, or leaves
-                its table no option.
+            PlannerError: A constraint names an unknown table, has an invalid number, or leaves its
+                table no option.
         """
         self._sharder_map = {sharder_name(sharder.module_type): sharder for sharder in sharders}
         for name, constraint in self._constraints.items():
@@ -200,7 +203,7 @@ class EmbeddingEnumerator(Enumerator):
         return options
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """Write costs into options, in place of those that they had."""
+        """Write costs into options, replacing those that they have."""
         for estimator in self._estimators:
             estimator.estimate(sharding_options, self._sharder_map)
 
@@ -242,7 +245,7 @@ class EmbeddingEnumerator(Enumerator):
                 )
 
     def _ways(self, table: ModelTable) -> Iterator[tuple[ShardingType, str]]:
-        """The types and kernels that a table may have, in its sharder's order; the others are refused with a reason."""
+        """The types and kernels of a table, in its sharder's order; refuses the others."""
         wanted_types = asked_types(table.constraint, table.facts.name)
         wanted = [kernel.value for kernel in asked_kernels(table.constraint, table.facts.name)]
         device, sharder = self._topology.compute_device, type(table.sharder).__name__
@@ -256,7 +259,8 @@ class EmbeddingEnumerator(Enumerator):
                 self._refuse(table, kind.value, "", reason)
                 continue
             offered = table.sharder.compute_kernels(kind.value, device)
-            # Nobody gets a table in a file unasked: a constraint asks for it, or a sharder that builds nothing else.
+            # No table is put into a file unless a constraint asks for it, or its sharder supports
+            # nothing else.
             in_file = table.constraint.cache_params is not None or all(each in _IN_FILE for each in offered)
             kernels = [each for each in offered if in_file or each not in _IN_FILE or each in wanted]
             for kernel in wanted:
@@ -264,7 +268,7 @@ class EmbeddingEnumerator(Enumerator):
                     self._refuse(table, kind.value, kernel, f"{sharder} does not build this kernel")
             for kernel in kernels:
                 why = self._kernel_refused(table, kind, kernel, kernels, wanted)
-                # The kernel dense alone asks for a replicated table, as in TorchRec; with a type it may be any.
+                # The kernel dense without a type asks for a replicated table, as in TorchRec.
                 if kernel == _DENSE and _DENSE in wanted and not (wanted_types or kind is ShardingType.DATA_PARALLEL):
                     why = why or "the kernel 'dense' without a sharding type means data_parallel"
                 if why:
@@ -275,7 +279,7 @@ class EmbeddingEnumerator(Enumerator):
     def _kernel_refused(
         self, table: ModelTable, kind: ShardingType, kernel: str, built: Sequence[str], wanted: Sequence[str]
     ) -> str:
-        """Why a table cannot have a kernel that its sharder builds; empty where it can."""
+        """Why a table cannot have a kernel that its sharder supports; empty if it can."""
         costed = registered_kernels(self._topology.compute_device)
         if kernel not in costed:
             return "its cost is not known: register_kernel(...) tells it"
@@ -291,7 +295,7 @@ class EmbeddingEnumerator(Enumerator):
         return f"{instead}; ParameterConstraints({ask}) asks for it"
 
     def _type_refused(self, table: ModelTable, kind: ShardingType, wanted: Sequence[ShardingType]) -> str | None:
-        """Why a table cannot be sharded so whatever the kernel, or None."""
+        """Why a table cannot have a sharding type with any kernel, or None."""
         if wanted and kind not in wanted:
             return f"its constraints allow only {', '.join(each.value for each in wanted)}"
         if kind is ShardingType.GRID_SHARD and not wanted:
@@ -308,7 +312,7 @@ class EmbeddingEnumerator(Enumerator):
         return None
 
     def _remedy(self, table: ModelTable) -> str:
-        """For each constraint the sharding types that the table could have without it."""
+        """For each constraint, the sharding types that the table would have without it."""
         kept, freed_types = self.refusals, []
         for field in ("sharding_types", "compute_kernels", "pin"):
             if getattr(table.constraint, field):
@@ -324,7 +328,7 @@ class EmbeddingEnumerator(Enumerator):
 
 
 def _caches(kernel: str, asked_for: CacheParams) -> list[tuple[CacheParams | None, CachedRows | None]]:
-    """The caches that a table may have with a kernel: of several sizes where the caller leaves that to the planner."""
+    """The caches that a table may have with a kernel; several sizes if the caller sets none."""
     if kernel not in _IN_FILE:
         return [(None, None)]
     if kernel == EmbeddingComputeKernel.FUSED_UVM.value:
@@ -339,7 +343,7 @@ def _caches(kernel: str, asked_for: CacheParams) -> list[tuple[CacheParams | Non
 
 
 def get_partition_by_type(sharding_type: str) -> str:
-    """Which ranks a sharding type spreads a table over, a `PartitionByType` value.
+    """Where a sharding type may place its shards, a `PartitionByType` value.
 
     Example:
         >>> get_partition_by_type("table_wise"), get_partition_by_type("row_wise")
@@ -352,10 +356,10 @@ def get_partition_by_type(sharding_type: str) -> str:
 
 
 def _without_effect(columns: int, width: int, least: int | None, kinds: set[ShardingType]) -> str:
-    """What a constraint on the width of slices does not do, or the default width; empty where all is well."""
+    """Why a width constraint, or the default width, has no effect; empty if it has."""
     cuts = kinds.intersection(_COLUMN_CUTS)
     if least is not None and not cuts:
-        return f"min_partition={least} has no effect: no sharding type that is left cuts columns"
+        return f"min_partition={least} has no effect: no remaining sharding type splits columns"
     if least is not None and width != least and width == slice_width(columns, MIN_CW_DIM):
         return (
             f"min_partition={least} has no effect: {columns} columns have no equal slices of {least} to {width - 1} "
@@ -366,7 +370,7 @@ def _without_effect(columns: int, width: int, least: int | None, kinds: set[Shar
         half = slice_width(columns, -(-columns // 2))
         fitting = half if half < columns else slice_width(columns, 1)
         return (
-            f"column-wise leaves {columns} columns in one slice, as slices have at least {MIN_CW_DIM} columns: "
+            f"column-wise does not split {columns} columns, as column shards have at least {MIN_CW_DIM} columns: "
             f"min_partition={fitting} makes {columns // fitting}"
         )
     return ""
@@ -380,14 +384,14 @@ class ModelTable:
     """A table of a model.
 
     Args:
-        facts: What is known of it, as numbers.
+        facts: Its numbers.
         tensor: Its weight ``[R, D]``.
         module: ``(path, module)`` of its collection.
-        sharder: Who would shard the collection.
-        constraint: What is laid down for it; `ParameterConstraints` without content where nothing is.
-        names_optimizer: Whether it, or its sharder, says what is to update it.
+        sharder: The sharder of the collection.
+        constraint: Its constraints; empty `ParameterConstraints` by default.
+        names_optimizer: Whether the table or its sharder sets an optimizer.
         input_lengths: Pooling factor of each feature.
-        num_poolings: Bags of a sample for each feature, where the constraint gives them.
+        num_poolings: Bags per sample of each feature, if a constraint gives them.
     """
 
     facts: TableFacts
@@ -403,12 +407,13 @@ class ModelTable:
 def shardable_modules(
     module: nn.Module, sharders: Sequence[ModuleSharder[Any]], breadth_first: bool = False
 ) -> Iterator[tuple[str, nn.Module, ModuleSharder[Any]]]:
-    """Path, module and sharder of each collection of a model; what lies inside one is not looked at.
+    """Path, module and sharder of each outermost collection of a model.
 
     Args:
-        module: The model, or a collection itself.
-        sharders: One for each class; of two for the same class the last counts.
-        breadth_first: Outer modules before inner ones; by default in the order in which the model prints them.
+        module: The model, or a collection.
+        sharders: One per class; of several for one class the last is used.
+        breadth_first: Whether outer modules come before inner ones; by default the order is that in
+            which the model prints them.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -435,17 +440,18 @@ def model_tables(
     constraints: Mapping[str, ParameterConstraints] | None = None,
     breadth_first: bool = False,
 ) -> list[ModelTable]:
-    """Every table that a sharder of ours can shard, in the order of the model.
+    """Every table that a sharder of tutorec can shard, in model order.
 
     Args:
-        module: The model, or a collection itself; it may be on the meta device.
-        sharders: One for each class of collections.
-        batch_size: B of a rank.
-        constraints: Of the tables, by name.
+        module: The model, or a collection; it may be on the meta device.
+        sharders: One sharder per class of collections.
+        batch_size: B per rank.
+        constraints: Constraints of the tables, by name.
         breadth_first: See `shardable_modules`.
 
     Raises:
-        PlannerError: A constraint does not fit its table's features, or the batch size is not positive.
+        PlannerError: A constraint does not fit its table's features, or the batch size is not
+            positive.
         ValueError: A table's optimizer in backward has no fused form.
 
     Example:
@@ -512,7 +518,7 @@ def _tables_of(
 
 
 def _configs_of(module: nn.Module) -> tuple[dict[str, Any], bool | None]:
-    """Table name -> its configuration, and whether bags are pooled; nothing of a module that does not say."""
+    """Table name -> its configuration, and whether bags are pooled; empty for an unknown module."""
     for attribute, pooled in (("embedding_bag_configs", True), ("embedding_configs", False)):
         ask: Any = getattr(module, attribute, None)
         if callable(ask):
@@ -522,7 +528,7 @@ def _configs_of(module: nn.Module) -> tuple[dict[str, Any], bool | None]:
 
 
 def _features_of(name: str, config: Any, constraint: ParameterConstraints) -> tuple[str, ...]:
-    """The features that read a table: as its configuration says, or else its constraint, or else numbered ones."""
+    """The features of a table: from its configuration, else its constraint, else numbered."""
     given = tuple(constraint.feature_names or ())
     if config is not None:
         known = tuple(config.feature_names)
@@ -537,7 +543,7 @@ def _features_of(name: str, config: Any, constraint: ParameterConstraints) -> tu
 
 
 def _per_feature(name: str, what: str, numbers: Sequence[float], features: Sequence[str]) -> list[float]:
-    """A number for each feature; one that stands alone holds for all."""
+    """One number per feature; a single number applies to all."""
     if len(numbers) == 1:
         return [numbers[0]] * len(features)
     if len(numbers) != len(features):
@@ -549,16 +555,16 @@ def _per_feature(name: str, what: str, numbers: Sequence[float], features: Seque
 
 
 def _optimizer_of(fused_params: Mapping[str, Any] | None) -> OptimizerSpec | None:
-    """What a sharder's ``fused_params`` say; None where they are in a language of its own."""
+    """The optimizer in a sharder's ``fused_params``; None if they have another format."""
     try:
         return optimizer_spec(fused_params)
     except ValueError:
-        # Sharders of ours refuse such words when they are made: this one is not ours.
+        # Sharders of tutorec check fused_params at construction, so this is another sharder.
         return None
 
 
 def _wire_bytes(sharder: ModuleSharder[Any], pooled: bool) -> tuple[int, int]:
-    """Bytes of a number of a row, and of a gradient, as they travel."""
+    """Bytes on the wire of a row element and of a gradient element."""
     move = "POOLED_EMBEDDINGS_ALL_TO_ALL" if pooled else "SEQUENCE_EMBEDDINGS_ALL_TO_ALL"
     codecs: Any = (getattr(sharder, "qcomm_codecs_registry", None) or {}).get(move)
     ways = (getattr(codecs, "forward", None), getattr(codecs, "backward", None))

@@ -1,7 +1,7 @@
-"""Why a plan is as it is: what the step costs on each rank and why each table is sharded as it is.
+"""Explanations of a plan: time and memory of each rank, and why each table is sharded as it is.
 
-Everything here is read from the report of the planner. What a table would cost otherwise is computed with all other
-tables where they are; nothing is searched again.
+Everything is taken from the planner's report. The cost of an alternative for one table is computed
+with all other tables unchanged; no search is run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tutorec.distributed.planner.report import MEMORIES, PlanReport, find_table,
 from tutorec.errors import PlannerError
 
 WIDTH = 100
-# Of more ranks or tables only so many are shown.
+# Maximum number of ranks or tables shown.
 _RANKS_SHOWN, _TABLES_SHOWN = 16, 24
 _BAR = 12
 _STEP_NOTE = (
@@ -43,10 +43,10 @@ _PERF_NAMES = {
 
 @dataclass(frozen=True)
 class Facts:
-    """Lines that begin with a key.
+    """Lines of key and text.
 
     Args:
-        lines: ``(key, sentence)``.
+        lines: ``(key, text)``.
         title: The line above them.
 
     Example:
@@ -67,7 +67,7 @@ class Facts:
         return "\n".join(texts)
 
     def html(self) -> str:
-        """The lines as a table without a head."""
+        """The lines as an HTML table without a header."""
         cell = "<td style='text-align:left;vertical-align:top'>{}</td>"
         rows = "".join(f"<tr>{''.join(cell.format(escape(text)) for text in line)}</tr>" for line in self.lines)
         title = f"<p><b>{escape(self.title)}</b></p>" if self.title else ""
@@ -76,10 +76,10 @@ class Facts:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Sentences and tables: printed as text of at most 100 columns, shown by a notebook as HTML.
+    """Text and tables, printed with at most 100 columns and shown by a notebook as HTML.
 
     Args:
-        blocks: From top to bottom.
+        blocks: The blocks, from top to bottom.
 
     Example:
         >>> Explanation(["one table", Facts([("step", "0.8 ms")])])
@@ -105,27 +105,28 @@ def _wrapped(text: str, **indents: Any) -> str:
 
 @dataclass(eq=False)
 class PlannedSharding(ShardingPlan):
-    """The plan of a planner, with its report; everywhere else a `ShardingPlan` like any other.
+    """A plan with the report of its planner.
 
-    It equals every plan with the same entries. `save` writes the plan without the report.
+    It is a `ShardingPlan`, and equals every plan with the same entries. `save` writes the plan
+    without the report.
 
     Args:
-        report: What the planner computed; None where that has been lost.
+        report: The planner's report; None if it is not available.
 
     Example:
         >>> PlannedSharding() == ShardingPlan() and ShardingPlan() == PlannedSharding()
         True
     """
 
-    # The page of this class resolves the inherited annotation here.
+    # The documentation of this class resolves the inherited annotation here.
     plan: dict[str, EmbeddingModuleShardingPlan] = field(default_factory=dict)
     report: PlanReport | None = field(default=None, repr=False)
 
     def explain(self, table: str | None = None) -> Explanation:
-        """Why the plan is as it is, or why one table is sharded as it is; printed, or shown by a notebook.
+        """Explain the plan, or the sharding of one table; prints as text, in a notebook as HTML.
 
         Args:
-            table: Its name, or path and name.
+            table: Name of the table, or path and name.
 
         Raises:
             KeyError: There is no such table.
@@ -163,11 +164,11 @@ class PlannedSharding(ShardingPlan):
         return super().__str__()
 
 
-# The whole plan
+# --- the whole plan
 
 
 def explain_plan(report: PlanReport, tables: bool = True) -> Explanation:
-    """Time and memory of each rank, the bound, and with ``tables`` each table with its best alternative."""
+    """Time and memory of each rank, and the bound; with ``tables`` also each table."""
     problem, topology = report.problem, report.inputs.topology
     hosts, local_size = problem.world_size // topology.local_world_size, topology.local_world_size
     machines = f" ({hosts} hosts of {local_size})" if hosts > 1 else ""
@@ -239,7 +240,7 @@ def _search_fact(report: PlanReport) -> tuple[str, str]:
 
 
 def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
-    """A line for each rank; of a large world for the slowest, the fullest and the fastest."""
+    """A row per rank; in a large world for the slowest, the fullest and the fastest only."""
     parts, kind = report.rank_parts, report.memory
     times, held, room = parts.sum(axis=1), report.rank_memory[:, kind], report.problem.capacity[:, kind]
     shards, largest = _on_ranks(report)
@@ -269,7 +270,7 @@ def _ranks_blocks(report: PlanReport) -> Iterable[TextTable | str]:
 
 
 def _on_ranks(report: PlanReport) -> tuple[Counter[int], dict[int, tuple[str, float]]]:
-    """How many shards each rank holds, and the table that takes most of its time, with the time."""
+    """Number of shards per rank, and the table with most of its time, with that time."""
     shards: Counter[int] = Counter()
     largest: dict[int, tuple[str, float]] = {}
     for choice, ranks in zip(report.taken, report.placement.ranks, strict=True):
@@ -284,7 +285,7 @@ def _on_ranks(report: PlanReport) -> tuple[Counter[int], dict[int, tuple[str, fl
 
 
 def _tables_blocks(report: PlanReport) -> Iterable[TextTable | str]:
-    """A line for each table, those with the most work first."""
+    """A row per table, those with the most work first."""
     rows = []
     heaviest = np.argsort([-choice.time.sum() for choice in report.taken], kind="stable").tolist()
     for table in heaviest[:_TABLES_SHOWN]:
@@ -310,7 +311,7 @@ def _tables_blocks(report: PlanReport) -> Iterable[TextTable | str]:
 
 
 def steps_of_choices(report: PlanReport, table: int) -> dict[int, float]:
-    """For each choice of a table ms of the step, the other tables where they are; infinite where it does not fit."""
+    """Ms of a step for each choice of a table, others unchanged; infinite if it does not fit."""
     steps = {}
     for number in range(len(report.problem.choices[table])):
         placement = report.placement
@@ -320,11 +321,11 @@ def steps_of_choices(report: PlanReport, table: int) -> dict[int, float]:
     return steps
 
 
-# One table
+# --- one table
 
 
 def explain_table(report: PlanReport, name: str) -> Explanation:
-    """What was chosen for one table, what else there was, and what is not an option.
+    """What was chosen for one table, the alternatives, and what is not an option.
 
     Raises:
         KeyError: There is no such table.
@@ -391,7 +392,7 @@ def _options_table(report: PlanReport, table: int) -> TextTable:
     for number in sorted(steps, key=lambda number: (steps[number], choices[number].preference)):
         choice, step = choices[number], steps[number]
         memory, factor = choice.memory[:, kind], choice.options[0].cache_load_factor
-        # The cache has its own column: of a line that is too long names are cut, and numbers are not.
+        # The cache has its own column: in a long row names are shortened, numbers are not.
         cached = ["" if factor is None else f"{100 * factor:g} %"] if has_caches else []
         rows.append(
             [

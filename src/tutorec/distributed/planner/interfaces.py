@@ -1,4 +1,4 @@
-"""What the parts of a planner answer to, so that each can be replaced by another.
+"""Base classes of the parts of a planner, which can be replaced by other implementations.
 
 Corresponds to the abstract classes of TorchRec's ``torchrec.distributed.planner.types``.
 """
@@ -24,26 +24,27 @@ Constraints = Mapping[str, ParameterConstraints]
 
 
 class ShardEstimator(ABC):
-    """Writes into options what their shards cost: time or storage.
+    """Writes the cost of shards into options: time or storage.
 
     Args:
         topology: The machines.
-        constraints: Of the tables.
+        constraints: Constraints of the tables.
     """
 
     def __init__(self, topology: Topology, constraints: Constraints | None = None) -> None:
-        """Nothing is kept; subclasses may pass on what TorchRec's take."""
+        """Do nothing; subclasses may call it with TorchRec's arguments."""
         super().__init__()
 
     @abstractmethod
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None
     ) -> None:
-        """Fill ``perf`` or ``storage`` of every shard.
+        """Write ``perf`` or ``storage`` of every shard.
 
         Args:
-            sharding_options: Ways to shard the tables, without estimates; they are written to.
-            sharder_data_map: Full name of a class of modules -> its sharder; in TorchRec what is read from the sharder.
+            sharding_options: Options without estimates; changed in place.
+            sharder_data_map: Full class name of a module -> its sharder; in TorchRec data read from
+                the sharder.
         """
 
 
@@ -52,9 +53,9 @@ class Enumerator(ABC):
 
     Args:
         topology: The machines.
-        batch_size: B of a rank.
-        constraints: Of the tables.
-        estimator: What estimates the options.
+        batch_size: B per rank.
+        constraints: Constraints of the tables.
+        estimator: The estimators of the options.
     """
 
     def __init__(
@@ -64,20 +65,20 @@ class Enumerator(ABC):
         constraints: Constraints | None = None,
         estimator: ShardEstimator | Sequence[ShardEstimator] | None = None,
     ) -> None:
-        """Nothing is kept; subclasses may pass on what TorchRec's take."""
+        """Do nothing; subclasses may call it with TorchRec's arguments."""
         super().__init__()
 
     @abstractmethod
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> list[ShardingOption]:
-        """Every legal option of every table, estimated."""
+        """Every legal option of every table, with estimates."""
 
     @abstractmethod
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """Estimate options anew."""
+        """Estimate options again."""
 
 
 class StorageReservation(ABC):
-    """Takes from a topology what must be left for other things than tables."""
+    """Reserves memory of a topology for everything but tables."""
 
     @abstractmethod
     def reserve(
@@ -88,14 +89,14 @@ class StorageReservation(ABC):
         sharders: list[ModuleSharder[Any]],
         constraints: Constraints | None = None,
     ) -> Topology:
-        """A topology with as much storage as the tables may use.
+        """The topology with the storage available to tables.
 
         Args:
-            topology: The machines as they are; not changed.
-            batch_size: B of a rank.
+            topology: The machines; not changed.
+            batch_size: B per rank.
             module: The model.
-            sharders: Those that would shard it.
-            constraints: Of its tables.
+            sharders: The sharders of the model.
+            constraints: Constraints of its tables.
         """
 
 
@@ -104,15 +105,15 @@ class PerfModel(ABC):
 
     @abstractmethod
     def rate(self, plan: list[ShardingOption]) -> float:
-        """The smaller, the better."""
+        """The rating; smaller is better."""
 
 
 class Proposer(ABC):
-    """Proposes an option for each table, learns how it went, proposes again."""
+    """Proposes an option for each table, gets feedback, and proposes again."""
 
     @abstractmethod
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
-        """Begin with these options."""
+        """Start with these options."""
 
     @abstractmethod
     def feedback(
@@ -122,18 +123,18 @@ class Proposer(ABC):
         perf_rating: float | None = None,
         storage_constraint: Topology | None = None,
     ) -> None:
-        """How the last proposal went.
+        """Receive the result of the last proposal.
 
         Args:
             partitionable: Whether it could be placed.
-            plan: The proposal as it was placed.
-            perf_rating: What it was rated.
-            storage_constraint: The storage that there is.
+            plan: The placed proposal.
+            perf_rating: Its rating.
+            storage_constraint: The available storage.
         """
 
     @abstractmethod
     def propose(self) -> list[ShardingOption] | None:
-        """An option for each table, or None where there is nothing more to propose."""
+        """An option for each table, or None at the end."""
 
 
 class Partitioner(ABC):
@@ -143,15 +144,15 @@ class Partitioner(ABC):
     def partition(
         self, proposal: list[ShardingOption], storage_constraint: Topology, hbm_per_device: int | None = None
     ) -> list[ShardingOption]:
-        """The proposal with a rank for each shard.
+        """Return the proposal with a rank for each shard.
 
         Raises:
-            PlannerError: There is no room.
+            PlannerError: It does not fit.
         """
 
 
 class Stats(ABC):
-    """Reports how a planner came to its plan."""
+    """Reports how a planner found its plan."""
 
     @abstractmethod
     def log(
@@ -169,19 +170,19 @@ class Stats(ABC):
         enumerator: Enumerator | None = None,
         debug: bool = True,
     ) -> None:
-        """Report.
+        """Report the plan.
 
         Args:
             sharding_plan: The plan.
             topology: The machines.
-            batch_size: B of a rank.
-            storage_reservation: What was left for other things than tables.
-            num_proposals: Proposals that were tried.
-            num_plans: Those of them that could be placed.
+            batch_size: B per rank.
+            storage_reservation: The storage reservation.
+            num_proposals: Number of proposals tried.
+            num_plans: Number of proposals that could be placed.
             run_time: Seconds of the search.
-            best_plan: The options of the plan, placed.
-            constraints: Of the tables.
-            sharders: Those that will shard the model.
-            enumerator: What listed the options.
-            debug: Whether to report at length.
+            best_plan: The placed options of the plan.
+            constraints: Constraints of the tables.
+            sharders: The sharders of the model.
+            enumerator: The enumerator.
+            debug: Whether to report details.
         """

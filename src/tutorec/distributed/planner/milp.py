@@ -2,16 +2,16 @@
 
 ::
 
-    minimise    z + sum of fixed[g] * y[g]                  z is the slowest rank, y whether a group is used
+    minimise    z + sum of fixed[g] * y[g]                  z: slowest rank, y: group is used
     such that   sum over c of u[t, c]           = 1         each table takes one choice
-                sum over p of x[t, c, q, p]     = n[q] * u  each of the n[q] equal shards has a place
+                sum over p of x[t, c, q, p]     = n[q] * u  each of n[q] equal shards has a place
                 sum over shards on r of time    <= z        for every rank r
                 sum over shards on r of memory  <= capacity[r]
                 u[t, c]                         <= y[g]     a used group is paid for
                 lower_bound <= objective <= cost of the plan to start from
 
-The place p of a shard is a rank; of a block of L shards that go to one host it is the host. A choice with a shard on
-every rank has no x. Equal shards of a choice are counted instead of told apart.
+The place p of a shard is a rank; for a block of L shards on one host it is the host. A choice with
+a shard on every rank has no x. Equal shards of a choice are counted, not distinguished.
 
 Source:
     HiGHS: Huangfu and Hall, `Parallelizing the dual revised simplex method
@@ -42,10 +42,10 @@ from tutorec.distributed.planner.problem import (
 )
 
 CLOSED = 1e-3
-"""A plan within this part of the bound counts as optimal: no estimate is that exact."""
+"""A plan whose gap is at most this counts as optimal: estimates are less accurate."""
 
 _MOST_VARIABLES = 60_000
-"""HiGHS takes longer than its time limit to presolve a larger program."""
+"""HiGHS exceeds its time limit in the presolve of a larger program."""
 
 _TICK_SECONDS = 0.25
 """Interval between two calls of `progress`."""
@@ -58,11 +58,12 @@ class MilpResult:
     """What the solver returned.
 
     Args:
-        placement: The best placement; None where none is known.
-        cost: Its ms; infinite where there is none.
-        bound: No placement that fits takes fewer ms; infinite where none fits.
-        gap: ``(cost - bound) / cost``; 0 where none fits.
-        status: ``"optimal"``: the gap is at most `CLOSED`; ``"time limit"``; ``"infeasible"``; ``"too large"``.
+        placement: The best placement; None if none is known.
+        cost: Its ms; infinite if there is none.
+        bound: No placement that fits takes fewer ms; infinite if none fits.
+        gap: ``(cost - bound) / cost``; 0 if none fits.
+        status: ``"optimal"``: the gap is at most `CLOSED`; ``"time limit"``; ``"infeasible"``;
+            ``"too large"``.
     """
 
     placement: Placement | None
@@ -81,19 +82,20 @@ def solve(
     """Search for the best placement, and prove how good it is.
 
     Args:
-        problem: What is to be planned.
+        problem: The problem.
         seconds: The time limit.
         start: A placement that fits; only better ones are searched for.
         progress: Called with the share of the time limit that has passed, from another thread.
 
     Returns:
-        The best placement, `start` where none is better, and the bound.
+        The best placement, `start` if none is better, and the bound.
 
     Raises:
         ValueError: `start` breaks a rule.
 
     Example:
-        Tables of 3, 3 and 2 ms on two ranks: two must share one. The first may be split instead, in 2 ms on each:
+        Tables of 3, 3 and 2 ms on two ranks: two must share one. The first may be split instead, in
+        2 ms on each:
 
         >>> def whole(ms):
         ...     return Choice(np.array([ms]), np.array([[0, 0]]), Spread.ANY)
@@ -113,7 +115,8 @@ def solve(
     status = "time limit"
     deadline = time.perf_counter() + seconds
     with _ticking(seconds, progress):
-        # HiGHS keeps constraints to a millionth. A plan that it exceeds memory with is searched again with less of it.
+        # HiGHS satisfies constraints up to a millionth. A solution that exceeds memory is computed
+        # again with less capacity.
         for spare in (0.0, 1e-5):
             if bound >= limit * (1 - CLOSED):
                 break
@@ -139,7 +142,7 @@ def solve(
 
 @contextmanager
 def _ticking(seconds: float, progress: Progress | None) -> Iterator[None]:
-    """Calls `progress` while the solver, which reports nothing, works."""
+    """Calls `progress` while the solver runs, which does not report progress."""
     begin, done = time.perf_counter(), threading.Event()
 
     def tick(progress: Progress) -> None:
@@ -156,7 +159,7 @@ def _ticking(seconds: float, progress: Progress | None) -> Iterator[None]:
 
 @dataclass(eq=False)
 class _Block:
-    """Equal shards of a choice, or equal blocks of L shards, and the variables that count them at each place.
+    """Equal shards (or blocks of L shards) of a choice, and the variables that count them.
 
     Args:
         shards: ``[n, b]`` numbers of the shards: n equal blocks of b shards (b is 1 or L).
@@ -184,15 +187,15 @@ class MilpModel:
     """The program of a problem.
 
     Args:
-        problem: What is to be planned.
+        problem: The problem.
         bound: No plan takes fewer ms.
-        below: Only plans of fewer ms are searched for.
+        below: Only plans of fewer ms are feasible.
         spare: Share of the capacity that is left free.
     """
 
     def __init__(self, problem: PlanningProblem, bound: float, below: float, spare: float = 0.0) -> None:
         self.problem, self.bound, self.below = problem, bound, below
-        self.scale = bound or 1.0  # ms that are 1 in the program: HiGHS has absolute tolerances
+        self.scale = bound or 1.0  # ms per unit of the program: HiGHS has absolute tolerances
         self._high: list[float] = []
         self._rows: list[tuple[float, float]] = []
         self._entries: list[tuple[Ints, Ints, Floats]] = []
@@ -209,7 +212,7 @@ class MilpModel:
             self._add_table(table, choices)
         self.size = len(self._high)
 
-    # Variables and constraints
+    # --- variables and constraints
 
     def _variables(self, count: int, high: float) -> Ints:
         first = len(self._high)
@@ -235,7 +238,7 @@ class MilpModel:
         self.ways.extend(ways)
 
     def _way(self, table: int, number: int, choice: Choice) -> _Way | None:
-        """A choice with its variables; None where it fits nowhere, or takes too long even alone."""
+        """Add a choice and its variables; None if it fits nowhere, or takes too long even alone."""
         problem = self.problem
         latency = float(self.fixed[list(set(choice.groups))].sum()) if len(self.fixed) else 0.0
         if choice.time.max(initial=0.0) + latency >= self.below:
@@ -268,7 +271,7 @@ class MilpModel:
         return way
 
     def _load(self, choice: Choice, shards: Ints, ranks: Ints, counts: Ints) -> None:
-        """A block of shards takes time and memory of the ranks of its place."""
+        """Add the time and memory of a block of shards to the ranks of each place."""
         self._put(self._time[ranks], counts[:, None], choice.time[shards] / self.scale)
         memory = choice.memory[shards] / self._room[ranks]
         self._put(self._memory[ranks], counts[:, None, None], memory)
@@ -282,10 +285,10 @@ class MilpModel:
                 counts = block.counts[at == host]
                 self._row(0.0, 0.0, [*counts, column], [*[1.0] * len(counts), -float(len(block.shards))])
 
-    # The solution
+    # --- solution
 
     def solve(self, seconds: float) -> tuple[Placement | None, float]:
-        """A placement of fewer ms than `below`, if HiGHS finds one, and a bound for all placements."""
+        """A placement of fewer ms than `below`, if HiGHS finds one, and a lower bound."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csc_array
 

@@ -1,8 +1,8 @@
-"""One way to shard a table, and what each of its pieces costs.
+"""Sharding options: one way to shard a table, with the cost of each shard.
 
-Corresponds to TorchRec's ``torchrec.distributed.planner.types``, with its names, signatures and printed forms. An
-option of a row-wise table on 512 ranks has 512 pieces, and there are thousands of options: they are kept as arrays
-(`Pieces`), and become `Shard` objects only when somebody asks for them.
+Corresponds to TorchRec's ``torchrec.distributed.planner.types``, with its names, signatures and
+printed forms. An option of a row-wise table on 512 ranks has 512 shards, and there are thousands of
+options: shards are stored as arrays (`Pieces`) and converted to `Shard` objects on request.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ _Amounts = TypeVar("_Amounts", Floats, Ints)
 
 @dataclass(unsafe_hash=True)
 class Perf:
-    """Expected time of a shard in one training step, in milliseconds.
+    """Expected milliseconds of a shard in one training step.
 
     Args:
-        fwd_compute: Looking rows up and pooling them.
-        fwd_comms: Sending rows home.
-        bwd_compute: Updating the rows.
+        fwd_compute: Lookup and pooling.
+        fwd_comms: Sending rows to the ranks of their samples.
+        bwd_compute: Update of the rows.
         bwd_comms: Sending gradients back.
         input_dist_comms: Sending ids to the shard.
-        prefetch_compute: Bringing rows into a cache before they are looked up.
+        prefetch_compute: Reading rows into a cache before the lookup.
 
     Example:
         >>> (Perf(1, 2, 3, 4) + Perf(1, 0, 0, 0)).total
         11.0
 
     Source:
-        TorchRec's ``Perf``. There ``total`` leaves ``input_dist_comms`` out, which a training pipeline hides.
+        TorchRec's ``Perf``. There ``total`` leaves ``input_dist_comms`` out, which a training
+        pipeline hides.
     """
 
     fwd_compute: float
@@ -56,7 +57,7 @@ class Perf:
 
     @property
     def total(self) -> float:
-        """Milliseconds of the step that the shard takes on its rank."""
+        """Total milliseconds of the shard on its rank."""
         return float(sum(astuple(self)))
 
     def __add__(self, other: Perf) -> Perf:
@@ -68,7 +69,7 @@ PERF_FIELDS = tuple(each.name for each in fields(Perf))
 
 @dataclass(order=True, unsafe_hash=True)
 class Storage:
-    """Bytes in the memory of a device and of its host.
+    """Bytes by kind of memory.
 
     Args:
         hbm: Memory of an accelerator.
@@ -91,20 +92,20 @@ class Storage:
         return Storage(self.hbm - other.hbm, self.ddr - other.ddr, self.ssd - other.ssd)
 
     def fits_in(self, other: Storage) -> bool:
-        """Whether there is room for it, in each kind of memory."""
+        """Whether it fits into ``other``, in each kind of memory."""
         return self.hbm <= other.hbm and self.ddr <= other.ddr and self.ssd <= other.ssd
 
 
 @dataclass
 class Shard:
-    """A piece of a table.
+    """A shard of a table.
 
     Args:
         size: ``[R, D]``.
         offset: ``[row, column]`` of its first row and column.
-        storage: Bytes that it takes where it lies.
-        perf: Milliseconds that it takes there in a step.
-        rank: Where it lies; None until it is placed.
+        storage: Bytes on its rank.
+        perf: Milliseconds on its rank in a step.
+        rank: Its rank; None until it is placed.
     """
 
     size: list[int]
@@ -124,10 +125,10 @@ class Shard:
 
 
 class PartitionByType(Enum):
-    """Where the shards of an option may lie.
+    """Where the shards of an option may be placed.
 
-    ``DEVICE``: each on any rank. ``HOST``: all on one host. ``UNIFORM``: one on each rank. ``MULTI_HOST``: on several
-    hosts, a block of them on each.
+    ``DEVICE``: each on any rank. ``HOST``: all on one host. ``UNIFORM``: one on each rank.
+    ``MULTI_HOST``: on several hosts, a block of shards on each.
     """
 
     DEVICE = "device"
@@ -138,14 +139,15 @@ class PartitionByType(Enum):
 
 @dataclass
 class Pieces:
-    """The shards of an option as arrays, a line for each; P is the number of shards.
+    """The shards of an option as arrays, one row per shard; P is the number of shards.
 
     Args:
-        sizes: ``[P, 2]``: rows and columns of each.
-        offsets: ``[P, 2]``: first row and first column of each.
-        perf: ``[P, 6]`` milliseconds, columns as the fields of `Perf`; None until estimated.
+        sizes: ``[P, 2]``: rows and columns.
+        offsets: ``[P, 2]``: first row and first column.
+        perf: ``[P, 6]`` milliseconds, columns in the order of the fields of `Perf`; None until
+            estimated.
         storage: ``[P, 3]`` bytes: HBM, DDR, SSD; None until estimated.
-        ranks: ``[P]``, -1 where a piece is not placed; None where none is.
+        ranks: ``[P]``, -1 for a shard that is not placed; None if none is.
 
     Example:
         >>> halves = Pieces(np.array([[2, 4], [2, 4]]), np.array([[0, 0], [2, 0]]), ranks=np.array([0, 1]))
@@ -163,7 +165,7 @@ class Pieces:
         return len(self.sizes)
 
     def as_shards(self) -> list[Shard]:
-        """One object for each line."""
+        """One `Shard` object per row."""
         missing = [None] * len(self)
         perf = missing if self.perf is None else [Perf(*line) for line in self.perf.tolist()]
         storage = missing if self.storage is None else [Storage(*line) for line in self.storage.tolist()]
@@ -173,7 +175,7 @@ class Pieces:
 
     @classmethod
     def of_shards(cls, shards: Sequence[Any]) -> Pieces:
-        """The lines of such objects; what one of them lacks, none has here."""
+        """Arrays from `Shard` objects; a field that one object lacks is None for all."""
         count = len(shards)
         perf = [[getattr(shard.perf, name) for name in PERF_FIELDS] for shard in shards if shard.perf is not None]
         storage = [[each.hbm, each.ddr, each.ssd] for shard in shards if (each := shard.storage) is not None]
@@ -188,11 +190,11 @@ class Pieces:
 
 @dataclass(frozen=True)
 class CachedRows:
-    """How much of a table that is in a file is in memory as well.
+    """The cache of a table in a file.
 
     Args:
-        load_factor: The part of its rows, 0 to 1.
-        miss_rate: The part of the lookups, 0 to 1, whose row is not in memory.
+        load_factor: Fraction of its rows in memory, 0 to 1.
+        miss_rate: Fraction of lookups, 0 to 1, that miss the cache.
     """
 
     load_factor: float
@@ -204,21 +206,21 @@ class TableFacts:
     """A table of a collection, as numbers.
 
     Args:
-        path: Of its collection in the model; ``""`` for the model itself.
-        name: Of the table.
+        path: Path of its collection in the model; ``""`` for the model itself.
+        name: Name of the table.
         rows: R.
         columns: D.
-        element_bytes: Of one number of a row; 0 where rows are packed.
+        element_bytes: Bytes of a row element; 0 for packed rows.
         features: Input features that read it.
-        pooled: Whether the rows of a bag become one.
-        weighted: Whether each id comes with a weight.
+        pooled: Whether bags are pooled.
+        weighted: Whether each id carries a weight.
         samples: Bags of each feature in one rank's batch, B.
         ids: Expected ids of each feature in one rank's batch, N = B * pooling factor.
-        optimizer: What a fused kernel would apply to it; None where nothing is known of it.
-        row_wire_bytes: Of a number of a row that travels forward: 4, or 2 where a codec narrows it.
-        gradient_wire_bytes: Of a number of a gradient that travels back, likewise.
-        packed: The table as a quantized collection holds it; None where rows are numbers side by side.
-        cache: Of a table in a file; None where all rows are in memory.
+        optimizer: The optimizer of its fused kernel; None if unknown.
+        row_wire_bytes: Bytes of a row element on the wire: 4, or 2 with a codec.
+        gradient_wire_bytes: Bytes of a gradient element on the wire, likewise.
+        packed: Row layout of a quantized table; None for float rows.
+        cache: Cache of a table in a file; None if all rows are in memory.
 
     Example:
         >>> TableFacts("", "item", 8, 4, features=("a", "b"), samples=(2.0, 2.0), ids=(6.0, 2.0)).total_ids
@@ -242,7 +244,7 @@ class TableFacts:
     cache: CachedRows | None = None
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of a row of so many columns, as it is stored.
+        """Bytes of a stored row with this number of columns.
 
         Example:
             >>> TableFacts("", "item", 8, 64).row_bytes(64)
@@ -254,39 +256,39 @@ class TableFacts:
 
     @property
     def total_samples(self) -> float:
-        """Bags in one rank's batch, of all features together."""
+        """Bags in one rank's batch, of all features."""
         return float(sum(self.samples))
 
     @property
     def total_ids(self) -> float:
-        """Expected ids in one rank's batch, of all features together."""
+        """Expected ids in one rank's batch, of all features."""
         return float(sum(self.ids))
 
 
 class ShardingOption:
-    """One way to shard one table. A plan holds one for each table, its shards placed on ranks.
+    """One way to shard one table. A plan has one option per table, with placed shards.
 
     Args:
-        name: Of the table.
+        name: Name of the table.
         tensor: Its weight ``[R, D]``, usually on the meta device.
         module: ``(path, module)`` of its collection.
-        input_lengths: Pooling factor of each feature: ids of a sample, on average.
-        batch_size: B of a rank.
+        input_lengths: Pooling factor of each feature: mean ids per bag.
+        batch_size: B per rank.
         sharding_type: `ShardingType` value.
         partition_by: `PartitionByType` value.
         compute_kernel: `EmbeddingComputeKernel` value.
-        shards: Its pieces.
-        cache_params: The cache, where the kernel has one.
-        enforce_hbm: Carried along.
-        stochastic_rounding: Carried along.
-        bounds_check_mode: Carried along.
-        dependency: Options of one word here are placed on one host or device together.
-        is_pooled: Whether bags are pooled; by default what the module does.
+        shards: Its shards.
+        cache_params: The cache, if the kernel has one.
+        enforce_hbm: Passed on to the plan.
+        stochastic_rounding: Passed on to the plan.
+        bounds_check_mode: Passed on to the plan.
+        dependency: Options with the same value are placed together on one host or device.
+        is_pooled: Whether bags are pooled; by default as in the module.
         feature_names: Features that read the table.
-        output_dtype: Carried along.
-        key_value_params: Carried along.
-        num_poolings: Bags of a sample, for each feature; 1 by default.
-        facts: What is known of the table, where it is known already.
+        output_dtype: Passed on to the plan.
+        key_value_params: Passed on to the plan.
+        num_poolings: Bags per sample, for each feature; 1 by default.
+        facts: The numbers of the table, if already known.
 
     Source:
         TorchRec's ``ShardingOption``.
@@ -342,14 +344,15 @@ class ShardingOption:
     def from_pieces(
         cls, facts: TableFacts, tensor: torch.Tensor, module: tuple[str, nn.Module], pieces: Pieces, **words: Any
     ) -> ShardingOption:
-        """An option whose shards are arrays, for a table of which the facts are known.
+        """An option with shards as arrays, for a table whose facts are known.
 
         Args:
             facts: The table.
             tensor: Its weight.
             module: ``(path, module)`` of its collection.
             pieces: Its shards.
-            words: The constructor's other arguments: ``input_lengths``, ``batch_size``, ``sharding_type`` ...
+            words: Further arguments of the constructor: ``input_lengths``, ``batch_size``,
+                ``sharding_type`` and so on.
         """
         option = cls(
             facts.name,
@@ -365,7 +368,7 @@ class ShardingOption:
         return option
 
     def with_pieces(self, pieces: Pieces) -> ShardingOption:
-        """The same option with other shards: placed elsewhere, say. Table and module are shared."""
+        """The same option with other shards; table and module are shared."""
         other = object.__new__(ShardingOption)
         other.__dict__.update(self.__dict__)
         other._shards, other._pieces = None, pieces
@@ -393,7 +396,7 @@ class ShardingOption:
 
     @property
     def shards(self) -> list[Shard]:
-        """The shards as objects; from here on what is changed in them counts."""
+        """The shards as objects; changes to them take effect."""
         if self._shards is None:
             assert self._pieces is not None, "an option has its shards as objects or as arrays"
             self._shards, self._pieces = self._pieces.as_shards(), None
@@ -404,10 +407,10 @@ class ShardingOption:
         self._shards, self._pieces = shards, None
 
     def pieces(self) -> Pieces:
-        """The shards as arrays: made anew from the objects where there are some.
+        """The shards as arrays, rebuilt if there are objects.
 
         Raises:
-            ValueError: A shard's size, offset, perf or storage does not hold numbers.
+            ValueError: A shard's size, offset, perf or storage is not numeric.
         """
         if self._pieces is not None:
             return self._pieces
@@ -423,7 +426,7 @@ class ShardingOption:
         """Milliseconds of each shard, ``[P]``.
 
         Raises:
-            PlannerError: They have not been estimated, or are not finite and at least 0.
+            PlannerError: They have not been estimated, are negative, or are not finite.
         """
         perf = self._estimate("time", self.pieces().perf)
         times = perf.sum(axis=1)
@@ -457,7 +460,7 @@ class ShardingOption:
             world_size: W.
 
         Raises:
-            PlannerError: A shard is not placed, or lies outside of the world.
+            PlannerError: A shard is not placed, or its rank does not exist.
         """
         ranks = self.pieces().ranks
         if ranks is None or not len(ranks) or (ranks < 0).any():
@@ -482,15 +485,15 @@ class ShardingOption:
         return amounts
 
     def set_estimates(self, perf: Floats | None = None, storage: Ints | None = None) -> None:
-        """Write what was estimated: milliseconds ``[P, 6]``, bytes ``[P, 3]``, or both."""
+        """Store estimates: milliseconds ``[P, 6]``, bytes ``[P, 3]``, or both."""
         given = {name: each for name, each in (("perf", perf), ("storage", storage)) if each is not None}
         self._shards, self._pieces = None, replace(self.pieces(), **given)
 
     def place(self, ranks: Sequence[int] | Ints) -> None:
-        """Write where the shards lie: a rank for each.
+        """Set the rank of each shard.
 
         Raises:
-            ValueError: There are more or fewer ranks than shards.
+            ValueError: The number of ranks is not the number of shards.
         """
         if len(ranks) != self.num_shards:
             raise ValueError(f"table {self.name!r}: {len(ranks)} ranks for {self.num_shards} shards: give one for each")
@@ -498,44 +501,44 @@ class ShardingOption:
 
     @property
     def num_shards(self) -> int:
-        """How many shards there are."""
+        """Number of shards."""
         return len(self._pieces) if self._pieces is not None else len(self._shards or [])
 
     @property
     def num_inputs(self) -> int:
-        """How many features read the table."""
+        """Number of features that read the table."""
         return len(self.input_lengths)
 
     @property
     def total_storage(self) -> Storage:
-        """Bytes of all shards together; see `memory`."""
+        """Bytes of all shards; see `memory`."""
         return Storage(*self.memory().sum(axis=0).tolist())
 
     @property
     def total_perf(self) -> float:
-        """Milliseconds of all shards together; see `times`."""
+        """Milliseconds of all shards; see `times`."""
         return float(self.times().sum())
 
     @property
     def cache_load_factor(self) -> float | None:
-        """The part of the rows that a cache holds, where one is asked for."""
+        """The load factor of the cache, if one is set."""
         return getattr(self.cache_params, "load_factor", None)
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the rows of a bag become one."""
+        """Whether bags are pooled."""
         if self._is_pooled is None:
             self._is_pooled = self.module_pooled(self._module[1], self.name)
         return self._is_pooled
 
     @property
     def is_weighted(self) -> bool:
-        """Whether each id comes with a weight."""
+        """Whether each id carries a weight."""
         return bool(getattr(self._module[1], "is_weighted", bool)())
 
     @staticmethod
     def module_pooled(module: nn.Module, sharding_option_name: str) -> bool:
-        """Whether a module, or the part that holds the table, pools: what has ``embedding_configs`` does not."""
+        """Whether the collection of a table pools; one with ``embedding_configs`` does not."""
         for part in module.modules():
             configs: Any = getattr(part, "embedding_configs", None)
             if callable(configs) and (
@@ -546,7 +549,7 @@ class ShardingOption:
 
     @property
     def facts(self) -> TableFacts:
-        """What is known of the table; made of the other attributes where it was not given."""
+        """The numbers of the table, computed from the other attributes if not given."""
         if self._facts is None:
             poolings = self.num_poolings or [1.0] * self.num_inputs
             samples = tuple(self.batch_size * each for each in poolings)
@@ -578,11 +581,11 @@ class ShardingOption:
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardingOption:
-        """A copy whose shards can be placed elsewhere; table and module are shared."""
+        """A copy whose shards can be placed independently; table and module are shared."""
         return self.with_pieces(self.pieces())
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to another process: everything but the weights and the module itself."""
+        """State for pickling: everything but the weights and the module."""
         _ = self.is_pooled, self.facts
         weight = torch.empty(self._tensor.shape, dtype=self._tensor.dtype, device="meta")
         return {**self.__dict__, "_tensor": weight, "_module": (self._module[0], nn.Module())}
@@ -594,10 +597,10 @@ class ShardingOption:
 
 
 def check_one_each(what: str, options: Sequence[ShardingOption]) -> None:
-    """Check that there is one option for each table.
+    """Check that there is at most one option per table.
 
     Args:
-        what: Where they come from, for the message.
+        what: Source of the options, for the message.
         options: The options.
 
     Raises:

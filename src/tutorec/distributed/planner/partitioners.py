@@ -1,8 +1,9 @@
-"""Partitioners: which rank each shard of a proposal lies on.
+"""Partitioners: they place the shards of a proposal on ranks.
 
-Corresponds to TorchRec's ``torchrec.distributed.planner.partitioners``: the same rules, on arrays. Tables with a shard
-on every rank are placed first. The others follow, the largest first, each shard on the least loaded rank that has room
-for it: longest-processing-time-first (LPT) list scheduling (Graham 1969). The default search uses `placements` instead.
+Corresponds to TorchRec's ``torchrec.distributed.planner.partitioners``: the same rules, on arrays.
+Tables with a shard on every rank are placed first. The others follow, the largest first, each shard
+on the least loaded rank with enough memory: longest-processing-time-first (LPT) list scheduling
+(Graham 1969). The default search uses `placements` instead.
 """
 
 from __future__ import annotations
@@ -29,29 +30,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLOSE_ENOUGH = 10 * 1024 * 1024
-"""Bytes: the search for the least memory ends once it is known this closely."""
+"""Bytes: the binary search for the least memory stops at this accuracy."""
 
 
 class SortBy(Enum):
-    """Which tables are placed first: those that need the most storage, or the most time."""
+    """Order in which tables are placed: by storage or by time, the largest first."""
 
     STORAGE = "storage"
     PERF = "perf"
 
 
 class GreedyPerfPartitioner(Partitioner):
-    """Places each shard on the rank that has the least to do, of those that have room for it.
+    """Places each shard on the least loaded rank with enough memory.
 
-    Row-wise and data-parallel tables are placed first: their shards have their ranks. Then the others, the largest
-    first; of equal ranks the one with the lowest number on its host is taken, so that hosts fill evenly. Table-row-wise
-    and table-column-wise tables go to the host that has the least to do, a grid to several of them.
+    Row-wise and data-parallel tables are placed first, since their ranks are fixed. The others
+    follow, the largest first. Ties go to the rank with the lowest local rank, so that hosts fill
+    evenly. Table-row-wise and table-column-wise tables go to the least loaded host, grid-sharded
+    tables to several hosts.
 
     Args:
-        sort_by: What "largest" means.
-        balance_modules: Tables of collections that have fewer tables go first.
+        sort_by: Whether tables are sorted by storage or by time.
+        balance_modules: Whether tables of collections with fewer tables are placed first.
 
     Example:
-        The table of 3 ms goes first, to rank 0; then rank 1 has the least to do until it has 4 ms:
+        The table of 3 ms is placed first, on rank 0; then rank 1 is the least loaded until it has 4
+        ms:
 
         >>> from types import SimpleNamespace
         >>> from tutorec.distributed.planner.options import Perf, Shard, Storage
@@ -68,7 +71,8 @@ class GreedyPerfPartitioner(Partitioner):
         [('a', 1), ('b', 0), ('c', 1)]
 
     Source:
-        TorchRec's ``GreedyPerfPartitioner``. A proposal that does not fit is left as it was here.
+        TorchRec's ``GreedyPerfPartitioner``. Unlike there, a proposal that does not fit is not
+        changed.
     """
 
     def __init__(self, sort_by: SortBy = SortBy.STORAGE, balance_modules: bool = False) -> None:
@@ -78,16 +82,16 @@ class GreedyPerfPartitioner(Partitioner):
     def partition(
         self, proposal: list[ShardingOption], storage_constraint: Topology, hbm_per_device: int | None = None
     ) -> list[ShardingOption]:
-        """Write a rank into every shard of an estimated proposal; nothing is written where it does not fit.
+        """Set the rank of every shard of an estimated proposal, if all of them fit.
 
         Args:
             proposal: An option for each table.
             storage_constraint: The ranks and their storage; not changed.
-            hbm_per_device: Bytes of HBM of each rank, in place of the topology's.
+            hbm_per_device: Bytes of HBM per rank; replaces the topology's.
 
         Raises:
-            PlannerError: A shard fits nowhere, the number of shards does not suit the ranks, a table is there twice, or
-                an option is not estimated.
+            PlannerError: A shard does not fit, the number of shards does not match the ranks, a
+                table occurs twice, or an option has no estimate.
         """
         check_one_each("proposal", proposal)
         ranks = _Ranks.of(storage_constraint)
@@ -96,7 +100,7 @@ class GreedyPerfPartitioner(Partitioner):
         return self._partition(proposal, ranks)
 
     def _partition(self, proposal: list[ShardingOption], ranks: _Ranks) -> list[ShardingOption]:
-        """The same on given ranks. The ranks of shards are written once all shards fit."""
+        """The same on given ranks. Ranks of shards are set once all shards fit."""
         placed: dict[str, Ints] = {}
         for group in self._groups([_Table(option, option.times(), option.memory()) for option in proposal]):
             ranks, places = _place(group, ranks)
@@ -106,7 +110,7 @@ class GreedyPerfPartitioner(Partitioner):
         return proposal
 
     def _groups(self, tables: Sequence[_Table]) -> list[list[_Table]]:
-        """Tables that depend on one another, or one table, in the order in which they are placed."""
+        """Groups of dependent tables, and single tables, in placing order."""
         per_collection = Counter(table.option.path for table in tables)
         on_every_rank: list[list[_Table]] = []
         others: dict[str, list[_Table]] = {}
@@ -126,15 +130,15 @@ class GreedyPerfPartitioner(Partitioner):
 
 
 class MemoryBalancedPartitioner(Partitioner):
-    """Places a proposal so that the fullest rank holds as little as possible, as long as the plan is hardly slower.
+    """Minimizes the memory of the fullest rank, as long as the plan is hardly slower.
 
-    It places greedily with all the memory there is, then searches by halving for the least memory per rank with which
-    the greedy placement still succeeds, and is at most `tolerance` slower than the first.
+    It first places greedily with all memory. Then it finds, by binary search, the least memory per
+    rank with which greedy placement succeeds and is at most `tolerance` slower.
 
     Args:
-        max_search_count: The most halvings.
-        tolerance: How much slower the plan may become: 0.02 is 2 %.
-        balance_modules: Tables of collections that have fewer tables go first.
+        max_search_count: Maximum steps of the binary search.
+        tolerance: How much slower the plan may be: 0.02 is 2 %.
+        balance_modules: Whether tables of collections with fewer tables are placed first.
 
     Source:
         TorchRec's ``MemoryBalancedPartitioner``. On a topology without HBM it balances DDR here.
@@ -148,7 +152,7 @@ class MemoryBalancedPartitioner(Partitioner):
     def partition(
         self, proposal: list[ShardingOption], storage_constraint: Topology, hbm_per_device: int | None = None
     ) -> list[ShardingOption]:
-        """Write a rank into every shard; see `GreedyPerfPartitioner.partition`."""
+        """Set the rank of every shard; see `GreedyPerfPartitioner.partition`."""
         plan = self._greedy.partition(proposal, storage_constraint, hbm_per_device)
         model, ranks = NoopPerfModel(storage_constraint), _Ranks.of(storage_constraint)
         slowest = model.rate(plan) * (1 + self._tolerance)
@@ -179,7 +183,7 @@ class MemoryBalancedPartitioner(Partitioner):
 
 
 class _Table(NamedTuple):
-    """A table while it is being placed; P shards."""
+    """A table during placing; P shards."""
 
     option: ShardingOption
     time: Floats  # [P] ms
@@ -196,19 +200,19 @@ class _Table(NamedTuple):
 
 @dataclass
 class _Ranks:
-    """What is left of the ranks while tables are being placed; a host is L consecutive ranks."""
+    """The free resources of the ranks during placing; a host is L consecutive ranks."""
 
     room: Ints  # [W, 3] bytes: HBM, DDR, SSD
     load: Floats  # [W] ms
-    local_size: int  # L, ranks of a host: what table-row-wise and its kin are placed on
-    order: Ints  # [W] the ranks in the order in which equal ones are taken
+    local_size: int  # L, ranks per host
+    order: Ints  # [W] the ranks in the order in which ties are broken
 
     @classmethod
     def of(cls, topology: Any) -> _Ranks:
-        """The ranks of a topology, as they are before anything is placed."""
+        """The ranks of a topology, before anything is placed."""
         load = np.array([device.perf.total for device in topology.devices], np.float64)
         numbers = np.arange(len(load))
-        # First the number on the host: a host's ranks share its memory, so that hosts are to fill evenly.
+        # By local rank first: the ranks of a host share its memory, so hosts should fill evenly.
         order = np.lexsort((numbers, numbers % topology.local_world_size))
         local_size = getattr(topology, "intra_group_size", None) or topology.local_world_size
         return cls(memory_of(topology), load, local_size, order)
@@ -219,7 +223,7 @@ class _Ranks:
         return hosts[np.argsort(self.load[hosts].sum(axis=1), kind="stable")]
 
     def put(self, table: _Table, targets: Ints) -> Ints:
-        """Place a table: shard i on target i, or each on the least loaded target with room, the first of equal ones.
+        """Place a table: shard i on target i, or each shard on the least loaded target that fits.
 
         Returns:
             The rank of each shard.
@@ -249,19 +253,20 @@ class _Ranks:
 
 
 def _bytes(memory: Ints) -> str:
-    """The kinds of memory of which there is any, as text."""
+    """Text of the kinds of memory that are not zero."""
     kinds = zip(memory.tolist(), ("HBM", "DDR", "SSD"), strict=True)
     return " and ".join(f"{count:,} bytes of {kind}" for count, kind in kinds if count) or "no memory"
 
 
 def _place(group: list[_Table], ranks: _Ranks) -> tuple[_Ranks, list[Ints]]:
-    """Place tables that depend on one another, or one table, on the first targets where all fit.
+    """Place dependent tables, or one table, on the first targets on which all of them fit.
 
     Returns:
-        What is left of the ranks, and the ranks of each table's shards.
+        The remaining resources, and the ranks of each table's shards.
 
     Raises:
-        PlannerError: They fit nowhere, with the reason of the first targets; or cannot be placed like this.
+        PlannerError: They fit on no targets (with the reason for the first ones), or this placing
+            is not possible.
     """
     refusal: PlannerError | None = None
     for targets in _targets(group, ranks):
@@ -275,10 +280,11 @@ def _place(group: list[_Table], ranks: _Ranks) -> tuple[_Ranks, list[Ints]]:
 
 
 def _targets(group: list[_Table], ranks: _Ranks) -> list[Ints]:
-    """The sets of ranks that may hold a group, those to try first at the front.
+    """The sets of ranks that may hold a group, in the order in which they are tried.
 
     Raises:
-        PlannerError: Tables depend on one another and do not lie on one host, or shards are not whole hosts.
+        PlannerError: Tables depend on one another but not all are on one host, or shards do not
+            fill whole hosts.
     """
     first, hosts = group[0], ranks.hosts()
     by = PartitionByType(first.option.partition_by)
@@ -294,6 +300,7 @@ def _targets(group: list[_Table], ranks: _Ranks) -> list[Ints]:
     blocks, rest = divmod(len(first.time), ranks.local_size)
     if rest:
         raise first.refusal(f"its {len(first.time)} shards do not fill whole hosts of {ranks.local_size} ranks")
-    # Neighbours among the hosts sorted by load; of more blocks than hosts a host holds several.
+    # Neighbors in the list of hosts by load; if there are more blocks than hosts, a host holds
+    # several.
     starts = range(max(len(hosts) - blocks, 0) + 1)
     return [hosts[np.arange(start, start + blocks) % len(hosts)].ravel() for start in starts]

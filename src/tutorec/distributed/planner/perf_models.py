@@ -1,4 +1,4 @@
-"""Ratings of a placed plan from the estimates of its shards; nothing is run.
+"""Ratings of a placed plan, from the estimates of its shards.
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.perf_models``.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NoopPerfModel(PerfModel):
-    """Rates a plan by its slowest rank: the milliseconds of the shards that lie there.
+    """Rates a plan by its slowest rank: the milliseconds of the rank's shards.
 
     Args:
         topology: The ranks.
@@ -44,16 +44,17 @@ class NoopPerfModel(PerfModel):
         """Milliseconds of the slowest rank.
 
         Args:
-            plan: Options whose shards are placed and estimated.
+            plan: Options with placed and estimated shards.
 
         Raises:
-            PlannerError: A shard is not placed, lies outside of the topology, or is not estimated.
+            PlannerError: A shard is not placed, is on a rank outside the topology, or has no
+                estimate.
         """
         return _largest_sum(plan, self._topology.world_size, ShardingOption.times)
 
 
 class NoopStorageModel(PerfModel):
-    """Rates a plan by its fullest rank: the bytes of HBM of the shards that lie there.
+    """Rates a plan by its fullest rank: the bytes of HBM of the rank's shards.
 
     Args:
         topology: The ranks.
@@ -69,16 +70,17 @@ class NoopStorageModel(PerfModel):
         """Bytes of HBM on the fullest rank.
 
         Args:
-            plan: Options whose shards are placed and estimated.
+            plan: Options with placed and estimated shards.
 
         Raises:
-            PlannerError: A shard is not placed, lies outside of the topology, or is not estimated.
+            PlannerError: A shard is not placed, is on a rank outside the topology, or has no
+                estimate.
         """
         return _largest_sum(plan, self._topology.world_size, lambda option: option.memory()[:, 0].astype(float))
 
 
 def _largest_sum(plan: list[ShardingOption], world_size: int, amounts: Callable[[ShardingOption], Floats]) -> float:
-    """The most that comes together on one rank."""
+    """The largest sum over ranks."""
     sums = np.zeros(world_size)
     for option in plan:
         np.add.at(sums, option.placed_ranks(world_size), amounts(option))

@@ -1,18 +1,19 @@
-"""Tables on ranks: the one engine that places shards, for the search, for "what if", and for one table alone.
+"""The placing engine of the search, of what-if analyses and of single tables.
 
-A placement is judged by its slowest rank, but a search that looks at the slowest rank alone sees no
-progress on the others. So shards go where a potential grows least, which all ranks add to:
+The cost of a placement is that of its slowest rank, but a search that looks at the slowest rank
+only makes no progress on the others. Shards are therefore placed where a potential over all ranks
+grows least:
 
-    sum over ranks r of exp(b * load_r / target) + sum over kinds of memory k of exp(b * held_rk / room_k)
+    sum over ranks r of (exp(b * load_r / target) + sum over memories k of exp(b * held_rk / room_k))
 
-This is the exponential cost function of load balancing and of vector scheduling
-(Aspnes et al. 1997, Chekuri and Khanna 2004). With a small b it counts the work of all ranks,
-with a large one little but the fullest. What a shard adds is a product of a factor of its own with
-the exponentials of the ranks, so that all ranks are compared in one operation.
+This is the exponential cost function of load balancing and of vector scheduling (Aspnes et al.
+1997, Chekuri and Khanna 2004). For small b it measures the work of all ranks, for large b mostly
+that of the fullest. The growth from a shard is a product of a factor of the shard with the
+exponentials of the ranks, so all ranks are compared in one operation.
 
-All spreads are placed alike: blocks of S shards, one after the other, the longest first, each on
-one of U units of S ranks; where the blocks have to share a host, there are G groups of units, all
-of which are tried (see `units`).
+All spreads are placed in the same way: blocks of S shards, one after the other, the longest first,
+each on one of U units of S ranks. If blocks must share a host, there are G groups of units, which
+are all tried (see `units`).
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ from tutorec.distributed.planner.problem import (
     units,
 )
 
-# Memory is a limit however small b is: it weighs little until it runs short.
+# Memory is a hard limit for any b: its term is small until memory is nearly full.
 _MEMORY_SHARPNESS = 10.0
-# exp of this, squared and summed over many ranks, is a float still.
+# exp of this, squared and summed over many ranks, is a finite float.
 _LARGEST_EXPONENT = 300.0
-# Two growths that differ by less are a tie, which preference decides.
+# Growths that differ by less are ties, which preference breaks.
 _TIE = 1e-9
-# For one table alone: it goes where the slowest of its ranks is the least slow.
+# For a single table: it is placed where the slowest of its ranks is fastest.
 _SHARPEST = 100.0
 
 
-@dataclass(slots=True, eq=False)  # not frozen: thousands are made in a second
+@dataclass(slots=True, eq=False)  # not frozen: thousands are created per second
 class Position:
     """A choice of a table, and the ranks of its P shards.
 
     Args:
-        growth: What the potential grows by.
-        number: Which of the table's choices.
+        growth: Growth of the potential.
+        number: Index of the choice.
         ranks: ``[P]``.
         needs: ``[P, 1 + K]``: ms and bytes of each shard.
         everywhere: Whether there is a shard on every rank.
@@ -66,13 +67,13 @@ class Position:
 
 
 class Alternatives:
-    """C choices of one table that have the same spread and P shards, in B blocks of S.
+    """C choices of one table with the same spread and P shards, in B blocks of S.
 
     Args:
         choices: All choices of the table.
-        numbers: Which of them these are, the preferred one first.
-        problem: For the ranks.
-        kinds: ``[K]``: the kinds of memory that count.
+        numbers: Indices of these choices, the preferred one first.
+        problem: The problem, for its ranks.
+        kinds: ``[K]``: the kinds of memory that are limited.
     """
 
     def __init__(
@@ -96,18 +97,19 @@ class Alternatives:
         self.steps, self.sharpened = self.needs, -1
 
     def place(self, weights: Floats, free: Floats | None) -> Position | None:
-        """Where one of the choices makes the potential grow least; None where none of them fits.
+        """Position with the least growth of the potential, over these choices; None if none fits.
 
         Args:
-            weights: ``[W, 1 + K]``: the summands of the potential.
-            free: ``[W, 1 + K]``: ms and bytes that ranks may still take; None: all fit everywhere.
+            weights: ``[W, 1 + K]``: the terms of the potential.
+            free: ``[W, 1 + K]``: free ms and bytes of the ranks; None if all choices fit
+                everywhere.
         """
         choices, blocks, shards, kinds = self.needs.shape
         groups, count, _ = self.units.shape
         steps = self.steps.reshape(choices, blocks, 1, shards * kinds, 1)
         at = weights[self.units].reshape(1, groups, count, shards * kinds)
         room = None if free is None else free[self.units][None]
-        if blocks > 1:  # every choice and every group fills ranks of its own
+        if blocks > 1:  # every choice and every group fills its own copy of the ranks
             at = np.repeat(at, choices, axis=0)
             room = None if room is None else np.repeat(room, choices, axis=0)
         pick = np.arange(choices)[:, None], np.arange(groups)
@@ -136,19 +138,19 @@ class Alternatives:
 
 
 class Packing:
-    """Tables on ranks, of which any can be put and taken.
+    """A partial placement, in which tables can be placed and removed.
 
     Args:
-        problem: What is to be placed.
-        allowed: For each table, the numbers of the choices that may be used; None: all.
+        problem: The problem.
+        allowed: For each table, the indices of the choices that may be used; None for all.
 
     Attributes:
-        filled: ``[W, 1 + K]``: ms and bytes on each rank; what a rank has less than the roomiest
-            counts as held.
+        filled: ``[W, 1 + K]``: ms and bytes on each rank; missing capacity relative to the largest
+            rank counts as filled.
         ceiling: ``[1 + K]``: ms and bytes that no rank may exceed.
-        positions: For each table its position; None: it is not placed.
-        holds: ``[W, T]``: whether a rank has shards of a table that is not everywhere.
-        placings: How many times a position was looked for.
+        positions: For each table its position; None if it is not placed.
+        holds: ``[W, T]``: whether a rank has shards of a table that is not on all ranks.
+        placings: Number of searches for a position.
 
     Example:
         >>> whole = Choice(np.array([2.0]), np.array([[1, 0]]), Spread.ANY)
@@ -186,12 +188,12 @@ class Packing:
         return [Alternatives(choices, members, problem, self.kinds) for members in alike.values()]
 
     def sharpen(self, sharpness: float, target: float) -> None:
-        """Set b of the potential, and the milliseconds that a rank should take."""
+        """Set b of the potential, and the target milliseconds of a rank."""
         self._sharpened += 1
         of_memory = max(sharpness, _MEMORY_SHARPNESS)
         memory = of_memory / np.maximum(self.room, 1.0)
         self._scale = np.concatenate([[sharpness / max(target, 1e-12)], memory])
-        # a rank that is full of memory weighs as much as one that is full of work
+        # a rank with full memory has the same weight as one with full time
         self._offset = np.concatenate([[0.0], np.full(len(self.room), sharpness - of_memory)])
         self.weights = self._exp(self.filled)
 
@@ -205,15 +207,15 @@ class Packing:
 
     @property
     def potential(self) -> float:
-        """What placing keeps small."""
+        """The potential, which placing minimizes."""
         return float(self.weights.sum())
 
     def best(self, table: int, skipped: Sequence[bool] = ()) -> Position | None:
-        """Where a table that is not placed makes the potential grow least; None: it fits nowhere.
+        """Position of a table with the least growth of the potential; None if it fits nowhere.
 
         Args:
-            table: Which.
-            skipped: For each of its `Alternatives`, whether they are left out; empty: none are.
+            table: Index of the table.
+            skipped: For each of its `Alternatives`, whether they are skipped; empty for none.
         """
         self.placings += 1
         free = self.ceiling - self.filled
@@ -237,7 +239,7 @@ class Packing:
             self.holds[position.ranks, table] = True
 
     def take(self, table: int) -> Position:
-        """Take a table off; returns its position."""
+        """Remove a table and return its position."""
         position = self.positions[table]
         assert position is not None, f"table {table} is not placed"
         self.positions[table] = None
@@ -254,7 +256,7 @@ class Packing:
         self.weights[ranks] = self._exp(self.filled[ranks])
 
     def lay(self, positions: Sequence[Position | None]) -> None:
-        """Take all tables off, and place them at these positions."""
+        """Remove all tables, and place them at these positions."""
         for table, position in enumerate(self.positions):
             if position is not None:
                 self.take(table)
@@ -263,11 +265,11 @@ class Packing:
                 self.put(table, position)
 
     def save(self) -> tuple[list[Position | None], Floats, Floats]:
-        """The state, for `restore`."""
+        """Save the state for `restore`."""
         return list(self.positions), self.filled.copy(), self.weights.copy()
 
     def restore(self, saved: tuple[list[Position | None], Floats, Floats], tables: Sequence[int]) -> None:
-        """Go back to a saved state from which only these tables have moved."""
+        """Restore a saved state from which only these tables have moved."""
         positions, self.filled, self.weights = saved
         for table in tables:
             self.holds[:, table] = False
@@ -276,7 +278,7 @@ class Packing:
         self.positions = positions
 
     def placement(self) -> Placement:
-        """The answer; all tables are placed."""
+        """The complete placement; all tables must be placed."""
         placed = [position for position in self.positions if position is not None]
         assert len(placed) == len(self.positions), "a table is not placed"
         chosen = np.array([position.number for position in placed], dtype=np.int64)
@@ -284,15 +286,16 @@ class Packing:
 
 
 def with_choice(problem: PlanningProblem, placement: Placement, table: int, choice: int) -> Placement | None:
-    """The placement with another choice for one table, the others staying where they are; None where it does not fit.
+    """The placement with another choice for one table; None if it does not fit.
 
-    Shards go, longest first, where the slowest rank stays the fastest.
+    The other tables are not moved. Shards are placed longest first, where the slowest rank remains
+    fastest.
 
     Args:
-        problem: All choices.
-        placement: An answer that fits.
-        table: Its number.
-        choice: The number among its choices.
+        problem: The problem.
+        placement: A placement that fits.
+        table: Index of the table.
+        choice: Index of the new choice.
 
     Example:
         >>> whole = Choice(np.array([2.0]), np.array([[0, 8]]), Spread.ANY)
@@ -318,7 +321,7 @@ def with_choice(problem: PlanningProblem, placement: Placement, table: int, choi
 
 
 def place_options(problem: PlanningProblem, placement: Placement) -> list[ShardingOption]:
-    """The chosen option of each table, as a copy whose shards have their ranks; tables in the problem's order."""
+    """The chosen option of each table, as a copy with placed shards, in the problem's order."""
     placed = []
     for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
         for option in choice.options:
@@ -327,16 +330,16 @@ def place_options(problem: PlanningProblem, placement: Placement) -> list[Shardi
 
 
 def in_rank_order(problem: PlanningProblem, placement: Placement) -> Placement:
-    """The same placement, with equal pieces of a table on ascending ranks: what costs the same reads the same.
+    """The same placement with equal shards of a table on ascending ranks, a canonical form.
 
     Args:
-        problem: What the placement answers.
-        placement: The answer.
+        problem: The problem.
+        placement: The placement.
     """
     tidy = []
     for choice, ranks in zip(placement.taken(problem), placement.ranks, strict=True):
         ranks = ranks.copy()
-        # Pieces of a grid keep their place inside a host: whole blocks change places.
+        # Shards of a grid keep their local rank: whole blocks are exchanged.
         block = problem.local_size if choice.spread is Spread.HOSTS_ROWS else 1
         if choice.spread in (Spread.ANY, Spread.HOST, Spread.HOSTS_ROWS):
             costs = np.column_stack([choice.time, choice.memory]).reshape(len(ranks) // block, -1)
@@ -349,14 +352,14 @@ def in_rank_order(problem: PlanningProblem, placement: Placement) -> Placement:
 
 
 def placement_of(problem: PlanningProblem, placed: Sequence[ShardingOption]) -> Placement:
-    """The answer that placed options are; the inverse of `place_options`.
+    """The placement of placed options; the inverse of `place_options`.
 
     Args:
-        problem: What they answer.
-        placed: An option for each table, its shards on ranks.
+        problem: The problem.
+        placed: An option for each table, with placed shards.
 
     Raises:
-        KeyError: A table has no option, one that is none of the problem's, or one without places.
+        KeyError: A table has no option, one that is not in the problem, or one that is not placed.
     """
     by_table = {option.fqn: option for option in placed}
     chosen, ranks = [], []

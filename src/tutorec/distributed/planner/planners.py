@@ -1,10 +1,10 @@
-"""Planners: from a model and a description of machines to a plan.
+"""Planners: from a model and a topology to a plan.
 
-    enumerate    every way to shard each table                       enumerators
-    estimate     milliseconds and bytes of every piece               shard_estimators, cost, storage
-    reserve      leave room for what is not a table                  storage_reservations
-    search       one option per table, one rank per piece            search, or proposers and partitioners, or milp
-    report       why this plan                                       explain
+    enumerate    every way to shard each table                  enumerators
+    estimate     milliseconds and bytes of every shard          shard_estimators, cost, storage
+    reserve      reserve memory for everything but tables       storage_reservations
+    search       one option per table, one rank per shard  search, or proposers + partitioners, or milp
+    report       why this plan                                  explain
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.planners``.
 """
@@ -62,27 +62,29 @@ Progress = Callable[[float], None]
 
 
 class EmbeddingShardingPlanner:
-    """Makes a plan for a model: which way each table is cut, and on which ranks its pieces lie.
+    """Makes a plan for a model: the sharding type of each table and the ranks of its shards.
 
-    Options are listed and estimated, and the best choice and placement of them is searched: by our own search, which
-    looks at all tables at once; or, where proposers or a partitioner are given, by trying proposals one by one, as
-    TorchRec does.
+    The planner enumerates and estimates options, and searches for the best choice and placement. By
+    default it uses tutorec's search, which considers all tables at once. With proposers or a
+    partitioner it tries proposals one by one, as TorchRec does.
 
     Args:
-        topology: The machines. By default the ranks of the default process group, and this process's kind of device;
-            `collective_plan` then takes the speeds that ``tutorec calibrate`` has measured, if all are on one host.
-        batch_size: B of a rank; 512 by default.
+        topology: The machines. By default the ranks of the default process group with this
+            process's device type; `collective_plan` then uses the speeds measured by ``tutorec
+            calibrate`` if all ranks are on one host.
+        batch_size: B per rank; 512 by default.
         enumerator: Lists the options; `EmbeddingEnumerator` by default.
-        storage_reservation: Leaves room for other things than tables; by default 15 % of each rank, six times the dense
-            parameters, and the batches.
-        proposer: One or several, tried one after the other.
-        partitioner: Places what they propose; `GreedyPerfPartitioner` by default.
-        performance_model: Rates what was placed; by default the milliseconds of the slowest rank.
-        stats: What is told of the search, and to whom; a log by default.
-        constraints: Table name -> what is laid down for it.
-        debug: Whether the log is long.
-        callbacks: Each is given the placed options of the plan and returns those to use.
-        timeout_seconds: When the search ends with the best plan so far.
+        storage_reservation: Reserves memory for everything but tables; by default 15 % of each
+            rank's memory, six times the dense parameters, and the batches.
+        proposer: One or several, tried in order.
+        partitioner: Places the proposals; `GreedyPerfPartitioner` by default.
+        performance_model: Rates placed proposals; by default by the milliseconds of the slowest
+            rank.
+        stats: Receives the results of the search; a log by default.
+        constraints: Table name -> its constraints.
+        debug: Whether the log is detailed.
+        callbacks: Each gets the placed options of the plan and returns the options to use.
+        timeout_seconds: Time after which the search returns the best plan so far.
 
     Raises:
         PlannerError: There is no topology and no process group, or the constraints contradict it.
@@ -138,14 +140,15 @@ class EmbeddingShardingPlanner:
         self._num_plans = 0
 
     def plan(self, module: nn.Module, sharders: Sequence[ModuleSharder[Any]] | None = None) -> PlannedSharding:
-        """A plan for a model, made by this process alone.
+        """Make a plan for a model in this process alone.
 
         Args:
             module: The model, or a collection of tables.
-            sharders: One for each class of modules that is to be sharded; those of both collections by default.
+            sharders: One sharder per class of modules to shard; those of both collections by
+                default.
 
         Raises:
-            PlannerError: Nothing fits, or the constraints contradict the model or each other.
+            PlannerError: No plan fits, or the constraints contradict the model or each other.
         """
         start = time.perf_counter()
         sharders = get_default_sharders() if sharders is None else sharders
@@ -166,15 +169,16 @@ class EmbeddingShardingPlanner:
         sharders: Sequence[ModuleSharder[Any]] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> PlannedSharding:
-        """A plan made by rank 0 and handed to all ranks; every rank of the group calls this.
+        """Make a plan on rank 0 and send it to all ranks; every rank of the group calls this.
 
         Args:
-            module: The model; rank 0's is planned.
+            module: The model; rank 0 plans for its own.
             sharders: As for `plan`.
             pg: The ranks; those of the default process group by default.
 
         Raises:
-            PlannerError: There is no process group; or rank 0 found no plan: the same error on every rank.
+            PlannerError: There is no process group, or rank 0 found no plan; then every rank raises
+                the same error.
         """
         group = pg if pg is not None else comm.default_group()
         if group is None:
@@ -195,9 +199,10 @@ class EmbeddingShardingPlanner:
         return found
 
     def _with_measured_speeds(self) -> EmbeddingShardingPlanner:
-        """This planner, with the speeds of this machine where no topology was given; for rank 0, which plans for all.
+        """This planner with this machine's measured speeds, if no topology was given; for rank 0.
 
-        A rank that plans for itself does not come here: files that differ would make plans that differ.
+        A rank that plans for itself does not use them: ranks with different calibration files would
+        make different plans.
         """
         if not self._default_topology:
             return self
@@ -208,7 +213,7 @@ class EmbeddingShardingPlanner:
         return planner
 
     def _inputs(self, module: nn.Module, sharders: list[ModuleSharder[Any]]) -> PlanInputs:
-        """The options of every table of a model, and the room that there is for them."""
+        """The options of every table of a model, and the memory available for them."""
 
         def remake(
             constraints: Constraints | None = None,
@@ -233,12 +238,12 @@ class EmbeddingShardingPlanner:
             batch_size=self._batch_size,
             constraints=self._constraints,
             refusals=tuple(getattr(self._enumerator, "refusals", ())),
-            # An enumerator of the caller's cannot be made for other machines.
+            # A custom enumerator cannot be rebuilt for another topology.
             remake=remake if self._own_enumerator else None,
         )
 
     def _find(self, inputs: PlanInputs, progress: Progress) -> tuple[Placement, str, float | None]:
-        """The placement, how it was found, and its distance from a proven bound where the search proves one."""
+        """The placement, how it was found, and its gap to a proven bound if there is one."""
         if self._proposers or self._partitioner or self._perf_model:
             placement = self._try_proposals(inputs)
             return placement, f"{self._num_proposals} proposals, {self._num_plans} of them placed", None
@@ -248,7 +253,7 @@ class EmbeddingShardingPlanner:
         return placement, "local search over options and places", None
 
     def _try_proposals(self, inputs: PlanInputs) -> Placement:
-        """The best of what proposers propose and the partitioner can place; those that are not given are TorchRec's."""
+        """The best proposal that can be placed; proposers and partitioner default to TorchRec's."""
         from tutorec.distributed.planner.partitioners import GreedyPerfPartitioner
         from tutorec.distributed.planner.perf_models import NoopPerfModel
         from tutorec.distributed.planner.proposers import default_proposers
@@ -294,7 +299,7 @@ class EmbeddingShardingPlanner:
         sharders: list[ModuleSharder[Any]],
         start: float,
     ) -> PlannedSharding:
-        """The plan of a placement, with its report, as told to the statistics."""
+        """The plan of a placement with its report, passed to the statistics."""
         order = {fqn: index for index, fqn in enumerate(inputs.by_table)}
         placed = sorted(place_options(inputs.problem, placement), key=lambda option: order[option.fqn])
         for callback in self._callbacks:
@@ -324,21 +329,22 @@ class EmbeddingShardingPlanner:
 
 
 class OptimalPlanner(EmbeddingShardingPlanner):
-    """A planner that proves how good its plan is: a mixed-integer program, solved by HiGHS.
+    """A planner with a proven gap: a mixed-integer program, solved by HiGHS.
 
-    The search of `EmbeddingShardingPlanner` gives the first plan. The solver searches for better ones, and raises a
-    bound that no plan is below, until the two meet or the time limit is over. The plan's report gives the bound and the
-    gap between the two. For up to 10 tables on 4 ranks the gap is at most 2 %, after some seconds; for larger models it
-    may stay open. The other ranks of a collective wait meanwhile.
+    The search of `EmbeddingShardingPlanner` gives the first plan. The solver looks for better plans
+    and raises a lower bound on the time of every plan, until both meet or the time limit is
+    reached. The plan's report shows the bound and the gap. For up to 10 tables on 4 ranks the gap
+    is at most 2 % after a few seconds; for larger models it may be larger. In a collective call the
+    other ranks wait meanwhile.
 
     Args:
         topology: The machines.
-        batch_size: B of a rank; 512 by default.
-        constraints: Table name -> what is laid down for it.
-        time_limit: Seconds that the solver may take.
+        batch_size: B per rank; 512 by default.
+        constraints: Table name -> its constraints.
+        time_limit: Maximum seconds of the solver.
         enumerator: Lists the options.
-        storage_reservation: Leaves room for other things than tables.
-        stats: What is told of the search.
+        storage_reservation: Reserves memory for everything but tables.
+        stats: Receives the results.
 
     Raises:
         PlannerError: There is no topology and no process group, or the constraints contradict it.
@@ -367,7 +373,7 @@ class OptimalPlanner(EmbeddingShardingPlanner):
 
     def _find(self, inputs: PlanInputs, progress: Progress) -> tuple[Placement, str, float | None]:
         """The best placement that the solver finds, and its gap."""
-        from tutorec.distributed.planner.milp import solve  # which loads scipy
+        from tutorec.distributed.planner.milp import solve  # imports scipy
 
         first = search(inputs.problem)
         result = solve(inputs.problem, self._time_limit, first, progress)
@@ -378,14 +384,15 @@ class OptimalPlanner(EmbeddingShardingPlanner):
 
 
 def to_sharding_plan(sharding_options: Sequence[ShardingOption], topology: Topology) -> ShardingPlan:
-    """Placed options as a plan.
+    """Convert placed options to a plan.
 
     Args:
         sharding_options: One per table, in the order of the model's tables.
-        topology: For devices and ranks per host.
+        topology: Gives device types and ranks per host.
 
     Raises:
-        PlannerError: These are no options, a table has two, or a shard lies on no rank of the topology.
+        PlannerError: An argument is not an option, a table has two options, or a shard is not on a
+            rank of the topology.
 
     Source:
         TorchRec's ``to_sharding_plan``.
@@ -420,7 +427,7 @@ def _entry(option: ShardingOption, topology: Topology) -> ParameterSharding:
 
 
 def _legal(problem: PlanningProblem, placed: Sequence[ShardingOption], whose: str) -> Placement:
-    """The placement that options of a partitioner or a callback have.
+    """The placement of options from a partitioner or a callback.
 
     Args:
         problem: The planning problem.
@@ -428,7 +435,8 @@ def _legal(problem: PlanningProblem, placed: Sequence[ShardingOption], whose: st
         whose: Who placed them, for the message.
 
     Raises:
-        PlannerError: A table has no option, or shards are on ranks where they must not be.
+        PlannerError: A table has no option, or its shards are on ranks that its sharding type does
+            not allow.
     """
     try:
         placement = placement_of(problem, placed)
@@ -445,7 +453,7 @@ def _topology_of_process_group() -> Topology:
     group = comm.default_group()
     if group is None:
         raise bad_input(
-            "a planner needs to know its machines, and there is no process group to take them from: pass "
+            "a planner needs a topology, and there is no process group to derive it from: pass "
             "topology=Topology(world_size=2, compute_device='cpu'), or start one with tutorec.spmd.init()"
         )
     world_size = group.size()
@@ -459,10 +467,10 @@ def _topology_of_process_group() -> Topology:
 
 @contextmanager
 def _progress_bar() -> Iterator[Progress]:
-    """A bar that shows itself after two seconds where there is a terminal, and what moves it: given 0 to 1."""
+    """A progress bar on a terminal, shown after two seconds, and its update function (0 to 1)."""
     from tqdm import tqdm
 
     words: dict[str, Any] = {"delay": 2.0, "leave": False, "bar_format": "{desc}: {percentage:3.0f}%|{bar}|"}
-    # disable=None: not where standard error goes to a file or a page
+    # disable=None hides it if standard error is not a terminal
     with tqdm(total=1.0, desc="planning", disable=None, **words) as bar:
         yield lambda done: (bar.update(max(0.0, done - bar.n)), None)[1]

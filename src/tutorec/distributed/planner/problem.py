@@ -1,12 +1,12 @@
-"""The planning problem as numbers, and what an answer to it is.
+"""The planning problem in numbers, and its solutions.
 
-For each table choose one of its options, and a rank for each of the option's pieces, so that no rank holds more than it
-has room for and the slowest rank is as fast as can be:
+For each table choose one of its options, and a rank for each of the option's shards, such that no
+rank exceeds its memory and the slowest rank is as fast as possible:
 
-    cost = max over ranks r of ( sum of the times of r's pieces ) + sum of fixed[g] over the groups g that are used
+    cost = max over ranks r of (sum of the times of r's shards) + sum of fixed[g] over used groups g
 
-A group is a collection together with a sharding type: its tables share exchanges, whose latency is paid once, however
-many tables there are. Nothing here knows of modules or devices: a search can be given any numbers.
+A group is a collection together with a sharding type: its tables share exchanges, whose latency is
+paid once for any number of tables. This module does not depend on modules or devices.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Of options that cost the same, the one that stands first here is taken.
+# Ties between options go to the first type in this list.
 PREFERENCE = (
     "table_wise row_wise column_wise table_row_wise table_column_wise grid_shard data_parallel".split()
 )  # fmt: skip
 
 
 class Spread(Enum):
-    """Where the pieces of an option may lie; L ranks are a host.
+    """Where the shards of an option may be placed; L ranks are a host.
 
     - ``ANY``: each on any rank (table-wise, column-wise).
     - ``HOST``: each on any rank of one host (table-column-wise).
-    - ``HOST_ROWS``: piece i on the rank number i of one host (table-row-wise); P = L.
-    - ``HOSTS_ROWS``: blocks of L pieces, each as ``HOST_ROWS`` (grid); hosts may repeat.
-    - ``ALL``: piece r on rank r (row-wise, data-parallel); P = W.
+    - ``HOST_ROWS``: shard i on local rank i of one host (table-row-wise); P = L.
+    - ``HOSTS_ROWS``: blocks of L shards, each as in ``HOST_ROWS`` (grid); hosts may repeat.
+    - ``ALL``: shard r on rank r (row-wise, data-parallel); P = W.
     """
 
     ANY = "any"
@@ -72,16 +72,16 @@ def units(spread: Spread, world_size: int, local_size: int) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One way to shard a table, or several tables that are to lie together; P pieces.
+    """One way to shard a table, or several colocated tables; P shards.
 
     Args:
-        time: ``[P]`` ms that each piece takes of a step on its rank.
-        memory: ``[P, 2]`` bytes that it takes there: HBM, DDR.
-        spread: Where pieces may lie.
-        groups: Numbers of the groups whose exchanges it takes part in.
-        preference: Of choices that cost the same, the smallest is taken.
-        allowed: ``[W]``, which ranks may hold a piece; None: all.
-        options: The sharding options that it stands for, one per table.
+        time: ``[P]`` ms of each shard in a step.
+        memory: ``[P, 2]`` bytes of each shard: HBM, DDR.
+        spread: Where shards may be placed.
+        groups: Indices of the groups whose exchanges it uses.
+        preference: Ties in cost go to the smallest preference.
+        allowed: ``[W]``, the ranks that may hold a shard; None for all.
+        options: The sharding options, one per table.
     """
 
     time: Floats
@@ -95,14 +95,14 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class PlanningProblem:
-    """Tables, their choices, and the ranks that they are to lie on.
+    """Tables, their choices, and the ranks.
 
     Args:
         world_size: W.
         local_size: L, ranks per host.
-        capacity: ``[W, 2]`` bytes that tables may take on each rank: HBM, DDR.
-        choices: For each table (or tables that lie together), its choices; never empty.
-        fixed: ``[G]`` ms that each group costs once it is used.
+        capacity: ``[W, 2]`` bytes for tables on each rank: HBM, DDR.
+        choices: For each table (or group of colocated tables), its choices; never empty.
+        fixed: ``[G]`` ms of each used group.
 
     Example:
         >>> half = Choice(np.array([2.0]), np.array([[0, 8]]), Spread.ANY)
@@ -125,17 +125,17 @@ class PlanningProblem:
         constraints: Mapping[str, ParameterConstraints] | None = None,
         fixed: Callable[[str, bool], float] | None = None,
     ) -> PlanningProblem:
-        """The problem that a list of estimated options poses.
+        """The problem of a list of estimated options.
 
         Args:
-            options: Of all tables, ours or TorchRec's.
-            topology: With the storage that tables may use.
-            constraints: Of the tables: ranks they are pinned to, and who lies with whom.
-            fixed: ``(sharding type, whether pooled) -> ms`` that a group costs once.
+            options: Options of all tables, tutorec's or TorchRec's.
+            topology: The ranks, with the storage available to tables.
+            constraints: Constraints of the tables: pinned ranks and colocation.
+            fixed: ``(sharding type, whether pooled) -> ms`` of a group.
 
         Raises:
-            PlannerError: Tables that are to lie together have no way of being cut, or no rank, in common; an option is
-                not estimated, or cut for another topology.
+            PlannerError: Colocated tables have no sharding or no rank in common; an option has no
+                estimate, or was made for another topology.
         """
         constraints = constraints or {}
         world_size = topology.world_size
@@ -169,11 +169,11 @@ class PlanningProblem:
 
 @dataclass(eq=False)
 class Placement:
-    """An answer: for each table the choice taken, and the rank of each of its pieces.
+    """A solution: for each table its choice, and the rank of each shard.
 
     Args:
-        chosen: ``[T]``: which of the table's choices.
-        ranks: For each table ``[P]``: where each piece lies.
+        chosen: ``[T]``: index of each table's choice.
+        ranks: For each table ``[P]``: the rank of each shard.
     """
 
     chosen: Ints
@@ -185,7 +185,7 @@ class Placement:
 
 
 def rank_time(problem: PlanningProblem, placement: Placement) -> Floats:
-    """Milliseconds of each rank, ``[W]``, without what groups cost."""
+    """Milliseconds of each rank, ``[W]``, without the cost of groups."""
     taken = placement.taken(problem)
     if not taken:
         return np.zeros(problem.world_size)
@@ -202,22 +202,22 @@ def rank_memory(problem: PlanningProblem, placement: Placement) -> Ints:
 
 
 def fixed_time(problem: PlanningProblem, placement: Placement) -> float:
-    """Milliseconds that the used groups cost."""
+    """Milliseconds of the used groups."""
     used = {group for choice in placement.taken(problem) for group in choice.groups}
     return float(problem.fixed[sorted(used)].sum()) if problem.fixed is not None and used else 0.0
 
 
 def cost(problem: PlanningProblem, placement: Placement) -> float:
-    """Milliseconds of a step: of the slowest rank, and of the groups."""
+    """Milliseconds of a step: those of the slowest rank and of the used groups."""
     return float(rank_time(problem, placement).max()) + fixed_time(problem, placement)
 
 
 def broken_rules(problem: PlanningProblem, placement: Placement) -> list[str]:
-    """What is wrong with a placement, in words; empty where it is legal and fits.
+    """Descriptions of the rules that a placement breaks; empty if it is legal and fits.
 
     Args:
-        problem: What it is an answer to.
-        placement: The answer.
+        problem: The problem.
+        placement: The placement.
     """
     found = []
     world_size, local_size = problem.world_size, problem.local_size
@@ -254,10 +254,10 @@ _SPREADS = {"device": Spread.ANY, "uniform": Spread.ALL, "multi_host": Spread.HO
 
 
 def _choice(option: Any, group: int, allowed: NDArray[np.bool_] | None) -> Choice:
-    """One option's numbers.
+    """The numbers of one option.
 
     Raises:
-        PlannerError: They have not been estimated, or are no amounts.
+        PlannerError: They have not been estimated, or are negative or not finite.
     """
     if hasattr(option, "pieces"):
         time, memory = option.times(), option.memory()[:, :2]
@@ -271,10 +271,10 @@ def _choice(option: Any, group: int, allowed: NDArray[np.bool_] | None) -> Choic
 
 
 def _check_cut(option: Any, choice: Choice, world_size: int, local_size: int) -> None:
-    """Check that an option has as many shards as its places in this topology.
+    """Check that an option has as many shards as its spread requires in this topology.
 
     Raises:
-        PlannerError: It has been cut for another one.
+        PlannerError: It was made for another topology.
     """
     count = len(choice.time)
     block = units(choice.spread, world_size, local_size).shape[2]
@@ -287,7 +287,7 @@ def _check_cut(option: Any, choice: Choice, world_size: int, local_size: int) ->
 
 
 def _pinned(constraint: Any, world_size: int) -> NDArray[np.bool_] | None:
-    """Which ranks a table may lie on; None: all."""
+    """The ranks on which a table may be placed; None for all."""
     pin = getattr(constraint, "pin", None)
     if pin is None:
         return None
@@ -299,7 +299,7 @@ def _pinned(constraint: Any, world_size: int) -> NDArray[np.bool_] | None:
 def _together(
     tables: Sequence[Sequence[tuple[tuple[str, str, int], Choice]]], names: Sequence[str]
 ) -> tuple[Choice, ...]:
-    """The choices of tables that lie together: those ways of being cut that all of them have, summed piece by piece."""
+    """The choices of colocated tables: the shardings that all have in common, summed per shard."""
     alike = [dict(found) for found in tables]
     common = [key for key in alike[0] if all(key in other for other in alike[1:])]
     if not common:

@@ -1,7 +1,8 @@
-"""Proposers: in which order plans are tried. A proposal takes one option for each table; it is not placed yet.
+"""Proposers: the order in which plans are tried. A proposal has one unplaced option per table.
 
-Corresponds to TorchRec's ``torchrec.distributed.planner.proposers``. These are the classic ones, of which TorchRec's
-planner tries one after the other; the planner's default here is `search`, which chooses options and places at once.
+Corresponds to TorchRec's ``torchrec.distributed.planner.proposers``, whose planner tries these
+proposers one after the other. The planner's default here is `search`, which chooses options and
+ranks at the same time.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_PROPOSALS = 10_000
-"""A grid of more proposals than this is not searched."""
+"""A grid with more proposals is not searched."""
 
-_MOST_BYTES = 2**34  # that dynamic programming may take for itself
+_MOST_BYTES = 2**34  # memory limit of dynamic programming
 
 
 def _score(option: ShardingOption, use_depth: bool) -> float:
-    """What options of a table are sorted by: the time of the slowest shard, or of all."""
+    """Sort key of a table's options: the time of the slowest shard, or of all shards."""
     times = option.times()
     return float(times.max(initial=0.0) if use_depth else times.sum())
 
@@ -47,11 +48,13 @@ def _by_table(options: Sequence[ShardingOption]) -> dict[str, list[ShardingOptio
 
 
 class GreedyProposer(Proposer):
-    """Begins with the fastest option of each table, and moves the table that needs the most memory to its next one.
+    """Starts with the fastest options; moves the table with most memory to its next option.
 
     Args:
-        use_depth: Options are sorted by their slowest shard; otherwise by the sum of their shards.
-        threshold: Stop after more proposals than this in a row that were rated no better than the best; None: never.
+        use_depth: Whether options are sorted by their slowest shard; otherwise by the sum of their
+            shards.
+        threshold: Stop after this many proposals in a row that are not better than the best; None
+            for no limit.
 
     Example:
         The fast option needs 9 bytes; where that is too much, the next proposal takes the slow one:
@@ -86,14 +89,15 @@ class GreedyProposer(Proposer):
         self._done: bool = not tables
         self._best_rating: float = math.inf
         self._worse_in_a_row: int = 0
-        # The table to move next is the top of this heap: of those with an option left, the one whose option takes the
-        # most memory. A scan of all tables after each of thousands of proposals would take longer than the placing.
+        # The top of this heap is the next table to move: of those with a further option, the one
+        # whose option takes most memory. Scanning all tables after each proposal would take longer
+        # than placing.
         self._by_memory: list[tuple[tuple[int, ...], int]] = []
         for number in range(len(tables)):
             self._enter(number)
 
     def _enter(self, number: int) -> None:
-        """Let a table compete for being moved, if it has another option and takes memory at all."""
+        """Add a table to the heap if it has a further option and takes memory."""
         current = self._current[number]
         if current + 1 < len(self._tables[number]):
             hbm, ddr, _ = self._tables[number][current].memory().T
@@ -102,7 +106,7 @@ class GreedyProposer(Proposer):
                 heapq.heappush(self._by_memory, (tuple(-each for each in memory), number))
 
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
-        """Begin with these options, which have to be estimated."""
+        """Start with these options, which must have estimates."""
         tables = list(_by_table(search_space).values())
         self._start([sorted(options, key=lambda option: _score(option, self._use_depth)) for options in tables])
 
@@ -119,7 +123,7 @@ class GreedyProposer(Proposer):
         perf_rating: float | None = None,
         storage_constraint: Topology | None = None,
     ) -> None:
-        """Move the table that takes the most memory; stop after `threshold` ratings that are no better."""
+        """Move the table with most memory; stop after `threshold` proposals without improvement."""
         if self._threshold is not None and perf_rating:
             self._worse_in_a_row += 1
             if perf_rating < self._best_rating:
@@ -136,10 +140,11 @@ class GreedyProposer(Proposer):
 
 
 class UniformProposer(Proposer):
-    """Proposes plans in which all tables are sharded in the same way: one for each type that every table may have.
+    """Proposes plans in which all tables have the same sharding type, for each type that all allow.
 
     Args:
-        use_depth: Of a table's options of one type the fastest is taken: by its slowest shard, or by the sum of them.
+        use_depth: Whether a table's fastest option of a type is that with the fastest slowest
+            shard; otherwise that with the smallest sum.
 
     Source:
         TorchRec's ``UniformProposer``.
@@ -151,7 +156,7 @@ class UniformProposer(Proposer):
         self._next: int = 0
 
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
-        """Begin with these options, which have to be estimated."""
+        """Start with these options, which must have estimates."""
         tables = set(_by_table(search_space))
         by_type: dict[str, list[ShardingOption]] = {}
         for option in search_space:
@@ -165,7 +170,7 @@ class UniformProposer(Proposer):
         self._next = 0
 
     def propose(self) -> list[ShardingOption] | None:
-        """All tables of the next type; None at the end."""
+        """The proposal of the next type; None at the end."""
         return self._proposals[self._next] if self._next < len(self._proposals) else None
 
     def feedback(
@@ -180,10 +185,10 @@ class UniformProposer(Proposer):
 
 
 class GridSearchProposer(Proposer):
-    """Proposes every combination of options, or none at all where there are more than `max_proposals`.
+    """Proposes every combination of options, or none if there are more than `max_proposals`.
 
     Args:
-        max_proposals: The most combinations that are worth trying.
+        max_proposals: Maximum number of combinations.
 
     Source:
         TorchRec's ``GridSearchProposer``.
@@ -195,7 +200,7 @@ class GridSearchProposer(Proposer):
         self._current: tuple[ShardingOption, ...] | None = None
 
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
-        """Begin with these options, which have to be estimated."""
+        """Start with these options, which must have estimates."""
         tables = [sorted(each, key=lambda option: _score(option, True)) for each in _by_table(search_space).values()]
         total = math.prod(len(options) for options in tables)
         self._combinations = iter(())
@@ -227,20 +232,21 @@ class GridSearchProposer(Proposer):
 
 
 class DynamicProgrammingProposer(Proposer):
-    """Proposes, for every amount of memory in all, the options of the least time in all.
+    """Proposes, for every amount of total memory, the options with the least total time.
 
-    The memory of all ranks is cut into bins. Table after table, the least time is kept with which the tables so far end
-    in each bin; a table's option leads from a bin to another one. After the last table each bin that was reached is a
-    proposal, those that take the most memory first. Sums over ranks say nothing of how well a proposal can be placed,
-    which is why there are many.
+    The memory of all ranks is divided into bins. Table by table, dynamic programming keeps the
+    least time with which the tables so far reach each bin. After the last table, each reached bin
+    is a proposal, those with most memory first. Totals do not show how well a proposal can be
+    placed, so many are proposed.
 
     Args:
-        hbm_bins_per_device: Bins for each rank. More are finer, and take longer.
+        hbm_bins_per_device: Bins per rank. More bins are finer and take longer.
 
     Example:
-        Two tables, each either fast and large or slow and small, on a rank of 10 bytes. The smallest options come
-        first, before the memory is known. Then 6 + 3 bytes in 4 ms, as 2 + 7 bytes would take 6; and last 2 + 3 bytes
-        again. Both large ones together do not fit:
+        Two tables, each either fast and large or slow and small, on a rank of 10 bytes. The
+        smallest options come first, before the memory is known. Then come 6 + 3 bytes in 4 ms,
+        since 2 + 7 bytes would take 6 ms, and finally 2 + 3 bytes again. Both large options do not
+        fit:
 
         >>> from types import SimpleNamespace
         >>> from tutorec.distributed.planner.options import Perf, Shard, ShardingOption, Storage
@@ -260,7 +266,8 @@ class DynamicProgrammingProposer(Proposer):
         [[5.0, 3.0], [1.0, 3.0], [5.0, 3.0]]
 
     Source:
-        TorchRec's ``DynamicProgrammingProposer``. There the memory is HBM, and a topology without it divides by zero.
+        TorchRec's ``DynamicProgrammingProposer``. There the memory is HBM, and a topology without
+        it divides by zero.
     """
 
     def __init__(self, hbm_bins_per_device: int = 100) -> None:
@@ -270,9 +277,9 @@ class DynamicProgrammingProposer(Proposer):
         self._next: int = 0
 
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
-        """Begin with these options, which have to be estimated."""
+        """Start with these options, which must have estimates."""
         totals = np.array([option.memory().sum(axis=0)[:2] for option in search_space]).reshape(-1, 2)
-        kind = 0 if totals[:, 0].any() else 1  # options for machines without HBM are told apart by DDR
+        kind = 0 if totals[:, 0].any() else 1  # options for machines without HBM differ in DDR
         order = np.argsort(totals[:, kind], kind="stable")
         self._tables = list(_by_table([search_space[number] for number in order.tolist()]).values())
         self._proposals = None
@@ -295,7 +302,7 @@ class DynamicProgrammingProposer(Proposer):
         perf_rating: float | None = None,
         storage_constraint: Topology | None = None,
     ) -> None:
-        """Go on to the next bin; the first time, fill the bins of the memory of `storage_constraint`."""
+        """Go on to the next bin; the first call fills the bins of `storage_constraint`."""
         if self._proposals is not None:
             self._next += 1
             return
@@ -309,10 +316,10 @@ class DynamicProgrammingProposer(Proposer):
         self._proposals = self._fill(storage_constraint)
 
     def _fill(self, topology: Any) -> NDArray[np.int32]:
-        """Numbers of options, a line ``[T]`` for each bin that was reached, the fullest bin first.
+        """Indices of options, one row ``[T]`` per reached bin, the fullest bin first.
 
         Raises:
-            PlannerError: There are more bins than memory to keep them in.
+            PlannerError: The bins need too much memory.
         """
         memory = memory_of(topology)
         kind = 0 if memory[:, 0].sum() > 0 else 1
@@ -324,7 +331,7 @@ class DynamicProgrammingProposer(Proposer):
                 f"hbm_bins_per_device={self._bins_per_device:,} need too much memory: give at most {most:,}"
             )
         width = float(memory[:, kind].sum()) / bins or 1.0
-        time, filled = np.zeros(1), np.zeros(1)  # of the states so far; at first one, empty
+        time, filled = np.zeros(1), np.zeros(1)  # of the states so far; at first one empty state
         came_from: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
         for options in self._tables:
             needs = np.array([float(option.memory()[:, kind].sum()) / width for option in options])
@@ -343,18 +350,18 @@ class DynamicProgrammingProposer(Proposer):
 def _best_of_each_bin(
     time: Floats, filled: Floats, takes: Floats, needs: Floats, bins: int
 ) -> tuple[Floats, Floats, NDArray[np.int32], NDArray[np.int32]]:
-    """One table more: from every state with every option, keep what reaches a bin in the least time.
+    """Add one table: from every state with every option, keep what reaches a bin in the least time.
 
     Args:
-        time: ``[S]`` of the states so far; infinite where there is none.
-        filled: ``[S]`` memory of the states, in bins and parts of bins.
+        time: ``[S]`` of the states so far; infinite for a bin that is not reached.
+        filled: ``[S]`` memory of the states, in bins and fractions of bins.
         takes: Time of each of the table's options.
         needs: Memory of each, in bins.
-        bins: How many bins there are.
+        bins: Number of bins.
 
     Returns:
-        For each bin the least time, the memory, the option and the state that it came from, -1 where none did. Equal
-        times leave a bin to the first option, and of its states to the first.
+        For each bin the least time, the memory, the option and the previous state, -1 if there is
+        none. Ties go to the first option, and then to the first state.
     """
     new_time = (takes[:, None] + time[None, :]).ravel()
     new_filled = (needs[:, None] + filled[None, :]).ravel()
@@ -364,7 +371,7 @@ def _best_of_each_bin(
     np.minimum.at(best_time, where, new_time[fits])
     wins = fits[new_time[fits] == best_time[where]]
     winner = np.full(bins, -1, np.int64)
-    # Written backwards, so that the first of equals is what remains.
+    # Written in reverse, so that the first of equals remains.
     winner[new_filled[wins[::-1]].astype(np.int64)] = wins[::-1]
     reached = winner >= 0
     best_filled = np.where(reached, new_filled[winner], np.inf)
@@ -374,18 +381,18 @@ def _best_of_each_bin(
 
 
 def default_proposers() -> list[Proposer]:
-    """Those that TorchRec's planner asks, in its order."""
+    """The proposers of TorchRec's planner, in its order."""
     return [GridSearchProposer(), GreedyProposer(), GreedyProposer(use_depth=False), UniformProposer()]
 
 
 def proposers_to_proposals_list(
     proposers_list: Sequence[Proposer], search_space: list[ShardingOption]
 ) -> list[list[ShardingOption]]:
-    """All different proposals of proposers that go on in the same way whatever becomes of a proposal.
+    """All distinct proposals of proposers that do not depend on feedback.
 
     Args:
-        proposers_list: The proposers, asked one after the other.
-        search_space: The options of all tables, estimated.
+        proposers_list: The proposers, in order.
+        search_space: The options of all tables, with estimates.
 
     Source:
         TorchRec's ``proposers_to_proposals_list``.
@@ -396,7 +403,7 @@ def proposers_to_proposals_list(
         proposer.load(search_space)
         while (proposal := proposer.propose()) is not None:
             proposer.feedback(partitionable=True)
-            # The options of one search space are told apart by identity; their contents would take long to compare.
+            # Options are compared by identity; comparing their contents would take long.
             key = tuple(sorted(id(option) for option in proposal))
             if key not in known:
                 known.add(key)

@@ -1,10 +1,11 @@
-"""Why nothing fits, with the numbers, and at most three changes that make it fit.
+"""The error for a model without a plan: what is short, and at most three changes that make it fit.
 
-    no sharding plan fits: table 'item' needs 24.2 GiB of HBM on one rank, and each rank has 16.0 GiB for tables ...
-      weights 100,000,000 x 64 x 4 B = 23.8 GiB, optimizer state 0.4 GiB; allowed sharding: table_wise
-      ParameterConstraints(sharding_types=['row_wise']) for table 'item': 12.1 GiB of 'item' on a rank ...
+    no sharding plan fits: table 'item' needs 24.2 GiB of HBM on one rank, and each has ...
+      weights 100,000,000 x 64 x 4 B = 23.8 GiB, optimizer state 0.4 GiB; ...
+      ParameterConstraints(sharding_types=['row_wise']) for table 'item': 12.1 GiB ...
 
-The size of each change is computed from the shortage, and the change is offered if the planner finds a plan with it.
+The size of each change is computed from the shortage, and the change is offered if the planner
+finds a plan with it.
 """
 
 from __future__ import annotations
@@ -29,20 +30,21 @@ from tutorec.errors import PlannerError, PlannerErrorType
 _REMEDIES = 3
 _NAMED = 3
 _NARROWING = ("sharding_types", "compute_kernels", "pin", "colocate")
-# Shards do not fill ranks to the last byte: memory and ranks are offered with so much to spare.
+# Shards do not fill ranks to the last byte: the offered memory and ranks include this margin.
 _SPARE = 1.25
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """What there is too little room for.
+    """The memory that is too small.
 
     Args:
-        kind: The memory that is short: 0 HBM, 1 DDR.
-        needed: Bytes: of the largest shard of the first table that fits nowhere; else of all `tables` at least.
-        room: Bytes that there are for it.
-        tables: Numbers of the tables, the largest first.
-        ranks: The ranks that these tables share; empty where the first table fits nowhere even alone.
+        kind: The kind of memory: 0 HBM, 1 DDR.
+        needed: Bytes of the largest shard of the first table that fits on no rank; else the least
+            bytes of all `tables`.
+        room: Available bytes.
+        tables: Indices of the tables, the largest first.
+        ranks: The ranks that these tables share; empty if the first table does not fit even alone.
     """
 
     kind: int
@@ -53,7 +55,7 @@ class Shortage:
 
 
 def find_shortage(problem: PlanningProblem) -> Shortage:
-    """The memory that a problem is shortest of.
+    """The memory with the largest shortage.
 
     Example:
         >>> from tutorec.distributed.planner.problem import Choice, Spread
@@ -89,23 +91,23 @@ def _fullness(memory: Ints, room: Ints) -> float:
 
 
 def _smallest(problem: PlanningProblem, table: int) -> int:
-    """The choice of a table whose largest shard takes the least of a rank."""
+    """The choice of a table whose largest shard is smallest."""
     room = problem.capacity.max(axis=0)
     fullness = [_fullness(choice.memory.max(axis=0), room) for choice in problem.choices[table]]
     return int(np.argmin(fullness))
 
 
 def _least_bytes(problem: PlanningProblem, table: int, kind: int) -> int:
-    """Bytes that a table takes at least, in all its shards."""
+    """The least bytes of a table, over all its shards."""
     return min(int(choice.memory[:, kind].sum()) for choice in problem.choices[table])
 
 
 def why_infeasible(inputs: PlanInputs, proposed: bool = False) -> PlannerError:
-    """The error for inputs that no plan was found for: what is short, by how much, and what would make it fit.
+    """The error for inputs without a plan: what is short, by how much, and what would make it fit.
 
     Args:
-        inputs: What was to be planned.
-        proposed: Whether proposals failed, which the planner's own search has not tried yet.
+        inputs: The inputs of the plan.
+        proposed: Whether only proposals failed, and the planner's own search has not run.
     """
     problem = inputs.problem
     if proposed and search(problem) is not None:
@@ -130,11 +132,11 @@ def why_infeasible(inputs: PlanInputs, proposed: bool = False) -> PlannerError:
     return PlannerError("\n  ".join(lines), kind)
 
 
-# What is short
+# --- what is short
 
 
 def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
-    """A table that fits on no rank: what the least demanding way to shard it stores in its largest shard."""
+    """A table that fits on no rank: the bytes of the largest shard under the best sharding."""
     problem, kind = inputs.problem, shortage.kind
     first, *others = shortage.tables
     choices = problem.choices[first]
@@ -168,7 +170,7 @@ def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
 
 
 def _lines_of_all(inputs: PlanInputs, shortage: Shortage) -> list[str]:
-    """Tables that fit alone, but not all of them."""
+    """Tables that fit alone, but not together."""
     problem, memory, tables = inputs.problem, MEMORIES[shortage.kind], shortage.tables
     count = several(sum(len(problem.choices[table][0].options) for table in tables), "table")
     where = several(problem.world_size, "rank")
@@ -208,7 +210,7 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}"
 
 
-# What would make it fit: each change is offered if the search finds a plan with it
+# --- changes, each of which is offered only if the search finds a plan with it
 
 
 def _fits(inputs: PlanInputs | None) -> bool:
@@ -216,7 +218,7 @@ def _fits(inputs: PlanInputs | None) -> bool:
 
 
 def _narrowed(inputs: PlanInputs, table: str) -> list[str]:
-    """The constraints that take options or ranks from a table."""
+    """The constraints that exclude options or ranks of a table."""
     return [name for name in _NARROWING if getattr(inputs.constraint(table), name) is not None]
 
 
@@ -257,7 +259,7 @@ def _smaller_reservation(inputs: PlanInputs, shortage: Shortage) -> str | None:
 
 
 def _smaller_batch(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    """A batch whose buffers leave room; nearly all memory of a table is buffers where this helps."""
+    """A batch size whose buffers fit; it helps if nearly all memory of a table is buffers."""
     share = shortage.room / max(shortage.needed, 1) / _SPARE
     smaller = 2 ** int(math.log2(max(inputs.batch_size * share, 1)))
     if smaller >= inputs.batch_size or not _fits(inputs.remade(batch_size=smaller)):
@@ -272,9 +274,9 @@ def _more_memory(inputs: PlanInputs, shortage: Shortage) -> str | None:
         return None
     least = sum(_least_bytes(problem, table, kind) for table in range(len(problem.choices)))
     needed = max(least * _SPARE / problem.world_size, 0 if shortage.ranks else shortage.needed)
-    # Reserved is a share of the memory, or a number of bytes.
+    # The reservation is a fraction of the memory, or a number of bytes.
     wanted = max(has * needed / room if room > has / 2 else 0, has - room + needed)
-    step = 2 ** max(int(math.log2(wanted)) - 4, 0)  # a number of few digits in binary units
+    step = 2 ** max(int(math.log2(wanted)) - 4, 0)  # a number with few digits in binary units
     count = math.ceil(wanted / step) * step
     storages = [replace(device.storage, **{("hbm", "ddr")[kind]: count}) for device in topology.devices]
     if not _fits(inputs.remade(topology=topology.with_storage(storages))):
@@ -286,7 +288,7 @@ def _more_memory(inputs: PlanInputs, shortage: Shortage) -> str | None:
 
 
 def _more_ranks(inputs: PlanInputs, shortage: Shortage) -> str | None:
-    """Ranks on the same host if that has few, else more hosts; each new rank is like one of the old ones."""
+    """More ranks per host if a host has few, else more hosts; new ranks are like the old ones."""
     topology = inputs.topology
     world_size, local_size = topology.world_size, topology.local_world_size
     factor = max(math.ceil(shortage.needed * (_SPARE if shortage.ranks else 1.0) / max(shortage.room, 1)), 2)

@@ -1,4 +1,4 @@
-"""What a plan was made from, and what came out: the numbers behind explanations, figures and statistics."""
+"""Inputs and results of planning: the numbers behind explanations, figures and statistics."""
 
 from __future__ import annotations
 
@@ -35,17 +35,19 @@ _COMPUTE = [PERF_FIELDS.index(name) for name in ("fwd_compute", "bwd_compute", "
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What a plan is made from: the options of every table, the machines, and the constraints.
+    """The inputs of a plan: the options of every table, the machines, and the constraints.
 
     Args:
-        options: Every legal option of every table, estimated, in the order of the model's tables.
-        topology: The machines as they are.
-        reserved: The machines with the storage that tables may use.
-        batch_size: B of a rank.
+        options: Every legal option of every table, with estimates, in the order of the model's
+            tables.
+        topology: The machines.
+        reserved: The machines with the storage available to tables.
+        batch_size: B per rank.
         constraints: Table name -> its constraints.
         refusals: Ways to shard a table that are not options, and why.
-        remake: The inputs with other ``constraints`` of some tables, ``topology`` or ``batch_size``: enumerated,
-            estimated and reserved again. None in another process than the planner's, which does not have the model.
+        remake: Returns the inputs with other ``constraints`` of some tables, ``topology`` or
+            ``batch_size``, enumerated, estimated and reserved again. None in other processes than
+            the planner's, which do not have the model.
     """
 
     options: Sequence[ShardingOption]
@@ -58,15 +60,15 @@ class PlanInputs:
 
     @cached_property
     def problem(self) -> PlanningProblem:
-        """The numbers that are searched.
+        """The problem for the search.
 
         Raises:
-            PlannerError: Tables with the same ``colocate`` have no way of sharding in common.
+            PlannerError: Tables with the same ``colocate`` have no sharding in common.
         """
         serves = all(kernel_model(option.compute_kernel).serves for option in self.options)
 
         def fixed(kind: str, pooled: bool) -> float:
-            # Inference exchanges nothing with other ranks.
+            # Inference has no exchange with other ranks.
             return 0.0 if serves else fixed_cost(self.topology, kind, pooled)
 
         return PlanningProblem.of(self.options, self.reserved, self.constraints, fixed)
@@ -83,16 +85,16 @@ class PlanInputs:
         return {**self.__dict__, "remake": None}
 
     def constraint(self, table: str) -> ParameterConstraints:
-        """The constraints of a table; those that leave it free where it has none."""
+        """The constraints of a table; empty ones if it has none."""
         return self.constraints.get(table) or ParameterConstraints()
 
     def remade(self, **changes: Any) -> PlanInputs | None:
-        """The inputs after a change; None where the model is not here, or the change contradicts it."""
+        """The inputs after a change; None if the model is missing or contradicts the change."""
         if self.remake is None:
             return None
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about constraints: their author has been warned already
+                warnings.simplefilter("ignore")  # about constraints: the caller has been warned already
                 return self.remake(**changes)
         except PlannerError:
             return None
@@ -100,15 +102,15 @@ class PlanInputs:
 
 @dataclass(frozen=True, eq=False)
 class PlanReport:
-    """What the planner computed.
+    """The result of planning.
 
     Args:
-        inputs: What the plan was made from.
-        placement: The choice of each table and the ranks of its pieces.
-        bound: A time that no plan for these inputs can be faster than.
-        seconds: How long planning took.
+        inputs: The inputs.
+        placement: The choice of each table and the ranks of its shards.
+        bound: A lower bound on the time of every plan for these inputs.
+        seconds: Planning time.
         searched: Name of the search.
-        gap: The share of the cost between plan and bound, where a solver has proven it.
+        gap: The relative gap between cost and bound, if a solver has proven it.
     """
 
     inputs: PlanInputs
@@ -120,7 +122,7 @@ class PlanReport:
 
     @property
     def problem(self) -> PlanningProblem:
-        """The numbers that were searched."""
+        """The problem that was solved."""
         return self.inputs.problem
 
     @cached_property
@@ -135,7 +137,7 @@ class PlanReport:
 
     @cached_property
     def rank_parts(self) -> Floats:
-        """``[W, 2]`` ms of each rank: looking up and updating, exchanging."""
+        """``[W, 2]`` ms of each rank: memory work, and exchanges."""
         parts = np.zeros((self.problem.world_size, 2))
         for choice, ranks in zip(self.taken, self.placement.ranks, strict=True):
             np.add.at(parts, ranks, choice_parts(choice))
@@ -148,43 +150,43 @@ class PlanReport:
 
     @cached_property
     def whole_memory(self) -> Ints:
-        """``[W, 2]`` bytes that each rank has, tables or not."""
+        """``[W, 2]`` bytes of each rank's memory, including what is reserved."""
         devices = self.inputs.topology.devices
         return np.array([[device.storage.hbm, device.storage.ddr] for device in devices], dtype=np.int64)
 
     @property
     def memory(self) -> int:
-        """The number of the memory that tables fill most: 0 HBM, 1 DDR."""
+        """Index of the memory that tables fill most: 0 HBM, 1 DDR."""
         room = np.maximum(self.problem.capacity, 1)
         return int((self.rank_memory / room).max(axis=0, initial=0.0).argmax())
 
     def __getstate__(self) -> dict[str, Any]:
-        # without the cached properties, which are computed again
+        # without the cached properties, which can be computed again
         names = ("placement", "bound", "seconds", "searched", "gap")
         return {"inputs": replace(self.inputs, remake=None), **{name: getattr(self, name) for name in names}}
 
 
 def choice_parts(choice: Choice) -> Floats:
-    """``[P, 2]`` ms of each piece: looking up and updating, exchanging."""
+    """``[P, 2]`` ms of each shard: memory work, and exchanges."""
     perf = np.sum([option_perf(option) for option in choice.options], axis=0)
     compute = perf[:, _COMPUTE].sum(axis=1)
     return np.stack([compute, perf.sum(axis=1) - compute], axis=1)
 
 
 def option_perf(option: ShardingOption) -> Floats:
-    """``[P, 6]`` ms of the pieces of an option, columns as the fields of `Perf`."""
+    """``[P, 6]`` ms of the shards of an option, in the order of `Perf`."""
     perf = option.pieces().perf
     assert perf is not None, f"table {option.name!r} was planned without an estimate of its time"
     return perf
 
 
 def names_of(choice: Choice) -> str:
-    """The table of a choice; of tables that lie together, all."""
+    """The table of a choice; all tables of a colocated group."""
     return " + ".join(option.name for option in choice.options)
 
 
 def type_of(choice: Choice) -> str:
-    """Sharding type, and the kernel where it is not the usual one, with the part of the rows in its cache."""
+    """Sharding type, an unusual kernel, and the fraction of cached rows."""
     option = choice.options[0]
     if option.cache_load_factor is not None:
         return f"{option.sharding_type} {100 * option.cache_load_factor:g} % cached"
@@ -194,14 +196,14 @@ def type_of(choice: Choice) -> str:
 
 
 def find_table(report: PlanReport, name: str) -> int:
-    """The number of a table in the problem.
+    """Index of a table in the problem.
 
     Args:
-        report: Of the planner.
-        name: Of the table, or path and name.
+        report: The planner's report.
+        name: Name of the table, or path and name.
 
     Raises:
-        KeyError: None has that name, or several modules have one.
+        KeyError: No table has that name, or several modules have one.
     """
     known = {
         option.fqn.strip("."): number

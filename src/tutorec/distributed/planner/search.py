@@ -1,24 +1,25 @@
 """The default search: longest processing time first, local search, then ruin and recreate.
 
-1. **Place** the tables one by one, the one with the largest share of all work or memory first
-   (LPT, longest processing time first; Graham 1969), each where the potential of
-   `placements` grows least. Choices with a shard much longer than the bound are left out as long as
-   all tables find a place without them, as in dual approximation (Hochbaum and Shmoys 1987):
-   a slow choice that needs little memory is tempting while ranks have nothing to do, and later no
-   other table can make room for a faster one.
-2. **Local search**: take each table off once, and put it where it is best among all others. This
-   moves its shards, and chooses another sharding type.
-3. **Ruin and recreate** (Schrimpf et al. 2000): take off some tables of the slowest rank
-   and some drawn at random, put them back in a random order, and keep the result where the potential
-   has not grown, or little. Now and then an alternative is overlooked on purpose ("blinks",
-   Christiaens and Vanden Berghe 2020), so that other sharding types are tried. In stages the
-   potential sharpens: at first it counts the work of all ranks, at the end little but the slowest.
+1. **Place** the tables one by one, the one with the largest share of all work or memory first (LPT,
+   longest processing time first; Graham 1969), each where the potential of `placements` grows
+   least. Choices with a shard much longer than the bound are excluded as long as all tables can be
+   placed without them, as in dual approximation (Hochbaum and Shmoys 1987): otherwise a slow choice
+   that needs little memory is taken while ranks are empty, and later no table can make room for a
+   faster one.
+2. **Local search**: remove each table once, and place it where the potential grows least. This
+   moves its shards and may change its sharding type.
+3. **Ruin and recreate** (Schrimpf et al. 2000): remove some tables of the slowest rank and some
+   random ones, place them again in a random order, and keep the result if the potential has not
+   grown, or only a little. Sometimes an alternative is skipped at random ("blinks", Christiaens and
+   Vanden Berghe 2020), so that other sharding types are tried. The sharpness of the potential
+   increases in stages: at first it measures the work of all ranks, at the end mostly that of the
+   slowest.
 
-The latency of a group is paid once, which no table sees by itself. So first plans are made with all
-groups, with those of the bound's relaxed plan, and with each group alone; the first two and the best
-of the others go through step 3, and the fastest is the plan.
+The latency of a group is paid once, which placing table by table does not see. First plans are
+therefore made with all groups, with those of the bound's relaxed plan, and with each group alone.
+The first two and the best of the others go through step 3, and the fastest result is the plan.
 
-The order of tables and of hosts does not matter: they are sorted before the search starts, and the
+The order of tables and hosts does not matter: they are sorted before the search starts, and the
 random numbers are the same in every run.
 """
 
@@ -46,40 +47,41 @@ from tutorec.distributed.planner.problem import (
 
 Progress = Callable[[float], None]
 
-# Sharpness b of the potential: when tables are placed, and at the start and the end of ruin and
-# recreate. With b = 30 throughout, plans of the 12 models of `bench planner` are 5 % slower.
+# Sharpness b of the potential: for placing, and at the start and end of ruin and recreate. With b =
+# 30 throughout, plans of the 12 models of `bench planner` are 5 % slower.
 _PLACING, _DULL, _SHARP, _STAGES = 10.0, 3.0, 300.0, 9
-# Part by which the potential may grow, on average; 0 makes those plans 0.5 % slower.
+# Fraction by which the potential may grow, on average; 0 makes those plans 0.5 % slower.
 _HEAT = 0.03
-# Probability that an alternative is overlooked; 0 makes them 0.5 % slower, 0.2 makes them 0.9 %.
+# Probability of skipping an alternative; 0 makes them 0.5 % slower, 0.2 makes them 0.9 % slower.
 _BLINK = 0.1
-# Tables that are taken off, and how many of them are the slowest rank's; 8 are 0.6 % slower.
+# Tables that are removed, and how many of them are the slowest rank's; 8 are 0.6 % slower.
 _RUINED, _OF_THE_SLOWEST = 12, 4
-# Positions looked for: 120 a table find the best plan of ten tables, more gain little.
+# Number of position searches: 120 per table find the best plan of ten tables, more gain little.
 _PLACINGS_OF_A_TABLE, _PLACINGS = 120, 10000
-# Longest shards that are used, as multiples of the bound.
+# Maximum shard lengths, as multiples of the bound.
 _STRETCHES = (1.25, 2.5, 5.0, math.inf)
-# Two times that differ by less are equal.
+# Times that differ by less are equal.
 _EQUAL = 1e-9
-# A plan this near to the bound ends the search.
+# A plan this close to the bound ends the search.
 _CLOSE = 1.0005
-# The integer program decides where nothing fits and it is small: choices x ranks, and seconds.
+# If nothing fits and the problem is small, the integer program decides: choices x ranks, and
+# seconds.
 _SMALL_PROGRAM, _PROGRAM_SECONDS = 2000, 10.0
 
 
 def search(
     problem: PlanningProblem, seconds: float | None = None, progress: Progress | None = None
 ) -> Placement | None:
-    """A placement that fits and is fast; the same one in every run.
+    """Search for a fast placement that fits; the result is the same in every run.
 
     Args:
-        problem: What is to be planned.
-        seconds: Stop after this long with the best placement so far; None: after a number of steps
-            that depends on the problem alone.
-        progress: Called now and then with the share of the work that is done.
+        problem: The problem.
+        seconds: Time limit, after which the best placement so far is returned; None for a number of
+            steps that depends on the problem only.
+        progress: Called repeatedly with the fraction of the work that is done.
 
     Returns:
-        The placement; None where none was found.
+        The placement; None if none was found.
 
     Example:
         Two large tables and two small ones on two ranks:
@@ -110,7 +112,7 @@ def search(
 
 
 class _Search:
-    """The best plan so far, and what may still be tried."""
+    """The best plan so far, and the state of the search."""
 
     def __init__(
         self, problem: PlanningProblem, bound: Bound, seconds: float | None, progress: Progress | None
@@ -124,7 +126,7 @@ class _Search:
         self.random = random.Random(0)
         self.best: list[Position | None] = []
         self.slowest = math.inf
-        # a table's size: the larger of its shares of the ranks' time and of their memory
+        # a table's size: the larger of its fractions of the ranks' time and memory
         room = np.maximum(problem.capacity.sum(axis=0), 1)
         self.sizes = [
             max(
@@ -163,13 +165,13 @@ class _Search:
             return None
         _, packing, positions = best
         packing.lay(positions)
-        packing.ceiling[0] = packing.slowest  # less work, where the slowest rank stays as it is
+        packing.ceiling[0] = packing.slowest  # prefer less work with an equally slow slowest rank
         packing.sharpen(_DULL, packing.slowest)
         self._sweep(packing)
         return with_preferred_groups(self.problem, packing.placement())
 
     def _first_plan(self, opened: frozenset[int]) -> Packing | None:
-        """LPT and local search over choices of these groups; None where a table has none."""
+        """LPT and local search with choices of these groups; None if a table has none."""
         usable = [
             [number for number, choice in enumerate(of_table) if opened.issuperset(choice.groups)]
             for of_table in self.problem.choices
@@ -193,7 +195,7 @@ class _Search:
         return packing
 
     def _brief(self, usable: Sequence[Sequence[int]], limit: float) -> list[list[int]]:
-        """Of the usable choices those without a longer shard, or a table's shortest."""
+        """The usable choices without shards above the limit; at least a table's shortest."""
         brief = []
         for of_table, numbers in zip(self.problem.choices, usable, strict=True):
             longest = {number: float(of_table[number].time.max()) for number in numbers}
@@ -202,19 +204,19 @@ class _Search:
         return brief
 
     def _sweep(self, packing: Packing) -> None:
-        """Take each placed table off once, and put it where it is best."""
+        """Local search: remove each placed table once, and place it again at its best position."""
         for table, position in enumerate(packing.positions):
             if position is not None:
                 packing.take(table)
                 packing.put(table, packing.best(table) or position)
 
     def _improve(self, packing: Packing, placings: float) -> None:
-        """Ruin and recreate in stages in which the potential sharpens; the best plan is `best`."""
+        """Ruin and recreate, in stages of increasing sharpness; sets `best` to the best plan."""
         self.best, self.slowest = [], math.inf
         self._keep(packing)
         enough = _CLOSE * self.bound.ms - self._latency(packing)
         for stage in range(_STAGES):
-            packing.lay(list(packing.positions))  # many additions leave rounding errors
+            packing.lay(list(packing.positions))  # many additions accumulate rounding errors
             packing.sharpen(_DULL * (_SHARP / _DULL) ** (stage / (_STAGES - 1)), packing.slowest)
             start = packing.placings
             while packing.placings - start < placings / _STAGES:
@@ -224,7 +226,7 @@ class _Search:
             self._spend(packing.placings - start)
 
     def _ruin_and_recreate(self, packing: Packing) -> None:
-        """Take off some tables and put them back; undo it unless that is as good."""
+        """Remove some tables and place them again; undo it unless the result is accepted."""
         draw, positions = self.random, packing.positions
         absent = [table for table, position in enumerate(positions) if position is None]
         ranks = len(packing.filled)
@@ -258,7 +260,7 @@ class _Search:
         return packing.slowest + self._latency(packing)
 
     def _latency(self, packing: Packing) -> float:
-        """Milliseconds that the groups cost which the placed tables use."""
+        """Milliseconds of the groups that the placed tables use."""
         fixed = self.problem.fixed
         placed = zip(self.problem.choices, packing.positions, strict=True)
         used = {group for of_table, position in placed if position for group in of_table[position.number].groups}
@@ -269,7 +271,7 @@ class _Search:
         return sum(size for size, position in zip(self.sizes, packing.positions, strict=True) if position is None)
 
     def _keep(self, packing: Packing) -> None:
-        """Remember a plan that is the fastest so far."""
+        """Store a plan if it is the fastest so far."""
         if packing.slowest < self.slowest * (1 - _EQUAL) and None not in packing.positions:
             self.slowest, self.best = packing.slowest, list(packing.positions)
 
@@ -283,9 +285,10 @@ class _Search:
 
 
 def with_preferred_groups(problem: PlanningProblem, placement: Placement) -> Placement:
-    """The same shards in preferred groups: row-wise, not table-row-wise, where all ranks are one host.
+    """The same shards in preferred groups: row-wise, not table-row-wise, if all ranks are one host.
 
-    A plan is made in one set of groups, so that its tables never saw an equal choice of another group.
+    A plan is made with one set of groups, so its tables could not use an equal choice of another
+    group.
     """
     for group in sorted({group for choice in placement.taken(problem) for group in choice.groups}):
         for other in range(0 if problem.fixed is None else len(problem.fixed)):
@@ -310,8 +313,8 @@ def with_preferred_groups(problem: PlanningProblem, placement: Placement) -> Pla
 
 
 def _solved(problem: PlanningProblem) -> Placement | None:
-    """The integer program's answer, where it is small: it misses nothing that fits."""
-    from tutorec.distributed.planner.milp import solve  # which loads scipy
+    """The integer program's solution of a small problem: it finds a placement if one fits."""
+    from tutorec.distributed.planner.milp import solve  # imports scipy
 
     if sum(map(len, problem.choices)) * problem.world_size > _SMALL_PROGRAM:
         return None
@@ -319,7 +322,7 @@ def _solved(problem: PlanningProblem) -> Placement | None:
 
 
 def _sorted(problem: PlanningProblem) -> tuple[PlanningProblem, list[int], Ints]:
-    """The problem in an order of its own: the numbers of its tables, and of its ranks, host by host."""
+    """The problem with tables and ranks in canonical order, and the permutations of both."""
     tables = sorted(range(len(problem.choices)), key=lambda table: _key(problem.choices[table]))
     choices = [choice for table in tables for choice in problem.choices[table]]
     columns = [-problem.capacity]
@@ -341,7 +344,7 @@ def _sorted(problem: PlanningProblem) -> tuple[PlanningProblem, list[int], Ints]
 
 
 def _key(choices: Sequence[Choice]) -> tuple[object, ...]:
-    """Tables with much work come first, of equal ones the larger, then by all that they differ in."""
+    """Sort key: much work first, then large memory, then everything in which tables differ."""
     each = sorted(
         (
             float(choice.time.sum()),

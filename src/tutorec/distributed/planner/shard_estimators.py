@@ -1,8 +1,9 @@
-"""Estimators: what each piece of a table takes of time (`cost`) and of memory, written into its option.
+"""Estimators, which write the time (`cost`) and memory of each shard into its option.
 
-Rows are stored as wide as the kernel stores them, and so is what the optimizer keeps of them; row-wise Adagrad, for
-one, keeps 4 bytes for each row of each piece. What is counted here is what a sharded module allocates, to the byte.
-Buffers come on top: the ids that arrive, the rows that are given, gradients where a kernel leaves some.
+Rows are counted with the width in which the kernel stores them, and so is optimizer state; row-wise
+Adagrad, for example, stores 4 bytes per row of each shard. The result equals what a sharded module
+allocates, to the byte. Buffers are added: received ids, returned rows, and gradients of dense
+kernels.
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.shard_estimators``.
 """
@@ -35,19 +36,19 @@ from tutorec.distributed.planner.topology import MOST_BYTES, Topology
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.errors import PlannerError, PlannerErrorType
 
-_FORWARD = np.array([1.0, 1.0, 0.0, 0.0, 1.0, 1.0])  # of the fields of `Perf`, those that are no backward
-_FLOAT = 4  # bytes of a number that is computed with, and of a row's state
+_FORWARD = np.array([1.0, 1.0, 0.0, 0.0, 1.0, 1.0])  # 1 for the fields of `Perf` that belong to forward
+_FLOAT = 4  # bytes of an element in computation, and of a row's state
 _ID = 8  # bytes of an id or a length in memory
-# Bytes that a cache keeps for each row of the table, and besides for each row in memory.
+# Bytes that a cache stores per row of the table, and additionally per cached row.
 _ROW_INDEX, _SLOT_INDEX = 8, 24
 
 
 class EmbeddingPerfEstimator(ShardEstimator):
-    """Milliseconds of every shard in one training step, see `cost`.
+    """Writes the milliseconds of every shard in one training step, see `cost`.
 
     Args:
         topology: The machines.
-        constraints: As TorchRec's; what they say of a table stands in its options already.
+        constraints: TorchRec's; options already contain their constraints.
         is_inference: Whether there is no backward.
 
     Source:
@@ -65,7 +66,7 @@ class EmbeddingPerfEstimator(ShardEstimator):
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None
     ) -> None:
-        """Fill ``perf`` of every shard."""
+        """Write ``perf`` of every shard."""
         for option in sharding_options:
             kind, sizes = ShardingType(option.sharding_type), option.pieces().sizes
             perf = piece_perf(option.facts, kind, option.compute_kernel, sizes, self._topology)
@@ -73,12 +74,13 @@ class EmbeddingPerfEstimator(ShardEstimator):
 
 
 class EmbeddingStorageEstimator(ShardEstimator):
-    """Bytes of every shard: rows, optimizer state, gradients, and what a batch brings and takes; see `stored_bytes`.
+    """Writes the bytes of every shard: rows, optimizer state, gradients and buffers.
 
     Args:
         topology: The machines.
-        constraints: As TorchRec's; what they say of a table stands in its options already.
-        is_inference: Whether rows are all that is kept; given by name, as TorchRec has two more before it.
+        constraints: TorchRec's; options already contain their constraints.
+        is_inference: Whether only rows are stored. Keyword only, since TorchRec has two more
+            arguments before it.
 
     Source:
         TorchRec's ``EmbeddingStorageEstimator``.
@@ -96,7 +98,7 @@ class EmbeddingStorageEstimator(ShardEstimator):
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: Mapping[str, ModuleSharder[Any]] | None = None
     ) -> None:
-        """Fill ``storage`` of every shard."""
+        """Write ``storage`` of every shard, see `stored_bytes`."""
         for option in sharding_options:
             kind, sizes = ShardingType(option.sharding_type), option.pieces().sizes
             option.set_estimates(
@@ -107,15 +109,15 @@ class EmbeddingStorageEstimator(ShardEstimator):
 
 
 class StoredBytes(NamedTuple):
-    """Bytes of each piece, ``[P]``.
+    """Bytes of each shard, ``[P]``.
 
     Args:
         weights: Its rows.
-        state: The optimizer's.
-        gradients: Those of whole tables.
+        state: Optimizer state.
+        gradients: Dense gradients.
         input: Ids, lengths and weights of a batch.
         output: Rows of a batch.
-        cache: Rows in memory, with their state and an index, of a table in a file.
+        cache: Cached rows of a table in a file, with their state and an index.
     """
 
     weights: Ints
@@ -129,17 +131,17 @@ class StoredBytes(NamedTuple):
 def stored_bytes(
     facts: TableFacts, sharding_type: ShardingType, compute_kernel: str, sizes: Ints, topology: Topology
 ) -> StoredBytes:
-    """What each piece takes, part by part.
+    """The bytes of each shard, by component.
 
     Args:
         facts: The table.
-        sharding_type: How it is cut.
+        sharding_type: Its sharding type.
         compute_kernel: `EmbeddingComputeKernel` value.
-        sizes: ``[P, 2]`` rows and columns of the pieces.
+        sizes: ``[P, 2]`` rows and columns of the shards.
         topology: The machines.
 
     Raises:
-        PlannerError: Nothing is known of the kernel, or a piece takes more bytes than any rank has.
+        PlannerError: The kernel has no model, or a shard takes more bytes than any rank can have.
 
     Example:
         >>> facts = TableFacts("", "item", 1000, 32, features=("f",), samples=(10.0,), ids=(20.0,))
@@ -161,21 +163,21 @@ def piece_storage(
     topology: Topology,
     inference: bool = False,
 ) -> Ints:
-    """Bytes that each piece takes on its rank, ``[P, 3]``: HBM, DDR, SSD.
+    """Bytes that each shard takes on its rank, ``[P, 3]``: HBM, DDR, SSD.
 
     Args:
         facts: The table.
-        sharding_type: How it is cut.
+        sharding_type: Its sharding type.
         compute_kernel: `EmbeddingComputeKernel` value.
-        sizes: ``[P, 2]`` rows and columns of the pieces.
+        sizes: ``[P, 2]`` rows and columns of the shards.
         topology: The machines.
-        inference: Whether rows are all that is kept.
+        inference: Whether only rows are stored.
 
     Returns:
-        The bytes; not to be written to, since pieces of one size share a line.
+        The bytes; read-only, since shards of equal size share memory.
 
     Raises:
-        PlannerError: Nothing is known of the kernel, or a piece takes more bytes than any rank has.
+        PlannerError: The kernel has no model, or a shard takes more bytes than any rank can have.
     """
     few, places = distinct_sizes(sizes)
     weights, state, *buffers = stored_bytes(facts, sharding_type, compute_kernel, np.array(few), topology)
@@ -188,15 +190,16 @@ def piece_storage(
 def _stored(
     facts: TableFacts, sharding_type: ShardingType, kernel: KernelModel, size: Size, topology: Topology
 ) -> tuple[int, int, int, int, int, int]:
-    """The parts of a piece, as the fields of `StoredBytes`.
+    """The components of a shard, in the order of the fields of `StoredBytes`.
 
     Raises:
-        PlannerError: Together they are more than any rank has, and more than 64 bits count over all ranks.
+        PlannerError: They exceed the memory of any rank, so that sums over ranks would exceed 64
+            bits.
     """
     work = work_of(kernel, sharding_type)(facts, size, topology)
     optimizer = facts.optimizer if kernel.updates and not kernel.serves else None
     rows, columns = size if kernel.serves else _as_stored(size, optimizer, topology)
-    summed = 2 * _FLOAT * int(work.table)  # my gradient of the table, and that of all ranks
+    summed = 2 * _FLOAT * int(work.table)  # this rank's gradient of the table, and the sum over ranks
     own = 0 if kernel.updates else _FLOAT * size[0] * size[1]
     id_bytes = _ID + (_FLOAT if facts.weighted else 0)
     parts = (
@@ -209,7 +212,7 @@ def _stored(
     )
     if sum(parts) > MOST_BYTES:
         raise PlannerError(
-            f"table {facts.name!r}, {sharding_type.value}: a piece of {rows:,} x {columns:,} takes {sum(parts):.3g} "
+            f"table {facts.name!r}, {sharding_type.value}: a shard of {rows:,} x {columns:,} takes {sum(parts):.3g} "
             f"bytes on its rank with {sum(facts.ids):.3g} ids and {sum(facts.samples):.3g} bags of a batch, and "
             f"no rank has {MOST_BYTES:.3g}: look at num_embeddings, embedding_dim, batch_size and pooling_factors",
             PlannerErrorType.INSUFFICIENT_STORAGE,
@@ -218,7 +221,7 @@ def _stored(
 
 
 def _state_bytes(optimizer: OptimizerSpec | None, rows: int, columns: int) -> int:
-    """What an optimizer keeps of a piece, as it is stored; a number of steps is one number."""
+    """Bytes of optimizer state of a shard; a step count is one element."""
     if optimizer is None:
         return 0
     numbers = sum(rows if state.rowwise else rows * columns for state in optimizer.states)
@@ -226,7 +229,7 @@ def _state_bytes(optimizer: OptimizerSpec | None, rows: int, columns: int) -> in
 
 
 def _cache_bytes(facts: TableFacts, optimizer: OptimizerSpec | None, rows: int, columns: int) -> int:
-    """Rows in memory and their state; for each row of the table its slot, for each slot its row, its last use ..."""
+    """Cached rows and their state; per row of the table its slot; per slot its row and last use."""
     if facts.cache is None or not facts.cache.load_factor:
         return 0
     slots = max(1, ceil(facts.cache.load_factor * rows))
@@ -235,9 +238,10 @@ def _cache_bytes(facts: TableFacts, optimizer: OptimizerSpec | None, rows: int, 
 
 
 def _as_stored(size: Size, optimizer: OptimizerSpec | None, topology: Topology) -> Size:
-    """Rows and columns of a piece as they are stored.
+    """Rows and columns of a shard as stored.
 
-    fbgemm's operators want widths that are multiples of 4 and at least one row; torch stores a table as it is.
+    fbgemm's operators require widths that are multiples of 4 and at least one row; torch stores
+    tables unpadded.
     """
     rows, columns = size
     if not runs_in_fbgemm(optimizer, [columns], topology.compute_device):

@@ -1,7 +1,7 @@
-"""Statistics of a plan in the log: what ``plan.explain()`` prints, and how the plan was found.
+"""Statistics of a plan in the log: the text of ``plan.explain()``, and how the plan was found.
 
-Lines go to the logger of this module, at level INFO, which Python shows after
-``logging.basicConfig(level=logging.INFO)``.
+Lines go to the logger of this module at level INFO; ``logging.basicConfig(level=logging.INFO)``
+shows them.
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.stats``.
 """
@@ -27,8 +27,8 @@ class EmbeddingStats(Stats):
     """Logs memory, time and shards of every rank, and with ``debug`` of every table.
 
     Source:
-        TorchRec's ``EmbeddingStats``. Its table has a frame, and stands in the output of every program that sets the
-        level of its root logger.
+        TorchRec's ``EmbeddingStats``. It prints a framed table whenever the level of the root
+        logger is set.
     """
 
     def log(
@@ -46,20 +46,20 @@ class EmbeddingStats(Stats):
         enumerator: Enumerator | None = None,
         debug: bool = True,
     ) -> None:
-        """Log, if the logger is enabled.
+        """Log the plan, if the logger is enabled.
 
         Args:
             sharding_plan: The plan.
             topology: The machines.
-            batch_size: B of a rank.
-            storage_reservation: What was left for other things than tables.
-            num_proposals: Proposals that were tried.
-            num_plans: Those of them that could be placed.
+            batch_size: B per rank.
+            storage_reservation: The storage reservation.
+            num_proposals: Number of proposals tried.
+            num_plans: Number of proposals that could be placed.
             run_time: Seconds of the search.
-            best_plan: The options of the plan, placed.
-            constraints: Of the tables.
-            sharders: Those that will shard the model.
-            enumerator: What listed the options.
+            best_plan: The placed options of the plan.
+            constraints: Constraints of the tables.
+            sharders: The sharders of the model.
+            enumerator: The enumerator.
             debug: Whether to log every table.
         """
         if not logger.isEnabledFor(logging.INFO):

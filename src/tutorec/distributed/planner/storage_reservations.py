@@ -1,7 +1,7 @@
-"""What is left for tables of the memory of a rank, once the rest of the model has its share.
+"""Storage reservations: the memory of a rank that the rest of the model needs.
 
-The memory that is meant is that of the compute device: HBM of an accelerator, or host memory where ranks compute on
-the CPU.
+The memory is that of the compute device: HBM of an accelerator, or host memory for ranks on the
+CPU.
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.storage_reservations``.
 """
@@ -25,22 +25,22 @@ from tutorec.errors import PlannerError, PlannerErrorType, bad_input
 
 GIB = 1024**3
 ID_BYTES = 8
-# Batches of ids that exist at once while batches are prepared ahead: 2, of each 10 copies on its way through the
+# Batches of ids in memory at once when batches are prepared ahead: 2, with 10 copies each in the
 # exchanges; TorchRec's estimate.
 KJT_COPIES = 20
-# Bytes that a step keeps for a byte of a dense parameter: itself, two of an optimizer, three of gradients on their way
-# through DistributedDataParallel; TorchRec's estimate.
+# Bytes per byte of a dense parameter: the parameter, two of an optimizer, three of gradients in
+# DistributedDataParallel; TorchRec's estimate.
 PARAMETER_MULTIPLIER = 6.0
 
 
 class _Reservation(StorageReservation):
-    """Remembers the topology that it has returned last."""
+    """Stores the topology that it returned last."""
 
     last_reserved_topology: Topology | None = None
-    """The topology less what was reserved last; None before the first time."""
+    """The last topology with its memory reduced; None before the first call."""
 
     def _less(self, topology: Topology, left: Callable[[int], int]) -> Topology:
-        """The topology with so much left of the memory of each device that computes."""
+        """The topology with reduced memory of the compute devices."""
         name = ("hbm", "ddr")[own_memory(topology)]
         had = [device.storage for device in topology.devices]
         reserved = topology.with_storage([replace(each, **{name: left(getattr(each, name))}) for each in had])
@@ -49,13 +49,13 @@ class _Reservation(StorageReservation):
 
 
 class FixedPercentageStorageReservation(_Reservation):
-    """Keeps a part of every device's memory.
+    """Reserves a fraction of every device's memory.
 
     Args:
-        percentage: The part, from 0 to 1.
+        percentage: The fraction, from 0 to 1.
 
     Raises:
-        PlannerError: It is no such number.
+        PlannerError: It is not a number from 0 to 1.
 
     Example:
         >>> topology = Topology(world_size=1, compute_device="cuda", hbm_cap=1000)
@@ -64,7 +64,8 @@ class FixedPercentageStorageReservation(_Reservation):
         (750, 1000)
 
     Source:
-        TorchRec's ``FixedPercentageStorageReservation``. There it keeps HBM only, so nothing on the CPU.
+        TorchRec's ``FixedPercentageStorageReservation``. There it keeps HBM only, so nothing on the
+        CPU.
     """
 
     def __init__(self, percentage: float) -> None:
@@ -78,7 +79,7 @@ class FixedPercentageStorageReservation(_Reservation):
         sharders: list[ModuleSharder[Any]],
         constraints: Constraints | None = None,
     ) -> Topology:
-        """The topology less that part; the model makes no difference."""
+        """The topology without that fraction; the model has no effect."""
         return self._less(topology, lambda memory: _after_margin(memory, self._percentage))
 
     def __repr__(self) -> str:
@@ -86,10 +87,10 @@ class FixedPercentageStorageReservation(_Reservation):
 
 
 class FixedAbsoluteStorageReservation(_Reservation):
-    """Keeps as many bytes of every device's memory; a device that has fewer has none left.
+    """Reserves a number of bytes of every device's memory.
 
     Args:
-        hbm_reserved_bytes: How many; of host memory where ranks compute on the CPU.
+        hbm_reserved_bytes: The bytes; of host memory for ranks on the CPU.
 
     Raises:
         PlannerError: A negative number.
@@ -119,7 +120,7 @@ class FixedAbsoluteStorageReservation(_Reservation):
         sharders: list[ModuleSharder[Any]],
         constraints: Constraints | None = None,
     ) -> Topology:
-        """The topology less those bytes; the model makes no difference."""
+        """The topology without those bytes; the model has no effect."""
         return self._less(topology, lambda memory: max(0, memory - self._bytes))
 
     def __repr__(self) -> str:
@@ -127,21 +128,21 @@ class FixedAbsoluteStorageReservation(_Reservation):
 
 
 class HeuristicalStorageReservation(_Reservation):
-    """Keeps a part of every device's memory, what the dense parameters need, and what batches of ids need.
+    """Reserves a fraction of memory, the dense parameters, and batches of ids.
 
     bytes kept = percentage * memory
-               + parameter_multiplier * (bytes of parameters that are no tables) + (bytes of buffers)
+               + parameter_multiplier * (bytes of dense parameters) + (bytes of buffers)
                + 20 * 8 * (ids of a rank's batch)
 
     Modules on the meta device count like others.
 
     Args:
-        percentage: The part, from 0 to 1: a margin for what is not foreseen.
-        parameter_multiplier: Bytes that a step keeps for a byte of a dense parameter.
-        dense_tensor_estimate: Bytes of the dense part, in the place of what is computed.
+        percentage: The fraction, from 0 to 1, as a safety margin.
+        parameter_multiplier: Reserved bytes per byte of a dense parameter.
+        dense_tensor_estimate: Bytes of the dense layers; replaces the computed number.
 
     Raises:
-        PlannerError: A number that cannot be.
+        PlannerError: A number is out of range.
 
     Example:
         >>> topology = Topology(world_size=1, compute_device="cuda", hbm_cap=1000)
@@ -177,17 +178,17 @@ class HeuristicalStorageReservation(_Reservation):
         sharders: list[ModuleSharder[Any]],
         constraints: Constraints | None = None,
     ) -> Topology:
-        """The topology less all that.
+        """The topology without those bytes.
 
         Args:
-            topology: The machines as they are; not changed.
-            batch_size: B of a rank.
+            topology: The machines; not changed.
+            batch_size: B per rank.
             module: The model.
-            sharders: Those that would shard it.
-            constraints: Of its tables: pooling factors and batch sizes.
+            sharders: The sharders of the model.
+            constraints: Constraints of its tables: pooling factors and batch sizes.
 
         Raises:
-            PlannerError: A device has less.
+            PlannerError: A device has less memory than is reserved.
         """
         dense, batches = self._needs(module, sharders, batch_size, constraints)
         kind = own_memory(topology)
@@ -215,7 +216,7 @@ class HeuristicalStorageReservation(_Reservation):
         batch_size: int,
         constraints: Constraints | None,
     ) -> tuple[int, int]:
-        """Bytes that the dense part and the batches need on each rank."""
+        """Bytes that the dense layers and the batches need on each rank."""
         tables = model_tables(module, sharders, batch_size, constraints)
         batches = math.ceil(sum(table.facts.total_ids for table in tables)) * ID_BYTES * self._kjt_copies
         if self._dense_tensor_estimate is not None:
@@ -232,18 +233,18 @@ class HeuristicalStorageReservation(_Reservation):
 
 
 class InferenceStorageReservation(HeuristicalStorageReservation):
-    """Keeps what a model that only answers needs: a part of every device's memory, its dense part, one batch.
+    """Reserves what serving needs: a fraction of memory, the dense layers, and one batch.
 
     bytes kept = percentage * memory
-               + (bytes of parameters and buffers that are no tables)
+               + (bytes of dense parameters and buffers)
                + 8 * (ids of a rank's batch)
 
     Args:
-        percentage: The part, from 0 to 1: a margin for what is not foreseen.
-        dense_tensor_estimate: Bytes of the dense part, in the place of what is computed.
+        percentage: The fraction, from 0 to 1, as a safety margin.
+        dense_tensor_estimate: Bytes of the dense layers; replaces the computed number.
 
     Raises:
-        PlannerError: A number that cannot be.
+        PlannerError: A number is out of range.
 
     Example:
         >>> topology = Topology(world_size=1, compute_device="cuda", hbm_cap=1000)
@@ -261,7 +262,7 @@ class InferenceStorageReservation(HeuristicalStorageReservation):
 
 
 def _after_margin(memory: int, percentage: float) -> int:
-    """Bytes of a memory less a part of it."""
+    """Bytes of a memory without a fraction of it."""
     return int((1 - percentage) * memory)
 
 

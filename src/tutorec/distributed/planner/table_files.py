@@ -1,26 +1,27 @@
-"""Tables in a YAML file: what there is to plan, without a line of code.
+"""Reading of the tables to plan from a YAML file.
 
 .. code-block:: yaml
 
-    batch_size: 512                     # samples of a rank's batch; may be left out, as all but the tables may
+    batch_size: 512                     # samples per rank; only the tables are required
     fused_params: {optimizer: exact_row_wise_adagrad, learning_rate: 0.02}
     tables:
       - name: item
         num_embeddings: 100_000_000     # or 1e8
         embedding_dim: 64
-        feature_names: [item, seen]     # [item] where left out
-        pooling_factors: [1, 20]        # ids of a sample, on average, for each feature
+        feature_names: [item, seen]     # [item] by default
+        pooling_factors: [1, 20]        # mean ids per bag, for each feature
       - name: user
         num_embeddings: 5_000_000
         embedding_dim: 128
         sharding_types: [table_wise, column_wise]
         min_partition: 32
 
-Keys of a table are fields of `EmbeddingBagConfig` (``name``, ``num_embeddings``, ``embedding_dim``, ``feature_names``,
-``data_type``, ``pooling``) and of `ParameterConstraints` (``sharding_types``, ``compute_kernels``, ``min_partition``,
-``pooling_factors``, ``num_poolings``, ``batch_sizes``, ``is_weighted``, ``pin``, ``colocate``), and ``module``: the
-path of the table's collection in the model. Without it the model is the collection. A ``pooling`` of ``NONE`` makes it
-an `EmbeddingCollection`. YAML's anchors and merge keys (``<<: *wide``) save repetition.
+Keys of a table are fields of `EmbeddingBagConfig` (``name``, ``num_embeddings``, ``embedding_dim``,
+``feature_names``, ``data_type``, ``pooling``) and of `ParameterConstraints` (``sharding_types``,
+``compute_kernels``, ``min_partition``, ``pooling_factors``, ``num_poolings``, ``batch_sizes``,
+``is_weighted``, ``pin``, ``colocate``), and ``module``: the path of the table's collection in the
+model. Without ``module`` the model is the collection. A ``pooling`` of ``NONE`` makes it an
+`EmbeddingCollection`. YAML's anchors and merge keys (``<<: *wide``) avoid repetition.
 """
 
 from __future__ import annotations
@@ -45,18 +46,21 @@ _TOP = ("batch_size", "fused_params", "tables")
 _TABLE = ("name", "num_embeddings", "embedding_dim", "feature_names", "data_type", "pooling", "is_weighted", "module")
 _LISTS = ("sharding_types", "compute_kernels", "pooling_factors", "num_poolings", "batch_sizes", "pin")
 _CONSTRAINTS = (*_LISTS, "min_partition", "colocate")
-_MOST = {"num_embeddings": 10**15, "embedding_dim": 10**6}  # of columns every way to cut them is listed
+_MOST = {
+    "num_embeddings": 10**15,
+    "embedding_dim": 10**6,
+}  # with more columns, too many column shardings would be listed
 
 
 @dataclass(frozen=True, eq=False)
 class TableFile:
-    """What such a file holds.
+    """The content of a table file.
 
     Args:
-        model: Its tables in their collections, on the meta device: nothing is allocated.
+        model: Its tables in their collections, on the meta device; nothing is allocated.
         constraints: Table name -> its constraints.
-        batch_size: B of a rank, if the file gives it.
-        fused_params: The optimizer, for the sharders, if the file gives it.
+        batch_size: B per rank, if given.
+        fused_params: The optimizer for the sharders, if given.
         names: Path and name of each table.
     """
 
@@ -68,13 +72,13 @@ class TableFile:
 
 
 def load_tables(path: str | os.PathLike[str]) -> TableFile:
-    """Read such a file.
+    """Read a table file.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
 
     Raises:
-        PlannerError: It is not YAML, or a table is wrong.
+        PlannerError: It is not YAML, or a table is invalid.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -84,14 +88,14 @@ def load_tables(path: str | os.PathLike[str]) -> TableFile:
 
 
 def tables_of(text: str, source: str = "the text") -> TableFile:
-    """Read the text of such a file.
+    """Read the text of a table file.
 
     Args:
         text: YAML.
         source: Name of the file, for messages.
 
     Raises:
-        PlannerError: It is not YAML, or a table is wrong.
+        PlannerError: It is not YAML, or a table is invalid.
 
     Example:
         >>> file = tables_of("tables: [{name: item, num_embeddings: 1e3, embedding_dim: 4, min_partition: 4}]")
@@ -123,7 +127,7 @@ def tables_of(text: str, source: str = "the text") -> TableFile:
 
 
 def _load(text: str) -> Any:
-    """YAML as dicts and lists; a key that stands twice is refused, which YAML's own loader ignores."""
+    """Parse YAML into dicts and lists; refuses duplicate keys, which YAML's loader ignores."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -157,7 +161,7 @@ def _mapping(value: object, what: str, known: Iterable[str] = ()) -> dict[str, A
 
 
 def _number(value: Any) -> Any:
-    """A number that YAML takes for a string, as 1e8, and in a list; whole ones as int."""
+    """Convert a number that YAML reads as a string, such as 1e8, also in lists; integers to int."""
     if isinstance(value, list):
         return [_number(each) for each in value]
     try:
@@ -184,7 +188,7 @@ def _table(entry: object, what: str) -> _Table:
     features = given.get("feature_names", [name])
     features = features if isinstance(features, list) else [features]
     for text in (name, path, *features):
-        if not isinstance(text, str):  # YAML reads no, 7 and 1:20 as other things than names
+        if not isinstance(text, str):  # YAML reads no, 7 and 1:20 as other types than str
             raise bad_input(f"{what}: {text!r} is not a name: write it in quotes")
     if weighted not in (True, False):
         raise bad_input(f"table {name!r}: is_weighted is {weighted!r}: write true or false")
@@ -206,7 +210,7 @@ def _table(entry: object, what: str) -> _Table:
 
 
 def _member(kind: Any, value: Any, table: str) -> Any:
-    """A member of an enumeration, by its value in any case."""
+    """A member of an enumeration, by its value in any letter case."""
     for member in kind:
         if member.value == str(value).upper():
             return member
@@ -214,7 +218,7 @@ def _member(kind: Any, value: Any, table: str) -> Any:
 
 
 def _model(tables: Iterable[_Table]) -> nn.Module:
-    """The tables in their collections, each at its path; the model itself where no path is given."""
+    """The tables in their collections, each at its path; without a path, the collection."""
     by_path: dict[str, list[_Table]] = {}
     for table in tables:
         by_path.setdefault(table.path, []).append(table)

@@ -1,6 +1,6 @@
-"""The machines that a plan is made for: how many ranks, how they share hosts, what each holds and how fast it is.
+"""The machines that a plan is made for: number of ranks, hosts, memory and bandwidths.
 
-Nothing here asks a device: a laptop plans for 512 GPUs.
+No device is queried: a laptop can plan for 512 GPUs.
 
 Corresponds to the topology of TorchRec's ``torchrec.distributed.planner.types``.
 """
@@ -28,9 +28,9 @@ from tutorec.distributed.planner.options import Ints, Perf, Storage
 from tutorec.errors import bad_input
 
 _T = TypeVar("_T")
-MOST_RANKS = 2**17  # of which a laptop can still tell where each piece lies
-MOST_BYTES = 2**50  # bytes are counted in 64 bits, of all ranks together
-_reported: set[str] = set()  # states of the calibration that this process has warned of
+MOST_RANKS = 2**17  # the largest number of ranks with a plan in reasonable time
+MOST_BYTES = 2**50  # sums over all ranks must fit into 64 bits
+_reported: set[str] = set()  # calibration states that this process has warned about
 _PRESET = re.compile(r"(?:(\d+)x)?([a-z][a-z0-9-]*?)(?:x(\d+))?", re.IGNORECASE)
 
 
@@ -39,9 +39,9 @@ class DeviceHardware:
     """A rank's device.
 
     Args:
-        rank: Whose.
-        storage: Bytes that tables may take there.
-        perf: Milliseconds that have been placed there.
+        rank: The rank.
+        storage: Bytes available to tables.
+        perf: Milliseconds placed on it.
     """
 
     rank: int
@@ -50,14 +50,14 @@ class DeviceHardware:
 
 
 class CustomTopologyData:
-    """Memory of each device, where devices differ.
+    """Memory of each device, if devices differ.
 
     Args:
         data: ``"hbm_cap"``, ``"ddr_cap"`` or ``"ssd_cap"`` -> bytes of each rank.
         world_size: W.
 
     Raises:
-        PlannerError: Another word, or not a number for each rank.
+        PlannerError: Another key, or not one number per rank.
 
     Example:
         >>> Topology(2, "cuda", custom_topology_data=CustomTopologyData({"hbm_cap": [8, 16]}, 2)).devices[1].storage.hbm
@@ -72,10 +72,10 @@ class CustomTopologyData:
     def __init__(self, data: Mapping[str, Sequence[int]], world_size: int) -> None:
         for key, numbers in data.items():
             if key not in self.supported_fields:
-                raise bad_input(f"CustomTopologyData knows nothing of {key!r}: give {', '.join(self.supported_fields)}")
+                raise bad_input(f"CustomTopologyData does not support {key!r}: give {', '.join(self.supported_fields)}")
             if len(numbers) != world_size:
                 raise bad_input(
-                    f"CustomTopologyData has {len(numbers)} numbers of {key} for {world_size} ranks: give one for each"
+                    f"CustomTopologyData has {len(numbers)} numbers of {key} for {world_size} ranks: give one per rank"
                 )
         self._data = {key: list(numbers) for key, numbers in data.items()}
 
@@ -84,12 +84,12 @@ class CustomTopologyData:
         return self._data[key]
 
     def has_data(self, key: str) -> bool:
-        """Whether it says something of this kind of memory."""
+        """Whether it has data for this kind of memory."""
         return key in self._data
 
 
 class CollectiveType(Enum):
-    """How ranks exchange numbers."""
+    """Kinds of collectives."""
 
     ALL_TO_ALL = "all_to_all"
     REDUCE_SCATTER = "reduce_scatter"
@@ -98,7 +98,7 @@ class CollectiveType(Enum):
 
 
 class GeneralizedCommsBandwidth(ABC):
-    """How fast ranks exchange numbers, where that depends on who takes part and in what; for subclasses.
+    """Bandwidth between ranks as a function of the ranks and the collective; to be subclassed.
 
     Source:
         TorchRec's ``GeneralizedCommsBandwidth``.
@@ -109,9 +109,9 @@ class GeneralizedCommsBandwidth(ABC):
         """Bytes per ms that a rank sends.
 
         Args:
-            local_world_size: Ranks of a host.
+            local_world_size: Ranks per host.
             world_size: Ranks that take part.
-            collective_type: In what.
+            collective_type: The collective.
         """
 
     @property
@@ -141,7 +141,7 @@ class BasicCommsBandwidths(GeneralizedCommsBandwidth):
     intra_host_bw: float = constants.INTRA_NODE_BANDWIDTH  # type: ignore[misc]
 
     def get_bw(self, local_world_size: int, world_size: int, collective_type: CollectiveType) -> float:
-        """That between hosts where ranks of several take part; of an all-reduce each rank of a host brings its own."""
+        """The bandwidth between hosts if several take part; all-reduce uses all ranks of a host."""
         if collective_type is CollectiveType.ALL_REDUCE:
             return self.inter_host_bw * local_world_size
         return self.intra_host_bw if world_size <= local_world_size else self.inter_host_bw
@@ -151,37 +151,38 @@ class BasicCommsBandwidths(GeneralizedCommsBandwidth):
 
 
 class Topology:
-    """The ranks, their hosts and their memory, as the planner sees them.
+    """The ranks, their hosts and their memory.
 
-    Bandwidths that are not given are TorchRec's on an accelerator (an H100 is three times as fast: see `preset`), and
-    on the CPU those of a laptop.
+    Default bandwidths are TorchRec's for accelerators (an H100 is three times as fast, see
+    `preset`), and those of a laptop for the CPU.
 
     Args:
-        world_size: W, ranks.
+        world_size: W, number of ranks.
         compute_device: ``"cpu"``, ``"cuda"`` or ``"mtia"``.
-        hbm_cap: Bytes of a device's memory; 32 GiB by default, and none on the CPU.
-        ddr_cap: Bytes of host memory for each rank; 128 GiB by default.
-        ssd_cap: Bytes of disk for each rank; 2 TiB by default.
-        local_world_size: Ranks per host; by default all are on one.
-        pod_size: Hosts that are connected as fast as the ranks of one.
-        hbm_mem_bw: Bytes per ms of a device's memory.
-        ddr_mem_bw: Bytes per ms of host memory, a rank's share.
-        ssd_mem_bw: Bytes per ms of a disk.
-        hbm_to_ddr_mem_bw: Bytes per ms between a device and its host.
+        hbm_cap: Bytes of device memory; 32 GiB by default, 0 on the CPU.
+        ddr_cap: Bytes of host memory per rank; 128 GiB by default.
+        ssd_cap: Bytes of disk per rank; 2 TiB by default.
+        local_world_size: Ranks per host; by default all ranks.
+        pod_size: Number of hosts that are connected as fast as the ranks of one host.
+        hbm_mem_bw: Bandwidth of device memory, bytes per ms.
+        ddr_mem_bw: A rank's share of the bandwidth of host memory, bytes per ms.
+        ssd_mem_bw: Bandwidth of a disk, bytes per ms.
+        hbm_to_ddr_mem_bw: Bandwidth between a device and its host, bytes per ms.
         intra_host_bw: Bytes per ms that a rank sends inside its host.
         inter_host_bw: Bytes per ms that a rank sends to other hosts.
-        bwd_compute_multiplier: Time of an update for the time of a lookup.
-        custom_topology_data: Memory of each device, where devices differ.
-        weighted_feature_bwd_compute_multiplier: The same of ids with weights, times this.
-        uneven_sharding_perf_multiplier: TorchRec's, carried along.
-        generalized_comms_bandwidths: In the place of the two bandwidths between ranks.
-        latency_ms: Milliseconds that an exchange takes however little is sent. tutorec's own.
-        row_ms: Milliseconds that each distinct row takes in an update, beyond the bytes that are moved. None on
-            accelerators by default. tutorec's own.
-        source: Where the speeds come from, for reports; those that are not given are a preset's. tutorec's own.
+        bwd_compute_multiplier: Time of an update relative to a lookup.
+        custom_topology_data: Memory of each device, if devices differ.
+        weighted_feature_bwd_compute_multiplier: Further factor on ``bwd_compute_multiplier`` for
+            ids with weights.
+        uneven_sharding_perf_multiplier: TorchRec's; stored without effect.
+        generalized_comms_bandwidths: Replaces the two bandwidths between ranks.
+        latency_ms: Fixed milliseconds of an exchange. Not in TorchRec.
+        row_ms: Milliseconds per distinct row of an update, in addition to its bytes; 0 on
+            accelerators by default. Not in TorchRec.
+        source: Source of the speeds, for reports; by default a preset's. Not in TorchRec.
 
     Raises:
-        PlannerError: A number of ranks, hosts or bytes that cannot be, or an unknown device.
+        PlannerError: A number of ranks, hosts or bytes is invalid, or the device is unknown.
 
     Example:
         >>> topology = Topology(world_size=4, compute_device="cuda", local_world_size=2)
@@ -247,13 +248,13 @@ class Topology:
 
     @classmethod
     def hosts(cls, hosts: int, ranks_per_host: int, device: str = "cpu", **words: Any) -> Topology:
-        """Hosts of equally many ranks.
+        """Hosts with equal numbers of ranks.
 
         Args:
-            hosts: How many.
+            hosts: Number of hosts.
             ranks_per_host: L.
             device: ``"cpu"`` or ``"cuda"``.
-            words: The constructor's other arguments.
+            words: Further arguments of the constructor.
 
         Example:
             >>> Topology.hosts(2, 2).world_size
@@ -263,36 +264,37 @@ class Topology:
 
     @classmethod
     def laptop(cls, world_size: int = 2, hosts: int = 1) -> Topology:
-        """Processes that share a laptop, one thread each, on simulated hosts.
+        """Processes on a laptop, one thread each, on simulated hosts.
 
         Args:
             world_size: W.
-            hosts: Hosts that are simulated.
+            hosts: Number of simulated hosts.
 
         Raises:
-            PlannerError: The ranks do not share the hosts evenly.
+            PlannerError: The hosts do not divide the ranks.
 
         Example:
             >>> Topology.laptop(2).devices[0].storage.ddr // 1024**3
             8
         """
         if world_size % hosts:
-            raise bad_input(f"{world_size} ranks do not share {hosts} hosts evenly")
+            raise bad_input(f"{world_size} ranks cannot be divided among {hosts} hosts")
         return cls._of("laptop", world_size, world_size // hosts)
 
     @classmethod
     def measured(cls, world_size: int = 2, compute_device: str = "cpu", **words: Any) -> Topology:
-        """Ranks of the machine that this process runs on, as fast as ``tutorec calibrate`` has measured.
+        """Ranks on this machine, with the speeds measured by ``tutorec calibrate``.
 
-        Where nothing is kept that fits the machine it is measured now, which takes some seconds.
+        Without a valid calibration the machine is measured now, which takes some seconds.
 
         Args:
             world_size: W, all on this host.
             compute_device: ``"cpu"`` or ``"cuda"``.
-            words: The constructor's other arguments.
+            words: Further arguments of the constructor.
 
         Raises:
-            PlannerError: Nothing is measured of this device, or nothing at all, inside of ranks.
+            PlannerError: There is no measurement of this device, or it is called inside ranks
+                without any.
         """
         kept = calibration.kept()
         if kept.calibration is None and comm.default_group() is None:
@@ -300,8 +302,8 @@ class Topology:
             kept = calibration.kept()
         if kept.calibration is None or compute_device not in kept.calibration.speeds:
             raise bad_input(
-                f"nothing is measured of {compute_device} on this machine ({kept.state}): run "
-                f"`{calibration.COMMAND}`, outside of ranks"
+                f"there is no measurement of {compute_device} on this machine ({kept.state}): run "
+                f"`{calibration.COMMAND}`, outside ranks"
             )
         return cls.calibrated(kept.calibration, world_size, compute_device, **words)
 
@@ -309,29 +311,29 @@ class Topology:
     def calibrated(
         cls, measured: calibration.Calibration, world_size: int, compute_device: str, **words: Any
     ) -> Topology:
-        """Ranks of one host with speeds that were measured; what was not measured is the preset's.
+        """Ranks on one host with given measured speeds; missing speeds are the preset's.
 
         Args:
-            measured: The speeds, and the day when they were measured.
+            measured: The speeds and the date of the measurement.
             world_size: W, all on this host.
             compute_device: ``"cpu"`` or ``"cuda"``.
-            words: The constructor's other arguments.
+            words: Further arguments of the constructor.
         """
         source = f"measured on this machine on {measured.date}"
         return cls(world_size, compute_device, source=source, **{**measured.speeds[compute_device], **words})
 
     @classmethod
     def preset(cls, name: str) -> Topology:
-        """Machines by name: ranks per host, kind, hosts. What is left out is a whole host, and one of them.
+        """A topology by name: ranks per host, machine, hosts. The defaults are one full host.
 
-        Kinds are ``A100-40``, ``A100-80``, ``H100``, ``H200`` and ``laptop``; `constants.HARDWARE` tells their numbers
-        and where they come from.
+        Machines are ``A100-40``, ``A100-80``, ``H100``, ``H200`` and ``laptop``;
+        `constants.HARDWARE` has their numbers and sources.
 
         Args:
             name: For example ``"8xH100x16"``: 16 hosts of 8 H100.
 
         Raises:
-            PlannerError: There is no such kind, or no host of it has so many ranks.
+            PlannerError: The machine is unknown, or its hosts have fewer ranks.
 
         Example:
             >>> big = Topology.preset("8xH100x16")
@@ -360,13 +362,13 @@ class Topology:
     def _of(cls, kind: str, world_size: int, ranks_per_host: int) -> Topology:
         machine = dict(vars(constants.HARDWARE[kind]), source=f"preset {kind}", local_world_size=ranks_per_host)
         del machine["ranks_per_host"]
-        if kind == "laptop" and world_size:  # all ranks share it
+        if kind == "laptop" and world_size:  # shared by all ranks
             machine["ddr_cap"] //= world_size
         return cls(world_size, machine.pop("device"), **machine)
 
     @property
     def num_hosts(self) -> int:
-        """Groups of ranks that are connected as inside a host."""
+        """Number of hosts, counting a pod as one."""
         return -(-self.world_size // self.intra_group_size)
 
     @property
@@ -380,29 +382,29 @@ class Topology:
         return self.comms_bandwidths.inter_host_bw
 
     def with_storage(self, storage: Sequence[Storage]) -> Topology:
-        """The same machines with other memory.
+        """The same topology with other memory.
 
         Args:
-            storage: Of each rank.
+            storage: Memory of each rank.
 
         Raises:
-            PlannerError: There is not one for each rank.
+            PlannerError: There is not one storage per rank.
         """
         if len(storage) != self.world_size:
-            raise bad_input(f"{len(storage)} storages for {self.world_size} ranks: give one for each")
+            raise bad_input(f"{len(storage)} storages for {self.world_size} ranks: give one per rank")
         changed = copy(self)
         changed.devices = [DeviceHardware(rank, each, Perf(0, 0, 0, 0)) for rank, each in enumerate(storage)]
         return changed
 
     def part(self, ranks: Sequence[int], local_world_size: int | None = None) -> Topology:
-        """Some of the ranks, as a group that shards tables among them; numbered from 0.
+        """A subset of the ranks as a topology, numbered from 0.
 
         Args:
-            ranks: Which, ascending.
-            local_world_size: How many of them share a host; by default as the hosts are.
+            ranks: The ranks, ascending.
+            local_world_size: Ranks of the subset per host; by default as on the hosts.
 
         Raises:
-            PlannerError: There is no such rank.
+            PlannerError: A rank does not exist.
 
         Example:
             >>> one_of_two_groups = Topology.hosts(2, 4).part([0, 2, 4, 6])
@@ -411,17 +413,17 @@ class Topology:
         """
         if not ranks or not 0 <= min(ranks) <= max(ranks) < self.world_size:
             raise bad_input(
-                f"ranks {list(ranks)} of a topology of {self.world_size}: give some of its ranks, from 0 on"
+                f"ranks {list(ranks)} of a topology of {self.world_size}: give ascending ranks of the topology"
             )
         local_size = local_world_size or ranks_per_host(ranks, self.local_world_size)
         return self.regrouped(ranks, local_size, local_world_size or ranks_per_host(ranks, self.intra_group_size))
 
     def regrouped(self, ranks: Sequence[int], local_world_size: int, intra_group_size: int) -> Topology:
-        """Machines of which each rank is like one of these; numbered from 0.
+        """A topology whose ranks are copies of these, numbered from 0.
 
         Args:
-            ranks: For each new rank, the one that it is like.
-            local_world_size: New ranks of a host.
+            ranks: For each new rank, the rank that it copies.
+            local_world_size: New ranks per host.
             intra_group_size: New ranks that are connected as inside a host.
         """
         changed = copy(self)
@@ -447,7 +449,7 @@ class Topology:
 
 
 def _ranks_of_a_host(world_size: int, local_world_size: int | None, pod_size: int | None) -> int:
-    """L, once it divides the ranks, and the pods divide the hosts."""
+    """L; checks that it divides the ranks, and that pods divide the hosts."""
     local_size = require_int("local_world_size", local_world_size or world_size, 1, world_size, error=bad_input)
     if world_size % local_size:
         divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
@@ -475,7 +477,7 @@ def _devices(world_size: int, caps: Mapping[str, int], custom: CustomTopologyDat
 
 
 def memory_of(topology: Any) -> Ints:
-    """``[W, 3]``: bytes of each rank, HBM, DDR and SSD; of tutorec's topology or TorchRec's.
+    """``[W, 3]``: bytes of each rank, HBM, DDR and SSD; accepts TorchRec's topology, too.
 
     Example:
         >>> memory_of(Topology(1, "cuda", hbm_cap=8, ddr_cap=4, ssd_cap=2)).tolist()
@@ -486,24 +488,24 @@ def memory_of(topology: Any) -> Ints:
 
 
 def own_memory(topology: Topology) -> int:
-    """The number of the memory that ranks compute in: 0 HBM, 1 DDR."""
+    """Index of the memory that ranks compute in: 0 HBM, 1 DDR."""
     return int(topology.compute_device == "cpu")
 
 
 def _or(given: _T | None, usual: _T) -> _T:
-    """What is given; a zero is, too."""
+    """The given value unless it is None, else the default; 0 is a value."""
     return usual if given is None else given
 
 
 def this_machine(world_size: int, device: str, local_world_size: int | None) -> Topology:
-    """For the ranks that run now: measured speeds where all are on this host and it is calibrated, else the preset's.
+    """The topology of the running ranks: measured speeds if all are on this host, else a preset.
 
-    Nothing is measured here. What was measured and no longer fits is a warning, once.
+    It does not measure. An outdated calibration is reported by a warning, once.
 
     Args:
         world_size: W.
-        device: Of the ranks' tables.
-        local_world_size: Ranks of this host; None where that is not known.
+        device: Device of the ranks' tables.
+        local_world_size: Ranks on this host; None if unknown.
 
     Example:
         >>> this_machine(4, "cpu", 2).source

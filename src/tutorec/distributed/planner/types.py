@@ -1,4 +1,4 @@
-"""TorchRec's ``torchrec.distributed.planner.types``: its names, gathered from where they are defined."""
+"""TorchRec's import path ``torchrec.distributed.planner.types``."""
 
 from tutorec.distributed.cache_params import CacheParams, KeyValueParams
 from tutorec.distributed.plan import BoundsCheckMode, EmbeddingComputeKernel, ShardingPlan

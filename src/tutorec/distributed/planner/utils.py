@@ -1,4 +1,4 @@
-"""Small things that TorchRec's ``torchrec.distributed.planner.utils`` offers to those who write parts of a planner."""
+"""Helpers for authors of planner components, under the names of TorchRec's ``planner.utils``."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def mb_to_bytes(mb: float) -> int:
 
 
 def prod(iterable: Iterable[int]) -> int:
-    """The product of numbers; 1 where there are none.
+    """The product of numbers; 1 if there are none.
 
     Example:
         >>> prod([2, 3, 4])
@@ -78,7 +78,7 @@ def prod(iterable: Iterable[int]) -> int:
 
 
 def sharder_name(t: type[nn.Module]) -> str:
-    """The full name of a class of modules: the keys of an enumerator's ``sharder_map``.
+    """The full name of a class of modules, as in the keys of an enumerator's ``sharder_map``.
 
     Example:
         >>> sharder_name(nn.EmbeddingBag)
@@ -91,7 +91,7 @@ def sharder_name(t: type[nn.Module]) -> str:
 
 
 def storage_repr_in_gb(storage: Storage | None) -> str:
-    """Storage in units of 2 ** 30 bytes, for people.
+    """Text of a storage in units of 2 ** 30 bytes.
 
     Example:
         >>> storage_repr_in_gb(Storage(hbm=2**30, ddr=2**29))
@@ -108,7 +108,7 @@ def storage_repr_in_gb(storage: Storage | None) -> str:
 
 
 def reset_shard_rank(proposal: Sequence[ShardingOption]) -> None:
-    """Take the shards of options off their ranks, so that they can be placed anew.
+    """Reset the ranks of an option's shards, so that they can be placed again.
 
     Source:
         TorchRec's ``reset_shard_rank``.

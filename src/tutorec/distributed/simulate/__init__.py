@@ -1,4 +1,4 @@
-"""The traffic of a plan on machines that need not exist: see `simulation`."""
+"""Simulation of a plan's traffic and time on arbitrary topologies, see `simulation`."""
 
 from tutorec._lazy import lazy_package
 from tutorec.distributed.simulate.ids import Observed, PowerLaw, RowShares, Uniform

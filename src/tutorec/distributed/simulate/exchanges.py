@@ -1,8 +1,8 @@
-"""What one exchange sends from which rank to which, held so that four thousand ranks cost little.
+"""The bytes of one exchange between all ranks, in a low-rank form for thousands of ranks.
 
-The bytes from rank s to rank d are a product of few terms, ``left[s] . right[:, d]``, between those ranks that the
-exchange connects. Sums over destinations, hosts and ranks of one local number are sums over ``right``; the W x W matrix
-itself is made only when it is asked for.
+The bytes from rank s to rank d are a product with few terms, ``left[s] . right[:, d]``, between the
+ranks that the exchange connects. Sums over destinations, hosts and local ranks are sums over
+``right``; the W x W matrix is computed only on request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from tutorec.distributed.simulate.ids import Floats
 
-#: More ranks than these have no matrix: it has W * W numbers.
+# Maximum number of ranks of a matrix, which has W * W elements.
 MATRIX_RANKS = 512
 
 
@@ -32,12 +32,12 @@ class Exchange:
     """One collective of a step: bytes from each rank to each.
 
     Args:
-        stage: What the traffic counter calls it.
-        path: Of the collection in the model.
+        stage: Its name in the traffic counter.
+        path: Path of the collection in the model.
         left: ``[W, K]``.
-        right: ``[K, W]``; rank s sends ``left[s] . right[:, d]`` bytes to another rank d that it is connected with.
+        right: ``[K, W]``; rank s sends ``left[s] . right[:, d]`` bytes to a connected rank d.
         local_size: L, ranks per host.
-        reach: Who is connected.
+        reach: The ranks that it connects.
 
     Example:
         >>> one = Exchange("output rows", "", np.array([[8.0], [0.0]]), np.array([[1.0, 1.0]]), local_size=1)
@@ -56,18 +56,18 @@ class Exchange:
 
     @property
     def connects(self) -> bool:
-        """Whether there is another rank to send to."""
+        """Whether some rank has another rank to send to."""
         world_size, local_size = len(self.left), self.local_size
         return {Reach.ALL: world_size, Reach.HOST: local_size, Reach.PEERS: world_size // local_size}[self.reach] > 1
 
     @cached_property
     def sent(self) -> Floats:
-        """Bytes that each rank sends ``[2, W]``: to ranks of its host, and across to other hosts."""
+        """Bytes that each rank sends ``[2, W]``: inside its host, and to other hosts."""
         return _sums(self.left, self.right, self.local_size, self.reach)
 
     @cached_property
     def received(self) -> Floats:
-        """Bytes that each rank gets ``[2, W]``, likewise."""
+        """Bytes that each rank receives ``[2, W]``: inside its host, and from other hosts."""
         return _sums(self.right.T, self.left.T, self.local_size, self.reach)
 
     def matrix(self) -> Floats:
@@ -79,7 +79,7 @@ class Exchange:
         world_size = len(self.left)
         if world_size > MATRIX_RANKS:
             raise ValueError(
-                f"a matrix of {world_size} x {world_size} ranks is not made, at most {MATRIX_RANKS}: use the sums by "
+                f"a matrix of {world_size} x {world_size} ranks is too large, at most {MATRIX_RANKS}: use the sums by "
                 "rank (sent, received) or by host"
             )
         sent = self.left @ self.right
@@ -92,12 +92,12 @@ class Exchange:
 
 
 def of_links(both: Floats, crossing: bool | None) -> Floats:
-    """Bytes inside hosts and across ``[2, W]`` -> those inside (False), across (True), or both (None)."""
+    """Bytes ``[2, W]`` inside hosts and across -> those of one kind, or of both (None)."""
     return both.sum(axis=0) if crossing is None else both[int(crossing)]
 
 
 def _sums(left: Floats, right: Floats, local_size: int, reach: Reach) -> Floats:
-    """Row sums of the matrix, inside the host and across."""
+    """Row sums of the matrix, inside the host and across hosts."""
     by_host = left.reshape(-1, local_size, left.shape[1])
     of_hosts = right.reshape(len(right), -1, local_size)
     to_self = np.einsum("rk,kr->r", left, right)
@@ -109,5 +109,5 @@ def _sums(left: Floats, right: Floats, local_size: int, reach: Reach) -> Floats:
         inside = to_host - to_self
         if reach is Reach.ALL:
             across = left @ right.sum(axis=1) - to_host
-    # Differences of expected numbers may miss 0 by a rounding.
+    # Differences of expected numbers may miss 0 by a rounding error.
     return np.maximum(np.stack([inside, across]), 0.0)

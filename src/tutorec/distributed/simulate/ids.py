@@ -1,8 +1,8 @@
-"""How ids spread over the rows of a table: evenly, by a power law, or as ids that were seen.
+"""Distributions of ids over the rows of a table: uniform, power law, or observed.
 
-A law is asked for the rows of one table, and answers with steps: ranges of rows inside of which all rows are alike.
-What share of the ids falls below a row, which rows are hot, how many distinct rows a batch touches, all follow from
-those, at the same price for a thousand rows and for a billion.
+A distribution returns, for a table of R rows, a step function: ranges of rows with equal
+probability. From it follow the share of ids below a row, the hottest rows, and the number of
+distinct rows in a batch, at a cost that hardly depends on R.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from tutorec._check import require_finite
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Rows of a power law that stand for themselves; the many behind them share steps, each 2 % wider than the one before.
+# Rows of a power law with a step of their own; the others share steps, each 2 % wider than the
+# previous one.
 _HEAD = 4096
 _GROWTH = 1.02
 
 
 @dataclass(frozen=True, eq=False)
 class RowShares:
-    """The share of a feature's ids that falls on each row of a table, in K steps of equal rows.
+    """The share of a feature's ids on each row of a table, as K steps of equal rows.
 
     Args:
         edges: ``[K + 1]``, the first row of each step, and R.
-        shares: ``[K]``, what part of the ids falls on each step; they sum to 1, or all are 0 where there are no ids.
-        behind: Where rows of different shares are dealt out over some steps, and only their mean is known of each step:
-            those rows, as steps of their own, and the number of each step over which they are dealt.
+        shares: ``[K]``, the share of ids on each step; they sum to 1, or are all 0 if there are no
+            ids.
+        behind: For steps over which rows of different shares are scattered, so that only the mean
+            share is known: those rows as steps of their own, and the index of the step over which
+            each is scattered.
 
     Example:
         >>> shares = RowShares(np.array([0, 1, 5]), np.array([0.6, 0.4]))  # row 0 is hot, four rows share the rest
@@ -50,11 +53,11 @@ class RowShares:
     behind: tuple[RowShares, Ints] | None = None
 
     def below(self, ends: Ints) -> Floats:
-        """The part of the ids that is below each of ``ends [P]``."""
+        """The share of ids below each of ``ends [P]``."""
         return self._until(self.shares, ends)
 
     def hottest(self, count: int) -> list[tuple[int, float]]:
-        """The rows that come most often, with their share: at most ``count``, the most frequent first."""
+        """The ``count`` most frequent rows, with their shares, most frequent first."""
         each, rows = self.shares / np.diff(self.edges), list[tuple[int, float]]()
         for step in np.argsort(-each, kind="stable")[:count].tolist():
             first, end = int(self.edges[step]), int(self.edges[step + 1])
@@ -63,7 +66,7 @@ class RowShares:
         return rows
 
     def distinct(self, ids: float, starts: Ints, ends: Ints) -> Floats:
-        """How many distinct rows of ``[start, end)`` so many ids are expected to touch, ``[P]``.
+        """Expected number of distinct rows in ``[start, end)`` for a number of ids, ``[P]``.
 
         Example:
             >>> even = RowShares(np.array([0, 4]), np.array([1.0]))
@@ -81,26 +84,26 @@ class RowShares:
         return np.interp(ends, self.edges, np.append(0.0, np.cumsum(of_steps)))
 
     def _touched(self, ids: float) -> Floats:
-        """Distinct rows of each step, ``[K]``, where its rows are alike."""
+        """Expected distinct rows of each step, ``[K]``."""
         widths = np.diff(self.edges)
         if ids == 0:
             return np.zeros(len(widths))
-        # log1p(-1) is minus infinity: every id hits that row.
+        # log1p(-1) is minus infinity: every id is that row.
         with np.errstate(divide="ignore"):
             return widths * -np.expm1(ids * np.log1p(-np.minimum(self.shares / widths, 1.0)))
 
 
 class IdLaw(Protocol):
-    """How the ids of a feature spread, whatever table they are rows of."""
+    """A distribution of ids, for tables of any number of rows."""
 
     def over(self, rows: int) -> RowShares:
-        """The shares of a table's R rows."""
+        """Return the shares for a table of R rows."""
         ...
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every row is as likely as the others; `datasets.ids.uniform_ids` draws such ids.
+    """The uniform distribution; `datasets.ids.uniform_ids` draws such ids.
 
     Example:
         >>> Uniform().over(8).below(np.array([2])).tolist()
@@ -108,19 +111,21 @@ class Uniform:
     """
 
     def over(self, rows: int) -> RowShares:
-        """One step."""
+        """Return a single step."""
         return RowShares(np.array([0, rows]), np.array([1.0]))
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Row k comes in proportion to ``(k + 1) ** -exponent``; `datasets.ids.power_law_ids` draws such ids.
+    """A power law: row k has a share proportional to ``(k + 1) ** -exponent``.
+
+    `datasets.ids.power_law_ids` draws such ids.
 
     Args:
-        exponent: 0 makes rows alike, about 1 is usual for users and products.
-        scattered: None: row 0 is the hottest, row 1 the next, as in a vocabulary sorted by frequency, so that the first
-            range of rows has most of the ids. A number: the hot rows are dealt out over the table by that random
-            state, as hashed ids are.
+        exponent: 0 is uniform; about 1 is usual for users and products.
+        scattered: None: row 0 is the most frequent, row 1 the next, as in a vocabulary sorted by
+            frequency, so the first range of rows gets most ids. A number: the rows are shuffled
+            with this seed, as hashing does.
 
     Raises:
         ValueError: The exponent is negative or not finite.
@@ -138,7 +143,7 @@ class PowerLaw:
         require_finite("PowerLaw.exponent", self.exponent, least=0)
 
     def over(self, rows: int) -> RowShares:
-        """Steps of one row for the 4,096 hottest, then steps that grow."""
+        """Return steps of one row for the 4,096 most frequent rows, then steps of growing width."""
         return _power_law(rows, self.exponent, self.scattered)
 
 
@@ -147,14 +152,15 @@ def _power_law(rows: int, exponent: float, scattered: int | None) -> RowShares:
     head = min(rows, _HEAD)
     steps = max(1, math.ceil(math.log(rows / head) / math.log(_GROWTH)))
     tail = np.unique(np.round(np.geomspace(head, rows, steps + 1)).astype(np.int64))
-    # The sum of (k + 1) ** -s over a step is, this far out, the area below x ** -s from first + 1/2 to end + 1/2.
+    # For such k, the sum of (k + 1) ** -s over a step is close to the integral of x ** -s from
+    # first + 1/2 to end + 1/2.
     mass = np.append(np.arange(1.0, head + 1) ** -exponent, np.diff(_area(tail + 0.5, exponent)))
     mass /= mass.sum()
     if scattered is None:
         return RowShares(np.append(np.arange(head), tail), mass)
     hot = np.random.default_rng(scattered).choice(rows, size=head, replace=False).astype(np.int64)
     edges = np.unique(np.concatenate([[0, rows], hot, hot + 1]))
-    # The other rows share what they have: which of them is which is not decided.
+    # The other rows have the mean share of the rest; their order is undetermined.
     shares = np.diff(edges) * (float(mass[head:].sum()) / max(rows - head, 1))
     hot_steps = np.searchsorted(edges, hot)
     shares[hot_steps] = mass[:head]
@@ -162,15 +168,15 @@ def _power_law(rows: int, exponent: float, scattered: int | None) -> RowShares:
 
 
 def _area(x: NDArray[Any], exponent: float) -> NDArray[Any]:
-    """The area below ``x ** -s``, but for a constant."""
+    """The integral of ``x ** -s``, up to a constant."""
     return np.log(x) if abs(exponent - 1) < 1e-12 else x ** (1 - exponent) / (1 - exponent)
 
 
 class Observed:
-    """The law of ids that were seen: each row has the share that it had.
+    """The empirical distribution of observed ids.
 
     Args:
-        ids: A tensor or list of them.
+        ids: The ids, as a tensor or list.
 
     Example:
         >>> law = Observed([5, 5, 5, 2])
@@ -183,14 +189,14 @@ class Observed:
         self._shares = counts / max(counts.sum(), 1)
 
     def over(self, rows: int) -> RowShares:
-        """A step for each row that was seen, and those between that were not.
+        """Return a step for each observed row, and for the ranges between them.
 
         Raises:
-            ValueError: An id is not a row of the table.
+            ValueError: An id is outside the table.
         """
         for row in self._rows[[0, -1]].tolist() if len(self._rows) else ():
             if not 0 <= row < rows:
-                raise ValueError(f"Observed: id {row} is outside of a table of {rows} rows: 0 to {rows - 1}")
+                raise ValueError(f"Observed: id {row} is outside a table of {rows} rows: 0 to {rows - 1}")
         edges = np.unique(np.concatenate([[0, rows], self._rows, self._rows + 1]))
         shares = np.zeros(len(edges) - 1)
         shares[np.searchsorted(edges, self._rows)] = self._shares

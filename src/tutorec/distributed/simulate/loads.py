@@ -1,7 +1,7 @@
-"""What the ranks bring to a step: expected numbers, or those of real batches.
+"""The batches of the ranks in a simulated step: expected numbers, or real batches.
 
-Ranks that bring the same are a *class*. A simulation computes for each of the C classes what W ranks would compute, so
-that four thousand ranks with batches of one size cost as much as one.
+Ranks with equal batches form a *class*. A simulation computes each of C classes once, so thousands
+of ranks with equal batches cost as much as one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _V = TypeVar("_V")
 
 @dataclass(frozen=True)
 class Load:
-    """The batch of a step, as expected numbers.
+    """A batch, as expected numbers.
 
     Args:
-        batch_size: B, samples of a rank; or one number for each rank.
-        pooling_factor: Mean number of ids in a bag, of all features; or feature -> number.
-        law: How ids spread over rows, of all features; or feature -> law.
+        batch_size: B, samples per rank; or one number per rank.
+        pooling_factor: Mean number of ids per bag, for all features; or feature -> number.
+        law: Distribution of ids over rows, for all features; or feature -> distribution.
 
     Example:
         >>> Load(4, pooling_factor={"item": 2.5}).of_ranks(2).ids("item", 10, np.array([0]), np.array([10])).tolist()
@@ -38,10 +38,10 @@ class Load:
     law: IdLaw | Mapping[str, IdLaw] = field(default_factory=Uniform)
 
     def of_ranks(self, world_size: int) -> ExpectedLoads:
-        """The load of each of W ranks.
+        """Return the load of each of W ranks.
 
         Raises:
-            ValueError: There are not W batch sizes, or one is negative; a pooling factor is negative.
+            ValueError: There are not W batch sizes, or a batch size or pooling factor is negative.
         """
         return ExpectedLoads(self, world_size)
 
@@ -54,7 +54,7 @@ class _Classes:
     """
 
     variable = False
-    """Whether on any rank features differ in their number of samples."""
+    """Whether on some rank features have different numbers of samples."""
 
     def __init__(self, classes: Ints) -> None:
         self.classes = classes
@@ -62,10 +62,10 @@ class _Classes:
 
 
 class ExpectedLoads(_Classes):
-    """The load of each rank, as expected numbers; ranks with batches of one size are a class.
+    """The expected load of each rank; ranks with the same batch size form a class.
 
     Args:
-        load: The numbers.
+        load: The batch of a rank.
         world_size: W.
     """
 
@@ -98,8 +98,9 @@ class ExpectedLoads(_Classes):
         return np.outer(self._sizes, self._factor(feature) * (shares.below(ends) - shares.below(starts)))
 
     def distinct(self, features: Sequence[str], rows: int, starts: Ints, ends: Ints) -> Floats:
-        """Distinct rows in each range that the ids of all ranks touch, ``[P]``."""
-        # Features of one law are as one feature with the ids of all; of several laws, rows that two touch count twice.
+        """Expected distinct rows of all ranks' ids in each range, ``[P]``."""
+        # Features with one distribution count as one feature with all ids; for different
+        # distributions, common rows count several times.
         by_law: dict[IdLaw, float] = {}
         for feature in features:
             by_law[self._law(feature)] = by_law.get(self._law(feature), 0.0) + self._total(feature)
@@ -109,7 +110,7 @@ class ExpectedLoads(_Classes):
         return np.minimum(counts, ends - starts)
 
     def hottest(self, features: Sequence[str], rows: int, count: int) -> list[tuple[int, float]]:
-        """The rows that come most often, with their ids of all ranks."""
+        """The most frequent rows, with the number of their ids on all ranks."""
         laws = [(self._law(feature).over(rows), self._total(feature)) for feature in features]
         hot = np.array(sorted({row for law, _ in laws for row, _ in law.hottest(count)}), dtype=np.int64)
         reads = sum((total * (law.below(hot + 1) - law.below(hot)) for law, total in laws), np.zeros(len(hot)))
@@ -129,11 +130,11 @@ class MeasuredLoads(_Classes):
     """The load of real batches.
 
     Args:
-        batches: Rank r brings batch r; where there are fewer batches than ranks, they come again in turn.
+        batches: Rank r has batch r; with fewer batches than ranks, they are repeated cyclically.
         world_size: W.
 
     Raises:
-        ValueError: There is no batch, or there are more than ranks.
+        ValueError: There is no batch, or there are more batches than ranks.
 
     Example:
         >>> import torch
@@ -168,25 +169,25 @@ class MeasuredLoads(_Classes):
         """Ids of a rank of each class in P ranges, counted, ``[C, P]``.
 
         Raises:
-            ValueError: An id is not a row of the table.
+            ValueError: An id is outside the table.
         """
         of_batches = self._of([feature])
         for index, ids in enumerate(of_batches):
             for wrong in ids[(ids < 0) | (ids >= rows)][:1]:
                 raise ValueError(
-                    f"batch {index}: id {wrong} of feature {feature!r} is outside of its table of {rows} rows: it "
+                    f"batch {index}: id {wrong} of feature {feature!r} is outside its table of {rows} rows: it "
                     f"must be 0 to {rows - 1}"
                 )
         counts = [np.searchsorted(ids, ends) - np.searchsorted(ids, starts) for ids in of_batches]
         return np.stack(counts).astype(np.float64)
 
     def distinct(self, features: Sequence[str], rows: int, starts: Ints, ends: Ints) -> Floats:
-        """Distinct rows in each range that the ids of all ranks touch, counted, ``[P]``."""
+        """Number of distinct rows of all ranks' ids in each range, ``[P]``."""
         touched = np.unique(np.concatenate(self._of(features)))
         return (np.searchsorted(touched, ends) - np.searchsorted(touched, starts)).astype(np.float64)
 
     def hottest(self, features: Sequence[str], rows: int, count: int) -> list[tuple[int, float]]:
-        """The rows that come most often, counted."""
+        """The most frequent rows, with their counts."""
         ids = self._of(features)
         weights = np.repeat(np.tile(self.members, len(features)), [len(each) for each in ids])
         hot, index = np.unique(np.concatenate(ids), return_inverse=True)
@@ -201,14 +202,14 @@ RankLoads: TypeAlias = ExpectedLoads | MeasuredLoads
 
 
 def rank_loads(load: Load | RankLoads | KeyedJaggedTensor | Sequence[KeyedJaggedTensor], world_size: int) -> RankLoads:
-    """What W ranks bring, however it was given.
+    """The load of W ranks, from any accepted form.
 
     Args:
         load: Expected numbers, or batches.
         world_size: W.
 
     Raises:
-        ValueError: It does not fit the number of ranks.
+        ValueError: The load does not fit the number of ranks.
 
     Example:
         >>> rank_loads(Load([2, 2, 5]), world_size=3).classes.tolist()
@@ -224,16 +225,16 @@ def rank_loads(load: Load | RankLoads | KeyedJaggedTensor | Sequence[KeyedJagged
 
 
 def most_samples(loads: RankLoads, features: Sequence[str]) -> Floats:
-    """B of a rank of each class, the most of several features, ``[C]``."""
+    """B of a rank of each class, the maximum over several features, ``[C]``."""
     return np.max([np.zeros(len(loads.members)), *map(loads.samples, features)], axis=0)
 
 
 def _of_feature(values: _V | Mapping[str, _V], feature: str, what: str) -> _V:
-    """The value of a feature: its own, or that of all."""
+    """The value of a feature: its own, or the common one."""
     if not isinstance(values, Mapping):
         return values
     if feature not in values:
-        raise ValueError(f"{what} says nothing about feature {feature!r}; give it beside {sorted(values)}")
+        raise ValueError(f"{what} has no value for feature {feature!r}; add it to {sorted(values)}")
     return values[feature]
 
 

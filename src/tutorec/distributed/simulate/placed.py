@@ -1,4 +1,4 @@
-"""A plan and the tables that it is for, as the simulation reads them."""
+"""A plan and its tables, in the form that the simulation uses."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def placed_tables(
     topology: Any,
     weighted: bool = False,
 ) -> list[SimulatedTable]:
-    """The tables as a plan places them, checked as they are where a module is sharded by it.
+    """The tables as placed by a plan, checked as in sharding.
 
     Args:
-        plan: Of a model, or of one collection.
+        plan: Plan of a model, or of one collection.
         tables: The model, the tables of its only collection, or path -> tables of each.
         topology: The ranks, their hosts and speeds.
-        weighted: Whether ids come with weights, where ``tables`` is not a model.
+        weighted: Whether ids carry weights, if ``tables`` is not a model.
 
     Raises:
-        ValueError: The plan and the tables or ranks do not fit each other.
-        PlannerError: Nothing is known of a compute kernel.
+        ValueError: Plan, tables and ranks do not match.
+        PlannerError: A compute kernel is not supported.
 
     Example:
         >>> from tutorec.distributed.planner.topology import Topology
@@ -73,7 +73,7 @@ def placed_tables(
 
 
 def ranks_per_host(topology: Any) -> int:
-    """L: ranks that are connected as inside a host.
+    """L: the number of ranks per host.
 
     Example:
         >>> from tutorec.distributed.planner.topology import Topology

@@ -1,7 +1,7 @@
-"""What it costs to average replicas of tables: the bytes and milliseconds of one `DMPCollection.sync`.
+"""Simulation of `DMPCollection.sync`: bytes and milliseconds of averaging replicas.
 
-The bytes are those of `distributed.replicas`. Time is as in `simulation`: each block takes two exchanges, each a
-latency, and of a rank's two links the slower one counts.
+The bytes are those of `distributed.replicas`. Time is computed as in `simulation`: each block takes
+two exchanges with one latency each, and the slower of a rank's two links counts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from tutorec.distributed.simulate.work import SimulatedTable
 
 @dataclass(frozen=True, eq=False)
 class SyncSimulation:
-    """One averaging of replicas.
+    """One synchronization of replicas.
 
     Args:
-        by_stage: Stage -> bytes that each rank sends ``[2, W]``: to ranks of its host, and to other hosts.
-        exchanges: Of the rank that has most.
+        by_stage: Stage -> bytes that each rank sends ``[2, W]``: inside its host, and to other
+            hosts.
+        exchanges: Number of exchanges of the rank with the most.
         ms: Milliseconds of the slowest rank.
     """
 
@@ -38,7 +39,7 @@ class SyncSimulation:
     ms: float
 
     def sent(self, stage: str | None = None, *, crossing: bool | None = None) -> Floats:
-        """Bytes that each rank sends ``[W]``; the arguments are those of `traffic.Traffic`."""
+        """Bytes that each rank sends ``[W]``; arguments as in `traffic.Traffic`."""
         chosen = [sent for name, sent in self.by_stage.items() if stage in (None, name)]
         return of_links(np.sum(chosen, axis=0), crossing)
 
@@ -57,19 +58,20 @@ def simulate_sync(
     use_inter_host_allreduce: bool = False,
     include_optimizer_state: bool = True,
 ) -> SyncSimulation:
-    """What `DMPCollection.sync` sends and how long it takes, on machines that need not exist.
+    """Bytes and time of `DMPCollection.sync` on a given topology.
 
     Args:
-        plan: For the ranks of one group.
+        plan: Plan for the ranks of one group.
         topology: All ranks, their hosts and speeds.
-        tables: As of `simulate`.
-        sharding_group_size: G, ranks of a group.
-        fused_params: As of the sharder: whose optimizer state is averaged, too.
-        use_inter_host_allreduce: As of `DMPCollection`.
-        include_optimizer_state: As of its ``sync``.
+        tables: As in `simulate`.
+        sharding_group_size: G, ranks per group.
+        fused_params: As for the sharder; defines the optimizer state that is averaged.
+        use_inter_host_allreduce: As in `DMPCollection`.
+        include_optimizer_state: As in its ``sync``.
 
     Raises:
-        ValueError: The ranks make no such groups, or plan, tables and topology do not belong together.
+        ValueError: The ranks cannot be divided into such groups, or plan, tables and topology do
+            not match.
 
     Example:
         >>> from tutorec.distributed.planner.topology import Topology
@@ -103,7 +105,7 @@ def simulate_sync(
 
 
 def _pieces(tables: list[SimulatedTable], number: int) -> list[tuple[int, ...]]:
-    """Rows and columns of each piece of a rank of a group."""
+    """Rows and columns of the shards of a rank of a group."""
     return [
         (int(end - first), int(columns))
         for table in tables
@@ -113,7 +115,7 @@ def _pieces(tables: list[SimulatedTable], number: int) -> list[tuple[int, ...]]:
 
 
 def _sent(parts: list[int], hosts: Floats) -> Floats:
-    """Bytes that each of the replicas sends to its host and to others ``[2, replicas]``."""
+    """Bytes that each replica sends inside its host and to other hosts ``[2, replicas]``."""
     each = 4.0 * np.add.outer(parts, parts)
     np.fill_diagonal(each, 0.0)
     same = hosts[:, None] == hosts

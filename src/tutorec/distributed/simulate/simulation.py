@@ -1,21 +1,21 @@
-"""A step of a plan on machines that need not exist: rows looked up, bytes on every link, milliseconds, and who waits.
+"""Simulation of a training step of a plan: lookups, bytes on every link, milliseconds, slow ranks.
 
-    plan + topology + load  ->  rows by rank  ->  bytes by link  ->  ms by rank and phase  ->  ms of the step
+    plan + topology + load -> rows per rank -> bytes per link -> ms per rank, phase -> ms of a step
 
-Time is what an alpha-beta model says. An exchange takes a latency, and of each rank the slower of its two links: what
-it sends or gets inside its host, and what it sends or gets across. Lookups and updates take the bytes that they move,
-at the speed of the memory. The five phases of a step are
+Time follows an alpha-beta model. An exchange takes one latency plus the bytes of the slower of a
+rank's two links, divided by its bandwidth: those inside its host and those to other hosts. Lookups
+and updates take their bytes divided by the memory bandwidth. A step has five phases::
 
-    ids         sizes, ids and weights travel to the ranks that hold their rows
-    lookup      rows are read and pooled
-    rows        they travel home
-    gradients   they travel back; those of replicated tables travel to all ranks
-    update      the rows that were looked up are moved
+    ids         send sizes, ids and weights to the ranks that hold their rows
+    lookup      read and pool rows
+    rows        send rows back
+    gradients   send gradients; those of replicated tables to all ranks
+    update      update the rows that were looked up
 
-and each begins when the slowest rank has finished the one before: a step is the sum, over the phases, of the slowest
-rank's time.
+A phase starts when the slowest rank has finished the previous one, so the time of a step is the sum
+over phases of the slowest rank's time.
 
-Corresponds to nothing in TorchRec; the bytes are those that `traffic` counts.
+TorchRec has no counterpart; the bytes are those that `traffic` counts.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ def simulate(
     gradient_bytes: int = 4,
     slow: Mapping[int, float] | None = None,
 ) -> Simulation:
-    """A step of a plan: what ranks look up and send, and how long that takes. Nothing runs; no device is needed.
+    """Simulate a step of a plan: lookups, bytes and time per rank. No device is needed.
 
-    Its bytes are those of real processes on the same batches, after their first step. Up to thousands of ranks it takes
-    seconds; a rank's neighbours with equally large batches cost nothing.
+    The bytes equal those of real processes on the same batches, after their first step. It takes
+    seconds for thousands of ranks; ranks with equal batches are computed once.
 
     Args:
-        plan: Of a model, or of one collection: the planner's or a hand-written one.
-        topology: The ranks, their hosts, and speeds in bytes per ms.
+        plan: Plan of a model, or of one collection, planned or hand-written.
+        topology: The ranks, their hosts, and bandwidths in bytes per ms.
         tables: The model, the tables of its only collection, or path -> tables of each.
-        load: What ranks bring: `Load` (expected numbers), or batches (one for each rank, or fewer that come again
-            in turn).
-        weighted: Whether ids come with weights, where ``tables`` is no model that says so itself.
-        row_bytes: Of a number on its way home: 4, or 2 where a codec makes it float16 or bfloat16.
-        gradient_bytes: Of a number on its way back, likewise.
-        slow: Rank -> by what factor its memory is slower than the others'.
+        load: The batches: a `Load` of expected numbers, or real batches (one per rank, or fewer,
+            which are repeated).
+        weighted: Whether ids carry weights, if ``tables`` is not a model.
+        row_bytes: Bytes of a row element on the wire: 4, or 2 with a codec for float16 or bfloat16.
+        gradient_bytes: Bytes of a gradient element on the wire, likewise.
+        slow: Rank -> the factor by which its memory is slower than that of the others.
 
     Raises:
-        ValueError: Plan, tables, load and topology do not fit each other; a slow rank does not exist.
-        PlannerError: Nothing is known of a compute kernel.
+        ValueError: Plan, tables, load and topology do not match, or a slow rank does not exist.
+        PlannerError: A compute kernel is not supported.
     """
     world_size, local_size = topology.world_size, ranks_per_host(topology)
     slowness = np.ones(world_size)
@@ -99,14 +99,14 @@ def simulate(
 def _parts(
     work: RankWork, exchanges: Sequence[Exchange], topology: Any, slowness: Floats
 ) -> dict[str, dict[str, Floats]]:
-    """Milliseconds of each rank in each phase, by what they are spent on."""
+    """Milliseconds of each rank in each phase, by component."""
     world_size = len(work.lookups)
     times = {phase: {part: np.zeros(world_size) for part in PARTS} for phase in PHASES}
     times["lookup"]["memory"] += slowness * work.lookup_ms
     times["update"]["memory"] += slowness * work.update_ms
     for exchange in exchanges:
         phase = "ids" if exchange.stage in _TO_HOLDERS else "rows" if exchange.stage == ROWS_STAGE else "gradients"
-        # Links carry both ways at once, and the two links of a rank work side by side: the slower one counts.
+        # Links are full duplex, and a rank's two links work in parallel: the slower one counts.
         inside, across = np.maximum(exchange.sent, exchange.received)
         inside, across = inside / topology.intra_host_bw, across / topology.inter_host_bw
         times[phase]["latency"] += topology.latency_ms
@@ -116,7 +116,7 @@ def _parts(
 
 
 def _hot_rows(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork, most: int = 10) -> list[HotRow]:
-    """Rows that come most often, of all tables."""
+    """The most frequent rows of all tables."""
     hot_rows = []
     for table in tables:
         whole = np.array([0]), np.array([table.rows])
@@ -126,7 +126,7 @@ def _hot_rows(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork
             ranks = np.unique(table.pieces[holds, 0])
             if table.sharding_type is ShardingType.DATA_PARALLEL:
                 part = reads / work.lookups.sum()
-            else:  # A rank may hold several slices of the columns of a row, and looks each of them up.
+            else:  # A rank may hold several column shards of a row, and looks each of them up.
                 part = reads * (table.pieces[holds, 0] == ranks[0]).sum() / work.lookups[ranks[0]]
             hot_rows.append(HotRow(table.name, row, reads, reads / ids, tuple(ranks.tolist()), float(part)))
     return sorted(hot_rows, key=lambda hot: -hot.reads)[:most]

@@ -1,4 +1,4 @@
-"""A simulated step: by rank, link and phase; as numbers, as text, as a figure."""
+"""The result of a simulation by rank, link and phase, as numbers, text or figure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 PHASES = ("ids", "lookup", "rows", "gradients", "update")
 PARTS = ("memory", "inside hosts", "across hosts", "latency")
-# A grey that reads on white and on a dark page; phases in the order of time, exchanges in hues of their own.
+# A grey that is legible on white and on dark pages; phases in time order, exchanges in their own
+# hues.
 _COLORS = {
     "ids": RANK_COLORS[0],
     "lookup": RANK_COLORS[2],
@@ -35,15 +36,16 @@ _HOT_ROWS = 5
 
 @dataclass(frozen=True)
 class HotRow:
-    """A row that comes often.
+    """A frequently read row.
 
     Args:
-        table: Its name.
-        row: Its number.
-        reads: Times that all ranks together ask for it in a step.
-        of_table: The part of the table's ids that these are.
-        ranks: Who holds it: several where columns are cut; all of them where the table is replicated.
-        of_rank: The part of the lookups of the first of these ranks; of a replicated table, of all ranks together.
+        table: Its table.
+        row: Its index.
+        reads: Number of lookups by all ranks in a step.
+        of_table: Its share of the table's ids.
+        ranks: The ranks that hold it: several for column shards, all for a replicated table.
+        of_rank: Its share of the lookups of the first of these ranks; for a replicated table, of
+            all ranks.
     """
 
     table: str
@@ -56,14 +58,14 @@ class HotRow:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that the others wait for.
+    """A rank that is slower than the mean.
 
     Args:
-        rank: Which.
+        rank: The rank.
         ms: Its own time, without waiting.
-        behind: By how much that is more than the mean, as a part of it.
-        phase: Where it loses most.
-        reason: In words.
+        behind: Its time above the mean, as a fraction of the mean.
+        phase: The phase in which it loses most.
+        reason: An explanation.
     """
 
     rank: int
@@ -75,17 +77,18 @@ class Straggler:
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """One step of a plan, by rank, link and phase. Arrays have a number for each of W ranks unless they say otherwise.
+    """One simulated step, by rank, link and phase. Arrays have W elements unless stated otherwise.
 
     Args:
         world_size: W.
         local_size: L, ranks per host.
-        tables: As the plan places them.
-        samples: B of each rank, the most of a feature.
+        tables: The tables as placed by the plan.
+        samples: B of each rank, the maximum over features.
         work: Rows that ranks look up and update.
-        exchanges: What they send.
-        parts: Phase -> part -> ms of each rank: phases in the order of time, parts as in `step_parts`.
-        hot_rows: Rows that come most often, the most frequent first.
+        exchanges: The exchanges.
+        parts: Phase -> component -> ms of each rank: phases in time order, components as in
+            `step_parts`.
+        hot_rows: The most frequent rows, most frequent first.
 
     Example:
         >>> from tutorec.distributed.planner.topology import Topology
@@ -112,45 +115,45 @@ class Simulation:
 
     @cached_property
     def phases(self) -> dict[str, Floats]:
-        """Phase -> milliseconds of each rank, in the order of time."""
+        """Phase -> milliseconds of each rank, in time order."""
         return {phase: np.sum(list(parts.values()), axis=0) for phase, parts in self.parts.items()}
 
     @cached_property
     def rank_ms(self) -> Floats:
-        """Milliseconds that each rank works and sends, without waiting."""
+        """Milliseconds of computation and communication of each rank, without waiting."""
         return np.sum(list(self.phases.values()), axis=0)
 
     @cached_property
     def step_ms(self) -> float:
-        """Milliseconds of the step, its critical path: of each phase the slowest rank."""
+        """Milliseconds of the step, its critical path: the sum over phases of the slowest rank."""
         return float(sum(times.max() for times in self.phases.values()))
 
     @cached_property
     def step_parts(self) -> dict[str, float]:
-        """What the step's milliseconds are spent on, by the slowest rank of each phase.
+        """Components of the step's milliseconds, for the slowest rank of each phase.
 
-        ``memory`` (lookups and updates), ``inside hosts`` and ``across hosts`` (exchanges, of which the slower link
-        counts), ``latency``.
+        They are ``memory`` (lookups and updates), ``inside hosts`` and ``across hosts`` (exchanges,
+        counted on the slower link), and ``latency``.
         """
         slowest = {phase: int(times.argmax()) for phase, times in self.phases.items()}
         return {part: sum(float(self.parts[phase][part][rank]) for phase, rank in slowest.items()) for part in PARTS}
 
     @property
     def busiest_ms(self) -> float:
-        """Milliseconds of the rank that does most: what a planner minimises. At most `step_ms`."""
+        """Milliseconds of the busiest rank, which a planner minimizes. At most `step_ms`."""
         return float(self.rank_ms.max())
 
     def stragglers(self, behind: float = 0.1) -> list[Straggler]:
-        """Ranks whose own time is more than so much above the mean, the slowest first.
+        """Ranks whose own time exceeds the mean by a fraction, the slowest first.
 
         Args:
-            behind: 0.1 is a tenth.
+            behind: The fraction; 0.1 is ten percent.
 
         Raises:
-            ValueError: It is negative.
+            ValueError: ``behind`` is negative.
         """
         if behind < 0:
-            raise ValueError(f"stragglers(behind={behind}): give a part of the mean from 0, e.g. 0.1")
+            raise ValueError(f"stragglers(behind={behind}): give a fraction of the mean, at least 0, e.g. 0.1")
         mean = float(self.rank_ms.mean())
         slowest = np.argsort(-self.rank_ms, kind="stable").tolist()
         return [self._straggler(rank, mean) for rank in slowest if self.rank_ms[rank] > mean * (1 + behind)]
@@ -169,33 +172,33 @@ class Simulation:
         ms = float(self.rank_ms[rank])
         return Straggler(rank, ms, ms / mean - 1, phase, reason)
 
-    # --- as text, as HTML, as a figure
+    # --- as text, HTML and figure
 
     def __str__(self) -> str:
         return "\n\n".join([_headline(self), *map(str, _tables(self).values()), _waiting(self)])
 
     def _repr_html_(self) -> str:
-        """As the text, with tables as tables."""
+        """The text, with HTML tables."""
         tables = "".join(table.html(caption) for caption, table in _tables(self).items())
         return f"<p>{_headline(self)}</p>{tables}<p>{_waiting(self)}</p>"
 
     def plot(self) -> Figure:
-        """Milliseconds of each rank by phase, and the bytes on its two links; a matplotlib figure."""
+        """Plot the milliseconds of each rank by phase, and the bytes on its two links."""
         return _figure(self)
 
-    # --- bytes; the arguments are those of `traffic.Traffic`
+    # --- bytes; arguments as in `traffic.Traffic`
 
     def sent(self, stage: str | None = None, *, crossing: bool | None = None) -> Floats:
         """Bytes that each rank sends.
 
         Args:
-            stage: Those of one stage; None: of all.
-            crossing: True: those that leave their host; False: those that stay on it; None: both.
+            stage: Count this stage only; None for all.
+            crossing: True for bytes between hosts, False for bytes inside a host, None for both.
         """
         return self._by_rank("sent", stage, crossing)
 
     def received(self, stage: str | None = None, *, crossing: bool | None = None) -> Floats:
-        """Bytes that each rank gets; arguments as in `sent`."""
+        """Bytes that each rank receives; arguments as in `sent`."""
         return self._by_rank("received", stage, crossing)
 
     def host_sent(self, stage: str | None = None) -> Floats:
@@ -203,7 +206,7 @@ class Simulation:
         return self.sent(stage, crossing=True).reshape(-1, self.local_size).sum(axis=1)
 
     def host_received(self, stage: str | None = None) -> Floats:
-        """Bytes that reach each host from others, one number per host."""
+        """Bytes that each host receives from others, one number per host."""
         return self.received(stage, crossing=True).reshape(-1, self.local_size).sum(axis=1)
 
     def total(self, stage: str | None = None, *, crossing: bool | None = None) -> float:
@@ -215,7 +218,7 @@ class Simulation:
         return {stage: self.total(stage, crossing=crossing) for stage in self.issues()}
 
     def issues(self) -> dict[str, int]:
-        """How many exchanges each stage has."""
+        """Number of exchanges of each stage."""
         return dict(Counter(exchange.stage for exchange in self.exchanges))
 
     def matrix(self, stage: str | None = None) -> Floats:
@@ -235,7 +238,7 @@ class Simulation:
 
 
 def _headline(step: Simulation) -> str:
-    """The step in a sentence."""
+    """Summary of the step in a sentence."""
     hosts = step.world_size // step.local_size
     where = several(step.world_size, "rank") + (f", {hosts:,} hosts of {step.local_size}" if hosts > 1 else "")
     text = f"a step of {several(len(step.tables), 'table')} on {where} takes {ms_text(step.step_ms)} ms"
@@ -247,7 +250,7 @@ def _headline(step: Simulation) -> str:
 
 
 def _tables(step: Simulation) -> dict[str, TextTable]:
-    """Caption -> table: of each rank, of each exchange, the hot rows."""
+    """Caption -> table: ranks, exchanges and hot rows."""
     tables = {"of each rank": _by_rank(step), "exchanges, all ranks together": _by_stage(step)}
     return tables | ({"rows that come most often": _hot(step)} if step.hot_rows else {})
 
@@ -300,7 +303,7 @@ def _hot(step: Simulation) -> TextTable:
 
 
 def _waiting(step: Simulation) -> str:
-    """How much of the ranks' time is waiting, and for whom."""
+    """The fraction of time that ranks wait, and the ranks they wait for."""
     if step.step_ms == 0:
         return "nothing is looked up and nothing is sent"
     idle = 1 - float(step.rank_ms.mean()) / step.step_ms
@@ -314,7 +317,7 @@ def _waiting(step: Simulation) -> str:
 
 
 def _figure(step: Simulation) -> Figure:
-    """Milliseconds of each rank by phase, and the bytes on its two links."""
+    """Figure of the milliseconds of each rank by phase, and the bytes on its two links."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -339,7 +342,7 @@ def _figure(step: Simulation) -> Figure:
 
 
 def _stack(axes: Any, parts: Mapping[str, Floats], colors: Mapping[str, str]) -> None:
-    """Parts of each rank on top of one another: steps, which are one shape however many ranks there are."""
+    """Stacked step plot over ranks, which is one shape for any number of ranks."""
     base = np.zeros(len(next(iter(parts.values()))))
     edges = np.arange(len(base) + 1) - 0.5
     for label, values in parts.items():

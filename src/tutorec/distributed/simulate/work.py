@@ -1,9 +1,9 @@
-"""What a plan makes ranks do in a step: rows looked up and updated, and exchanges.
+"""The work of ranks in a step of a plan: rows looked up and updated, and exchanges.
 
-The bytes of exchanges are computed for all ranks of a class at once; tests hold them to be equal to what the counter
-sees. A lookup of i ids that gives n numbers moves ``i * (8 + max(4 * D, 128)) + 4 * n`` bytes, and an
-update moves that, times the topology's multiplier, and takes the topology's time of each id besides: as the planner
-estimates expected batches, and here of any.
+The bytes of exchanges are computed for all ranks of a class at once; tests compare them with the
+traffic counter. A lookup of i ids that returns n elements moves ``i * (8 + max(4 * D, 128)) + 4 *
+n`` bytes. An update moves the same bytes times the topology's multiplier, plus the topology's time
+per id. The planner uses the same formulas for expected batches.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ from tutorec.distributed.simulate.exchanges import Exchange, Reach
 from tutorec.distributed.simulate.ids import Floats, Ints
 from tutorec.distributed.simulate.loads import RankLoads, most_samples
 
-_ID = 8  # bytes of an id that is read
+_ID = 8  # bytes of an id in memory
 _WITHIN_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedTable:
-    """A table as a plan places it, in P shards.
+    """A table as placed by a plan, in P shards.
 
     Args:
-        path: Of its collection in the model.
-        name: Of the table.
+        path: Path of its collection in the model.
+        name: Name of the table.
         rows: R.
         columns: D.
         features: Input features that read it.
-        pooled: Whether the rows of a bag become one.
-        weighted: Whether each id comes with a weight.
-        sharding_type: How it is divided.
-        pieces: ``[P, 4]``: rank, first row, end row, columns; of a replicated table the whole on every rank.
-        read_speed: Bytes per ms that its kernel moves.
-        update_factor: Time of an update for the time of a lookup.
-        row_ms: Milliseconds of each distinct row of an update, beyond the bytes that are moved.
-        leaves_gradient: Whether its kernel leaves a gradient as large as the piece.
-        optimizer: What updates it in backward; None: one that neither moves rows whose gradient is 0 nor limits
-            gradients.
+        pooled: Whether bags are pooled.
+        weighted: Whether each id carries a weight.
+        sharding_type: Its sharding type.
+        pieces: ``[P, 4]``: rank, first row, end row, columns; for a replicated table one replica
+            per rank.
+        read_speed: Bandwidth of its kernel in bytes per ms.
+        update_factor: Time of an update relative to a lookup.
+        row_ms: Milliseconds per distinct row of an update, in addition to its bytes.
+        leaves_gradient: Whether its kernel fills a dense gradient.
+        optimizer: The optimizer in backward; None for one that neither updates rows with zero
+            gradient nor clips gradients.
     """
 
     path: str
@@ -66,30 +67,30 @@ class SimulatedTable:
     optimizer: OptimizerSpec | None = None
 
     def lookup_ms(self, ids: Floats, columns: Ints | int, numbers: Floats) -> Floats:
-        """Milliseconds to look so many ids up in pieces of so many columns, which gives so many numbers."""
+        """Milliseconds to look up ``ids`` ids in shards of ``columns`` columns."""
         row = _ID + np.maximum(4 * columns, ROW_READ_BYTES)
         return (ids * row + 4.0 * numbers) / self.read_speed
 
     def update_ms(self, ids: Floats, columns: Ints | int, numbers: Floats) -> Floats:
-        """Milliseconds to move the bytes of an update by the gradients of so many numbers."""
+        """Milliseconds to move the bytes of an update with ``numbers`` gradient elements."""
         return self.update_factor * self.lookup_ms(ids, columns, numbers)
 
     def whole_ms(self, numbers: Ints) -> Floats:
-        """Milliseconds that the gradient of a whole piece of so many numbers takes, beyond the rows of the batch."""
+        """Additional milliseconds of a dense gradient of ``numbers`` elements."""
         return DENSE_GRADIENT_PASSES * 4 * numbers.astype(np.float64) / self.read_speed
 
 
 @dataclass(eq=False)
 class RankWork:
-    """What each rank does in its memory in a step, ``[W]`` each.
+    """The memory work of each rank in a step, ``[W]`` each.
 
     Args:
-        lookups: Rows of pieces that are looked up; a row cut into two slices of columns is two.
-        distinct: Rows of pieces that the update touches, each once.
-        read_bytes: Of the rows that are looked up.
+        lookups: Rows of shards that are looked up; a row in two column shards counts twice.
+        distinct: Distinct rows of shards that the update changes.
+        read_bytes: Bytes of the rows that are looked up.
         lookup_ms: Milliseconds of lookups.
-        update_ms: Milliseconds of updates. Of replicated tables every rank applies the gradients of all ranks, or,
-            where whole tables are summed, that of a table.
+        update_ms: Milliseconds of updates. For replicated tables every rank applies the gradients
+            of all ranks or, if whole tables are summed, that of the table.
     """
 
     lookups: Floats
@@ -99,7 +100,7 @@ class RankWork:
     update_ms: Floats
 
     def add(self, ranks: Ints, **amounts: Floats) -> None:
-        """Add amounts ``[P]`` of the named fields to the work of P ranks, which may repeat."""
+        """Add amounts ``[P]`` to the named fields of P ranks, which may repeat."""
         for name, amount in amounts.items():
             np.add.at(getattr(self, name), ranks, amount)
 
@@ -107,13 +108,13 @@ class RankWork:
 def step_work(
     tables: Sequence[SimulatedTable], loads: RankLoads, local_size: int, wire: Mapping[str, int]
 ) -> tuple[RankWork, list[Exchange]]:
-    """The work of a step, and its exchanges in the order of their stages.
+    """The work of a step, and its exchanges in stage order.
 
     Args:
-        tables: As the plan places them.
-        loads: What each rank brings.
+        tables: The tables as placed by the plan.
+        loads: The batches of the ranks.
         local_size: L, ranks per host.
-        wire: ``"rows"`` and ``"gradients"`` -> bytes of a number on the wire.
+        wire: ``"rows"`` and ``"gradients"`` -> bytes of an element on the wire.
     """
     work, exchanges = RankWork(*np.zeros((5, len(loads.classes)))), list[Exchange]()
     groups: dict[tuple[str, ShardingType], list[SimulatedTable]] = {}
@@ -130,9 +131,10 @@ def step_work(
 def _sharded(
     tables: Sequence[SimulatedTable], loads: RankLoads, local_size: int, wire: Mapping[str, int], work: RankWork
 ) -> list[Exchange]:
-    """The exchanges of the tables of one sharding type; their work is added to ``work``."""
+    """The exchanges of the tables of one sharding type; adds their work to ``work``."""
     world_size, classes = len(loads.classes), len(loads.members)
-    # What one rank of each class sends to each holder: ids, bags (or lists of ids), numbers of rows that come back.
+    # Sent by one rank of each class to each holder: ids, bags (or lists of ids), row elements that
+    # return.
     sent = np.zeros((world_size, classes, 3))
     slots = np.zeros(world_size)
     for table in tables:
@@ -172,7 +174,7 @@ def _sharded(
         exchanges.append(exchange(WEIGHTS_STAGE, of_class, 4 * ids))
     rows, gradients = wire["rows"] * numbers, wire["gradients"] * numbers
     if tables[0].sharding_type in _WITHIN_HOSTS and tables[0].pooled:
-        # Of each class, how many ranks have my local number: their samples are added up, or handed out, by me.
+        # Per class: the ranks with this local number, whose samples this rank reduces or forwards.
         alike = of_class.reshape(-1, local_size, classes).sum(axis=0)
         alike = np.tile(alike, (world_size // local_size, 1))
         return [
@@ -186,12 +188,13 @@ def _sharded(
 
 
 def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: int, work: RankWork) -> list[Exchange]:
-    """Replicated tables: gradients to every rank, as what was looked up or as whole tables."""
+    """Replicated tables: gradients to every rank, as bags or as whole tables."""
     world_size, path, pooled = len(loads.classes), tables[0].path, tables[0].pooled
     id_bytes, weight_bytes = _id_bytes(tables), 4 * tables[0].weighted
     features = [feature for table in tables for feature in table.features]
-    samples = most_samples(loads, features)  # bags are padded to the most samples of a feature
-    # Of tables whose gradients travel as bags: bytes of a rank of each class, ids and lengths, weights, rows.
+    samples = most_samples(loads, features)  # bags are padded to the largest number of samples of a feature
+    # Tables whose gradients are sent as bags: bytes of a rank of each class, for ids and lengths,
+    # weights, rows.
     as_bags: list[Floats] = []
     summed, first = 0, np.array([0])
     for table in tables:
@@ -230,11 +233,11 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
                 exchanges.append(to_all(stage, count[loads.classes]))
     if summed:
         sums = 4.0 * np.array(even_counts(summed, world_size))
-        # Every rank adds up a part, and then sends it to the others.
+        # Every rank adds up a share, and sends it to the others.
         exchanges += [to_all(sparse_gradients.SUMS_STAGE, 1.0, sums), to_all(sparse_gradients.SUMS_STAGE, sums)]
     return exchanges
 
 
 def _id_bytes(tables: Sequence[SimulatedTable]) -> int:
-    """What an id takes on the wire: tables of one sharding type travel together."""
+    """Bytes of an id on the wire: tables of one sharding type share an exchange."""
     return 4 if all(table.rows < 2**31 for table in tables) else 8

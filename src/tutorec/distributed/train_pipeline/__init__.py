@@ -1,4 +1,4 @@
-"""Train pipelines: later batches are under way while one trains. Names are imported lazily."""
+"""Train pipelines: later batches are prepared while one trains. Names are imported lazily."""
 
 from __future__ import annotations
 

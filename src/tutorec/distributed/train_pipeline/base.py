@@ -1,4 +1,4 @@
-"""The pipeline that sends nothing early: the plain loop, with the next batch being copied."""
+"""The simplest pipeline: the plain loop, with the next batch copied ahead."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class TrainPipelineBase(TrainPipeline[In, Out]):
         optimizer_step       0      1      2      3
 
     Args:
-        model: Answers a batch with ``(losses, output)``.
-        optimizer: Steps what backward does not update.
-        device: Where batches go.
-        custom_model_fwd: Called with a batch in place of the model.
+        model: Returns ``(losses, output)`` for a batch.
+        optimizer: The optimizer of the parameters that backward does not update.
+        device: Device of the batches.
+        custom_model_fwd: Called with a batch instead of the model.
 
     Source:
-        TorchRec's ``TrainPipelineBase``, which has to be ``reset()`` before it takes another iterator.
+        TorchRec's ``TrainPipelineBase``, which has to be ``reset()`` before it takes another
+        iterator.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Batches read and copied on a thread of their own, one ahead."""
+"""A thread that reads and copies one batch ahead."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _END: Any = object()
 
 
 class DataLoadingThread(Thread, Generic[In]):
-    """Has one batch ready: reads and copies the next one when it has been taken.
+    """Keeps one batch ready: it reads and copies the next one when a batch has been taken.
 
     Args:
-        device: Where batches go.
-        dataloader_iter: Where they come from; nobody else may read it meanwhile.
-        to_device_non_blocking: Whether copies return before they are done.
-        memcpy_stream_priority: Of the CUDA stream of the copies, when none is given.
-        memcpy_stream: That stream. The caller lets its own stream wait for it.
+        device: Device of the batches.
+        dataloader_iter: Source of the batches; nothing else may read it meanwhile.
+        to_device_non_blocking: Whether copies are asynchronous.
+        memcpy_stream_priority: Priority of the CUDA stream of the copies, if none is given.
+        memcpy_stream: The CUDA stream of the copies. The caller makes its own stream wait for it.
 
     Example:
         >>> thread = DataLoadingThread(torch.device("cpu"), iter([torch.zeros(1)]), to_device_non_blocking=False)
@@ -72,16 +72,16 @@ class DataLoadingThread(Thread, Generic[In]):
         self._ready.put(_END)
 
     def stop(self) -> None:
-        """Read no further batch; who waits for one is given None."""
+        """Stop reading; a waiting caller gets None."""
         self._is_stopped = True
         self._free.release()
         self._ready.put(_END)
 
     def get_next_batch(self, none_throws: bool = False) -> In | None:
-        """The next batch as soon as it is loaded; at the end None, or StopIteration on request.
+        """Return the next batch when it is loaded; at the end None, or StopIteration if requested.
 
         Raises:
-            Exception: What the iterator or the copy raised.
+            Exception: An error of the iterator or the copy.
         """
         batch = self._ready.get()
         if isinstance(batch, _Failure):

@@ -1,17 +1,18 @@
-"""The loop of every pipeline: batches in flight, each some stages ahead of the one behind it.
+"""The engine of all pipelines: several batches in flight, each some stages ahead of the next.
 
-A schedule is a list of stages, each with the number of batches that it runs ahead. One step does them in this order,
-so that every rank issues its collectives in the same order. Two stages, of which ``load`` runs one batch ahead::
+A schedule is a list of stages, each with the number of batches that it runs ahead. A step runs them
+in this order, so all ranks issue their collectives in the same order. An example of two stages, of
+which ``load`` runs one batch ahead::
 
     step             0          1          2          3
 
     (fill)   load 0
     forward          0          1          2
-    load             1          2          it has ended
+    load             1          2          end of the iterator
 
-Before a step every batch in flight catches up with the stages that stand further ahead than it does (*fill*; nothing
-is left to do once the pipeline is full). When the iterator ends the batches in flight are trained one by one (*drain*),
-``progress`` raises StopIteration, and the next iterator starts anew.
+Before a step, every batch in flight first runs the stages that it has missed (*fill*); this does
+nothing once the pipeline is full. When the iterator ends, the batches in flight are trained one by
+one (*drain*), ``progress`` raises StopIteration, and another iterator can be passed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Stage(NamedTuple):
-    """A stage of a schedule, and its batch, counted from the one that trains in the step."""
+    """A stage of a schedule, and its batch, relative to the one that trains in the step."""
 
     run: Callable[[Stages, TrainPipelineContext], None]
     ahead: int
@@ -50,12 +51,14 @@ class Options:
     """TorchRec's arguments that pipelines share.
 
     Args:
-        execute_all_batches: Train the batches in flight when the iterator has ended. Without, all ranks stop as soon
-            as the iterator of one has ended: of the pipelines that load two batches ahead, two are left untrained.
-        apply_jit: Compile the parts without sharded modules by TorchScript.
-        context_type: Made for each batch, ``context_type(index=n)``.
-        pipeline_postproc: Run modules without parameters that stand before a sharded one ahead, too.
-        custom_model_fwd: Called with a batch in place of the model; gives ``(losses, output)``.
+        execute_all_batches: Whether to train the batches in flight after the iterator has ended. If
+            false, all ranks stop as soon as one rank's iterator has ended; a pipeline that loads
+            two batches ahead then leaves two untrained.
+        apply_jit: Whether to compile the parts without sharded modules with TorchScript.
+        context_type: Class of the contexts, called as ``context_type(index=n)`` per batch.
+        pipeline_postproc: Whether modules without parameters whose output a sharded module reads
+            run ahead, too.
+        custom_model_fwd: Called with a batch instead of the model; returns ``(losses, output)``.
     """
 
     execute_all_batches: bool = True
@@ -66,22 +69,25 @@ class Options:
 
 
 class TrainPipeline(Generic[In, Out]):
-    """Trains a model, one batch at each call of ``progress``, with later batches under way.
+    """Trains a model, one batch per call of ``progress``, while later batches are prepared.
 
-    Losses, weights and optimizer state are those of the plain loop, bit for bit. Between two calls the model stands
-    after the batch whose output was returned: a checkpoint of it continues exactly with `batches`, then the iterator.
+    Losses, weights and optimizer state equal those of the plain loop bit for bit. Between two
+    calls, the model's state is that after the batch whose output was returned. A checkpoint saved
+    there continues exactly with `batches`, followed by the iterator.
 
-    A batch that cannot be loaded or prepared (an iterator that raises, an id that no table has) is reported when it
-    is its turn, on every rank, and the batches before it have been trained. Whatever else fails is raised at once. Both
-    carry a note: the stage, the number of the batch, the rank. Where ranks have different numbers of batches nothing
-    is started early from the first batch on that one rank lacks, in later epochs either: they train as in a plain loop.
+    A batch that cannot be loaded or prepared (the iterator raises, an id is outside its table)
+    raises when its turn comes, on every rank, after the batches before it have been trained. Any
+    other error is raised at once. The error has a note with the stage, the number of the batch and
+    the rank. If ranks have different numbers of batches, nothing is started early from the first
+    batch that a rank lacks, also in later epochs; they train as in a plain loop.
 
     Args:
-        model: Answers a batch with ``(losses, output)``. Its forward, as far as it leads to sharded modules, must be
-            traceable by torch.fx; ``explain()`` says what is started early and what is not.
-        optimizer: Steps what backward does not update.
-        device: Where batches go.
-        schedule: The stages of a step, in order. Stages of one batch run in the order of how far ahead they are.
+        model: Returns ``(losses, output)`` for a batch. torch.fx must be able to trace its forward
+            up to the sharded modules; ``explain()`` lists what is started early and what is not.
+        optimizer: The optimizer of the parameters that backward does not update.
+        device: Device of the batches.
+        schedule: The stages of a step, in order. Stages of one batch run in the order of how far
+            ahead they are.
         options: TorchRec's further arguments.
     """
 
@@ -97,7 +103,7 @@ class TrainPipeline(Generic[In, Out]):
         self._schedule, self._options = tuple(schedule), options
         depth = max(stage.ahead for stage in self._schedule)
         per_batch = sorted(self._schedule, key=lambda stage: -stage.ahead)
-        exchange = (Stages.start_input_dist, Stages.wait_input_dist)  # tells whether the batch is to be trained
+        exchange = (Stages.start_input_dist, Stages.wait_input_dist)  # shows whether the batch will be trained
         self._fill = [
             (place, stage)
             for place in range(depth)
@@ -114,7 +120,7 @@ class TrainPipeline(Generic[In, Out]):
     # --- training
 
     def progress(self, dataloader_iter: Iterator[In]) -> Out:
-        """Train the next batch, and do the stages of later ones that are due.
+        """Train the next batch, and run the stages of later batches.
 
         Returns:
             The model's output for the batch.
@@ -130,7 +136,7 @@ class TrainPipeline(Generic[In, Out]):
             if place >= len(self._flight) or stage not in self._flight[place].done:
                 self._do(stage, place)
         if not self._options.execute_all_batches:
-            for stage in self._schedule:  # whether the iterator ends is known before this batch is trained
+            for stage in self._schedule:  # the end of the iterator is known before this batch is trained
                 if stage.run in (Stages.load, Stages.prepare):
                     self._do(stage, stage.ahead)
         ctx = self._next_to_train()
@@ -140,14 +146,14 @@ class TrainPipeline(Generic[In, Out]):
         return ctx.output
 
     def _take(self, iterator: Iterator[In]) -> None:
-        """Load from another iterator from now on; batches of the last one are still in flight."""
+        """Load from another iterator; batches of the previous one may still be in flight."""
         self._source = self._stages.iterator = iterator
         last = self._flight[-1] if self._flight else None
         if last is not None and self._stages.state_of(last) == ENDED:
             self._next_index = self._flight.pop().index or 0
 
     def reset(self) -> None:
-        """Forget the batches in flight; the next call of ``progress`` starts anew."""
+        """Drop the batches in flight; the next call of ``progress`` starts anew."""
         self._flight: deque[TrainPipelineContext] = deque()
         self._next_index = 0
         self._in_step, self._asked = not self._is_uneven, False
@@ -155,17 +161,17 @@ class TrainPipeline(Generic[In, Out]):
 
     @property
     def batches(self) -> list[In]:
-        """Batches that were read and not trained: ``chain(pipeline.batches, iterator)`` is left."""
+        """Batches read but not trained; ``chain(pipeline.batches, iterator)`` is what remains."""
         return [ctx.batch for ctx in self._flight if ctx.batch is not None]
 
     @property
     def contexts(self) -> Sequence[TrainPipelineContext]:
-        """What is remembered of each batch in flight, the next one to be trained first."""
+        """Contexts of the batches in flight, in training order."""
         return self._flight
 
     # --- the model
 
-    # Programs written for TorchRec read these three, the DLRM reference among them.
+    # Programs written for TorchRec read these three, for example the DLRM reference.
     @property
     def _model(self) -> nn.Module:
         return self._stages.model
@@ -179,11 +185,11 @@ class TrainPipeline(Generic[In, Out]):
         return self._stages.device
 
     def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
-        """Let the model's sharded modules take what is started early; ``progress`` does it by itself.
+        """Make sharded modules use results that were started early; ``progress`` calls it.
 
         Args:
-            model: Another model than before.
-            sparse_dist: False: its sharded modules stay as they are, and nothing is started early.
+            model: A new model.
+            sparse_dist: If false, sharded modules are not changed and nothing is started early.
         """
         self.detach()
         stages, options = self._stages, self._options
@@ -199,14 +205,14 @@ class TrainPipeline(Generic[In, Out]):
         self._attached, self._traced_in_training, self._asked = True, stages.model.training, False
 
     def detach(self) -> nn.Module:
-        """The model as it was before; batches in flight are kept for when it is attached again."""
+        """Restore the model; batches in flight are kept until it is attached again."""
         if self._stages.rewritten is not None:
             self._stages.rewritten.restore()
         self._attached = False
         return self._stages.model
 
     def explain(self) -> str:
-        """Which sharded modules are started early, and why the others are not; one line each."""
+        """Which sharded modules are started early, and why others are not; one line each."""
         if not self._starts_early:
             return f"{type(self).__name__} starts no module early"
         if not self._attached:
@@ -215,16 +221,16 @@ class TrainPipeline(Generic[In, Out]):
 
     @property
     def _pipelined_modules(self) -> list[nn.Module]:
-        """The sharded modules that are started early; TorchRec's tests ask for them by this name."""
+        """The sharded modules that are started early, under the name that TorchRec's tests read."""
         return list(self._stages.rewritten.early.modules.values()) if self._stages.rewritten is not None else []
 
     @property
     def _pipelined_postprocs(self) -> list[nn.Module]:
-        """The modules that run ahead, in front of a sharded one; the name is TorchRec's."""
+        """The preprocessing modules that run ahead, under TorchRec's name."""
         return list(self._stages.rewritten.early.preprocessing.values()) if self._stages.rewritten is not None else []
 
     def timeline(self) -> list[Interval]:
-        """When each stage of each batch ran on this rank, by end time; the last 10,000."""
+        """The start and end of each stage and batch on this rank, by end time; the last 10,000."""
         return list(self._timeline.intervals)
 
     def export_chrome_trace(self, path: str) -> None:
@@ -234,7 +240,7 @@ class TrainPipeline(Generic[In, Out]):
     # --- one stage of one batch
 
     def _do(self, stage: Stage, place: int) -> None:
-        """Run a stage for a batch in flight, unless the batch has passed it or does not exist."""
+        """Run a stage for a batch in flight, unless it has run or there is no such batch."""
         stages = self._stages
         if place == len(self._flight) and stage.run is Stages.load and stages.iterator is not None:
             self._flight.append(self._options.context_type(index=self._next_index))
@@ -260,7 +266,7 @@ class TrainPipeline(Generic[In, Out]):
             self._compare(ctx)
 
     def _ask(self, ctx: TrainPipelineContext) -> list[int]:
-        """What each rank says of a batch, asked in a collective of its own."""
+        """Exchange the states of a batch between ranks in a separate collective."""
         state, rewritten = self._stages.state_of(ctx), self._stages.rewritten
         env = rewritten.env if rewritten is not None else None
         if env is None or env.process_group is None or env.world_size == 1:
@@ -268,13 +274,13 @@ class TrainPipeline(Generic[In, Out]):
         return [of_rank for (of_rank,) in comm.all_gather_ints([state], env.process_group, "pipeline")]
 
     def _states(self, ctx: TrainPipelineContext) -> list[int]:
-        """What each rank has said of a batch; this one's state where they have not told each other."""
+        """The states of a batch on all ranks; only this rank's if they have not been exchanged."""
         return ctx.states if ctx.states is not None else [self._stages.state_of(ctx)]
 
     def _may_start(self, ctx: TrainPipelineContext) -> bool:
-        """Whether ranks issue the first round for a batch, in which those without one say so.
+        """Whether ranks issue the first round for a batch; ranks without a batch report it there.
 
-        They ask each other before the first one, where what they have to agree on is more.
+        Before the first batch, ranks exchange states separately, since they must agree on more.
         """
         rewritten = self._stages.rewritten
         if self._in_step and not (self._asked and rewritten is not None and rewritten.sends_status):
@@ -288,18 +294,18 @@ class TrainPipeline(Generic[In, Out]):
         return self._in_step
 
     def _compare(self, ctx: TrainPipelineContext) -> None:
-        """Start nothing early any more: ranks differ in batches, or a failure is to be raised."""
+        """Start nothing early from now on: ranks have different batches, or an error is pending."""
         states = self._states(ctx)
         self._in_step = self._in_step and min(states) == max(states)
         if READY in states and ENDED in states and not self._is_uneven:
             self._is_uneven = True
             ended = [rank for rank, state in enumerate(states) if state == ENDED]
             _logger.warning(
-                "ranks %s have no batch %d, and others have: nothing is started early from now on", ended, ctx.index
+                "ranks %s have no batch %d, but others do: nothing is started early from now on", ended, ctx.index
             )
 
     def _next_to_train(self) -> TrainPipelineContext:
-        """The first batch in flight, unless all have been trained, or it failed on some rank."""
+        """The first batch in flight, or None if all are trained or it failed on some rank."""
         stops = not self._options.execute_all_batches and (not self._flight or ENDED in self._ask(self._flight[-1]))
         ctx = self._flight[0] if self._flight else None
         if ctx is not None and not stops and min(self._states(ctx)) < ENDED:
@@ -317,7 +323,7 @@ class TrainPipeline(Generic[In, Out]):
 
 
 def _run(stage: Stage, stages: Stages, ctx: TrainPipelineContext) -> None:
-    """Run a stage. A StopIteration out of a model would look as if the batches had ended."""
+    """Run a stage. A StopIteration from a model must not look like the end of the batches."""
     try:
         stage.run(stages, ctx)
     except StopIteration as error:

@@ -1,4 +1,4 @@
-"""The pipeline for evaluation: forwards only."""
+"""The pipeline for evaluation, which runs forwards only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["EvalPipelineSparseDist"]
 
 
 class EvalPipelineSparseDist(TrainPipeline[In, Out]):
-    """Sends the ids of batch n + 1 while batch n goes through the model; nothing is trained.
+    """Sends the ids of batch n + 1 while batch n runs through the model; nothing is trained.
 
     ::
 
@@ -24,14 +24,15 @@ class EvalPipelineSparseDist(TrainPipeline[In, Out]):
         wait_input_dist      1      2      3      4
         load, prepare        2      3      4      5
 
-    Whether the model is in evaluation, and whether a graph is recorded, is the caller's: ``model.eval()`` and
+    The caller sets the evaluation mode and turns gradients off: ``model.eval()`` and
     ``torch.no_grad()``.
 
     Args:
         model: See `TrainPipeline`.
-        optimizer: TorchRec's, without effect.
-        device: Where batches go.
-        apply_jit: See `Options`; so is ``pipeline_postproc``.
+        optimizer: TorchRec's; has no effect.
+        device: Device of the batches.
+        apply_jit: See `Options`.
+        pipeline_postproc: See `Options`.
 
     Source:
         TorchRec's ``EvalPipelineSparseDist``.

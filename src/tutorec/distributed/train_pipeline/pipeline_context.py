@@ -1,4 +1,4 @@
-"""What a pipeline remembers of one batch, from the iterator to its last stage."""
+"""The state of one batch in a pipeline, from the iterator to its last stage."""
 
 from __future__ import annotations
 
@@ -22,22 +22,26 @@ Out = TypeVar("Out")
 
 @dataclass
 class TrainPipelineContext:
-    """One batch in flight. A pipeline makes one for each batch: ``context_type(index=n)``.
+    """One batch in flight. A pipeline makes one per batch: ``context_type(index=n)``.
 
     Args:
-        index: The number of the batch since the pipeline was made or reset, from 0.
-        batch: On the pipeline's device; None before it is loaded, after its forward, and where the iterator has ended.
-        input_dist_splits_requests: Path of a sharded module -> the first round of its ``input_dist``, in flight.
+        index: Number of the batch since the pipeline was made or reset, from 0.
+        batch: The batch on the pipeline's device; None before it is loaded, after its forward, and
+            after the end of the iterator.
+        input_dist_splits_requests: Path of a sharded module -> the first round of its
+            ``input_dist``, in flight.
         input_dist_tensors_requests: Path -> the second round, in flight.
-        module_contexts: Path -> what the moves of this batch tell each other in that module.
-        postproc_fwd_results: Path of a preprocessing module -> its result, until the forward takes it.
-        embedding_a2a_requests: Path -> the result of a lookup that was made before the forward.
-        arguments: Path -> what the model passes to that module, computed ahead of the forward.
+        module_contexts: Path -> the module's context of this batch.
+        postproc_fwd_results: Path of a preprocessing module -> its result, until the forward uses
+            it.
+        embedding_a2a_requests: Path -> the result of a lookup that was started before the forward.
+        arguments: Path -> the module's arguments, computed ahead of the forward.
         done: The stages that the batch has passed.
-        error: Why it could not be loaded or prepared on this rank. It is raised when it is this batch's turn.
-        states: Of each rank whether it has this batch, where ranks have told each other; see `TrainPipeline`.
-        losses: What the forward gave, until the backward takes it.
-        output: What ``progress`` returns.
+        error: Why it could not be loaded or prepared on this rank; raised when its turn comes.
+        states: Each rank's state of this batch, if the ranks have exchanged them; see
+            `TrainPipeline`.
+        losses: Result of the forward, until the backward uses it.
+        output: Return value of ``progress``.
 
     Source:
         TorchRec's ``TrainPipelineContext``.
@@ -58,6 +62,6 @@ class TrainPipelineContext:
     output: Any = None
 
 
-# One kind of context serves all pipelines; TorchRec has one for each.
+# One class of contexts serves all pipelines; TorchRec has one for each.
 PrefetchTrainPipelineContext = TrainPipelineContext
 EmbeddingTrainPipelineContext = TrainPipelineContext

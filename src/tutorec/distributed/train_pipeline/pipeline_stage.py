@@ -1,11 +1,12 @@
-"""Stages for a training loop that calls the model itself, and stages that send ids early.
+"""Stages of `StagedTrainPipeline`, for a training loop that calls the model itself.
 
-With `SparseDataDistUtil` a batch passes its stages while earlier batches are trained. The loop calls the model with
-what `StagedTrainPipeline` returns, and a hook on the model goes on with the batches behind it::
+With `SparseDataDistUtil` a batch passes its stages while earlier batches are trained. The loop
+calls the model with the batch that `StagedTrainPipeline` returns, and a hook on the model continues
+with the batches behind it::
 
-    progress        sends how many ids of batch n + 1 go where, and returns batch n
-    model(batch n)  takes the ids that have arrived
-      the hook      waits for those numbers, and sends the ids of batch n + 1: in flight during the backward
+    progress        sends the sizes of batch n + 1, and returns batch n
+    model(batch n)  uses the ids that have arrived
+      the hook      waits for the sizes and sends the ids of batch n + 1: in flight during backward
     backward, optimizer step
 """
 
@@ -34,14 +35,14 @@ RunnableType = Callable[..., Any]
 
 @dataclass
 class PipelineStage:
-    """What is done to each batch before the model is called with it.
+    """A function that runs on each batch before the model is called with it.
 
     Args:
         name: Its name, in traces and messages.
-        runnable: Batch -> what the next stage is given, or the loop.
+        runnable: Batch -> input of the next stage, or of the loop.
         stream: The CUDA stream of its kernels; None on the CPU.
-        fill_callback: Called after the stage while the pipeline is filled, in place of a forward.
-        data_exhausted_callback: Called when it is the stage's turn and there is no batch.
+        fill_callback: Called after the stage while the pipeline fills, when there is no forward.
+        data_exhausted_callback: Called when the stage has no batch to run.
 
     Source:
         TorchRec's ``torchrec.distributed.train_pipeline.pipeline_stage.PipelineStage``.
@@ -62,7 +63,7 @@ class _GivenStream(SideStream):
 
 
 class _Sending(Stages):
-    """The stages of a model that send ids, on the caller's stream; its loop loads and trains."""
+    """The stages that send ids, on the caller's stream; the caller loads and trains."""
 
     def __init__(self, model: nn.Module, stream: Any) -> None:
         device = torch.device("cpu") if stream is None else stream.device
@@ -71,24 +72,26 @@ class _Sending(Stages):
 
 
 def on_stream(stream: Any) -> AbstractContextManager[Any]:
-    """The block's kernels run on a CUDA stream; without one nothing changes."""
+    """Run the block's kernels on a CUDA stream; None has no effect."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 class SparseDataDistUtil(Generic[In]):
     """Stages that send ids, prefetch cached rows or look rows up ahead of a batch's forward.
 
-    Batches pass each stage in order, and the model is called with them in that order; a call with a batch that has
-    passed no stage is an ordinary one. Ranks must have the same number of batches.
+    Batches pass each stage in order, and the model is called with them in that order; a call with a
+    batch that has passed no stage is an ordinary one. Ranks must have the same number of batches.
 
     Args:
-        model: With sharded modules inside; the loop calls it once for each batch.
-        data_dist_stream: The stream on which ids are sent; None on the CPU, as are the other streams there.
+        model: A model with sharded modules; the loop calls it once per batch.
+        data_dist_stream: The stream on which ids are sent; None on the CPU, as are the other
+            streams there.
         apply_jit: Compile the parts without sharded modules by TorchScript.
         prefetch_stream: That of the stage `prefetch`.
-        pipeline_postproc: Run modules without parameters that stand before a sharded one ahead, too.
-        embedding_lookup_stream: That of the stage `start_embedding_lookup`, with which rows miss one update, as with
-            `TrainPipelineSemiSync`.
+        pipeline_postproc: Run modules without parameters that stand before a sharded one ahead,
+            too.
+        embedding_lookup_stream: That of the stage `start_embedding_lookup`, with which rows miss
+            one update, as with `TrainPipelineSemiSync`.
 
     Raises:
         ValueError: Both a prefetch stream and a lookup stream are given.
@@ -129,18 +132,18 @@ class SparseDataDistUtil(Generic[In]):
 
     @property
     def initialized(self) -> bool:
-        """Whether the model's sharded modules take what was started early."""
+        """Whether the model's sharded modules use results that were started early."""
         return self._stages.rewritten is not None
 
     def explain(self) -> str:
-        """Which sharded modules are started early, and why the others are not; one line each."""
+        """Which sharded modules are started early, and why others are not; one line each."""
         rewritten = self._stages.rewritten
         return "no batch has been started yet" if rewritten is None else rewritten.explain()
 
     # --- stages
 
     def start_sparse_data_dist(self, batch: In) -> In:
-        """Send how many ids of a batch go where."""
+        """Send the sizes of a batch."""
         if not self.initialized:
             self._attach()
         ctx = TrainPipelineContext(index=self._next_index, batch=batch)
@@ -152,18 +155,18 @@ class SparseDataDistUtil(Generic[In]):
         return batch
 
     def wait_sparse_data_dist(self) -> None:
-        """Wait for those numbers, and send the ids."""
+        """Wait for the sizes and send the ids."""
         for ctx in self._flight:
             if ctx.input_dist_splits_requests:
                 self._stages.wait_input_dist(ctx)
 
     def prefetch(self, batch: In) -> In:
-        """Have the caches read the rows of a batch whose ids have been sent."""
+        """Start reading the rows of a batch whose ids have been sent into the caches."""
         self._next("prefetch", self._stages.prefetch)
         return batch
 
     def load_prefetch(self) -> None:
-        """TorchRec's, without effect: what was prefetched belongs to its batch."""
+        """Do nothing; TorchRec's. Prefetched rows are stored with their batch."""
 
     def start_embedding_lookup(self, batch: In) -> In:
         """Look the rows of a batch up, and send them back."""
@@ -171,11 +174,11 @@ class SparseDataDistUtil(Generic[In]):
         return batch
 
     def wait_sdd_fill_callback(self) -> None:
-        """What a forward's hook does for a batch that passes the stage while the pipeline fills."""
+        """Send the ids of a batch that passes the stage while the pipeline fills."""
         self.wait_sparse_data_dist()
 
     def data_exhausted_callback(self) -> None:
-        """TorchRec's, without effect."""
+        """Do nothing; TorchRec's."""
 
     def start_sparse_data_dist_stage(
         self, name: str = "start_sparse_data_dist", runnable: RunnableType | None = None
@@ -206,7 +209,7 @@ class SparseDataDistUtil(Generic[In]):
     # --- the model
 
     def detach(self) -> nn.Module:
-        """The model as it was before. Batches in flight are kept, for when the next one is started."""
+        """Restore the model. Batches in flight are kept until the next one is started."""
         self.wait_sparse_data_dist()
         for hook in self._hooks:
             hook.remove()
@@ -235,13 +238,13 @@ class SparseDataDistUtil(Generic[In]):
             self._lookups.hand_over(list(ctx.embedding_a2a_requests.values()))
 
     def _called_with(self, values: list[Any]) -> TrainPipelineContext | None:
-        """The batch in flight with which the model is called; earlier ones were called without."""
+        """The batch in flight with which the model is called, and drop earlier ones."""
         for place, ctx in enumerate(self._flight):
             if any(ctx.batch is value for value in values):
                 for _ in range(place):
                     self._flight.popleft()
                 return ctx
-        # A loop may call the model with parts of its batch. A batch of another source is of the same class.
+        # A loop may call the model with parts of its batch; compare classes to recognize it.
         parts = self._flight and all(type(value) is not type(self._flight[0].batch) for value in values)
         return self._flight[0] if parts else None
 

@@ -1,4 +1,4 @@
-"""The pipeline for tables in a file: it reads the next batch's rows while this one trains."""
+"""The pipeline for tables in a file: it reads the next batch's rows while one trains."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PrefetchTrainPipelineSparseDist(TrainPipeline[In, Out]):
 
         step                 0      1      2      3
 
-        prefetch             1      2      3      4      on threads of the caches, until the step ends
+        prefetch             1      2      3      4      on the caches' threads, until the step ends
         start_input_dist     2      3      4      5
         forward              0      1      2      3
         wait_input_dist      2      3      4      5
@@ -34,9 +34,10 @@ class PrefetchTrainPipelineSparseDist(TrainPipeline[In, Out]):
 
     Args:
         model: See `TrainPipeline`.
-        optimizer: Steps what backward does not update.
-        device: Where batches go.
-        execute_all_batches: See `Options`; so are ``apply_jit``, ``pipeline_postproc`` and ``custom_model_fwd``.
+        optimizer: The optimizer of the parameters that backward does not update.
+        device: Device of the batches.
+        execute_all_batches: See `Options`; so are ``apply_jit``, ``pipeline_postproc`` and
+            ``custom_model_fwd``.
 
     Source:
         TorchRec's ``PrefetchTrainPipelineSparseDist``.
@@ -66,4 +67,4 @@ class PrefetchTrainPipelineSparseDist(TrainPipeline[In, Out]):
         super().__init__(model, optimizer, device, schedule, options)
 
 
-TrainPipelinePrefetch = PrefetchTrainPipelineSparseDist  # as TorchRec's pull request 2581 calls it
+TrainPipelinePrefetch = PrefetchTrainPipelineSparseDist  # the name in TorchRec's pull request 2581

@@ -1,4 +1,4 @@
-"""A model whose sharded modules take what a pipeline has started early, until it is detached."""
+"""Replacement of the forwards of a model's sharded modules, until the pipeline is detached."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class RewrittenModel:
     """Trace a model and replace the forwards that run ahead; ``restore`` puts them back.
 
     Args:
-        model: With sharded modules inside.
+        model: A model with sharded modules.
         call: What the pipeline calls with a batch: the model, or a function that calls it.
         current: The batch in the pipeline's forward.
-        preprocess: Whether modules without parameters to train may run ahead, too.
-        scripted: Whether parts without sharded modules are compiled by TorchScript.
+        preprocess: Whether modules without trainable parameters may run ahead, too.
+        scripted: Whether parts without sharded modules are compiled with TorchScript.
 
     Attributes:
-        early: What starts early, and why the rest does not.
-        is_proven: Whether the trace has fitted a batch.
+        early: What is started early, and why the rest is not.
+        is_proven: Whether the trace has matched a batch.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class RewrittenModel:
 
     @property
     def sends_status(self) -> bool:
-        """Whether a rank without a batch can say so in the first round of every module."""
+        """Whether a rank without a batch can report so in the first round of every module."""
         return all(isinstance(module, ShardedEmbeddingModule) for module in self.early.modules.values())
 
     def prepare(self, ctx: TrainPipelineContext) -> None:
-        """Compute the arguments of a batch, and check it on this rank: nothing is sent."""
+        """Compute the arguments of a batch and check them on this rank, without communication."""
         if self.early.program is None or not self.early.modules:
             return
         self._ahead.ctx = ctx
@@ -87,14 +87,14 @@ class RewrittenModel:
                 check(ctx.module_contexts[path], *args, **kwargs)
 
     def reject(self, path: str, reason: str) -> None:
-        """Run a sharded module in the forward from now on. Every rank does so at the same batch."""
+        """Stop starting a sharded module early. Every rank does so at the same batch."""
         module = self.early.modules.pop(path)
         module.forward = cast(PipelinedForward, module.forward).original
         self.early.reasons[path] = reason
         self._warn()
 
     def reject_all(self, error: Exception) -> None:
-        """Start no module early: what the trace says does not fit the first batch of any rank."""
+        """Start no module early: the trace matches the first batch of no rank."""
         for path in list(self.early.modules):
             self.reject(path, f"its input cannot be computed ahead ({type(error).__name__}: {error})")
         self.is_proven = True
@@ -111,7 +111,7 @@ class RewrittenModel:
         return "\n".join(lines) or "the model has no sharded modules"
 
     def restore(self) -> None:
-        """The model as it was."""
+        """Restore the forwards of the model."""
         while self._replaced:
             owner, name, value = self._replaced.pop()
             if value is _MISSING:
@@ -125,7 +125,7 @@ class RewrittenModel:
         setattr(owner, name, value)
 
     def _script(self, module: nn.Module) -> None:
-        """Compile the largest parts without a sharded module; parts TorchScript refuses stay."""
+        """Compile the largest parts without sharded modules, if TorchScript accepts them."""
         ahead = {*self.early.modules.values(), *self.early.preprocessing.values()}
         for name, part in list(module.named_children()):
             if isinstance(part, ShardedModule) or part in ahead:
@@ -137,5 +137,5 @@ class RewrittenModel:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message=r".torch\.jit\.\w+. is deprecated")
                     self._replace(module, name, torch.jit.script(part))
-            except Exception as error:  # of TorchScript's compiler, which has no common class for them
-                _logger.info("apply_jit: %s stays as it is: %s", type(part).__name__, error)
+            except Exception as error:  # TorchScript's compiler has no common class of errors
+                _logger.info("apply_jit: %s is not compiled: %s", type(part).__name__, error)

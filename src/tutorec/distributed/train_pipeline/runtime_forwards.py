@@ -1,7 +1,7 @@
-"""What stands in for the forward of a module that a pipeline runs ahead.
+"""Replacement forwards of modules that a pipeline runs ahead.
 
-The module stays what it is and where it is; an attribute ``forward`` of the object hides that of its class until the
-pipeline is detached. Outside of the pipeline's own forward it does what the module does.
+An attribute ``forward`` of the object hides the method of its class until the pipeline is detached.
+Outside the pipeline's own forward it calls the original method.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineCon
 
 __all__ = ["PipelinedForward", "PipelinedPostproc"]
 
-# The batch that the pipeline runs the model with at this moment, or None.
+# The batch with which the pipeline is running the model, or None.
 Current = Callable[[], TrainPipelineContext | None]
 
 
 class PipelinedForward:
-    """Of a sharded module: takes what was started early in place of its arguments.
+    """Forward of a sharded module: uses what was started early instead of its arguments.
 
     Args:
-        name: The module's path.
+        name: Path of the module.
         module: The module.
         current: The batch in the pipeline's forward.
-        reject: Told the name and the reason, where the model passes other arguments than the trace has said.
+        reject: Called with the name and a reason if the model passes other arguments than the
+            trace.
 
     Source:
         TorchRec's ``PipelinedForward``.
@@ -63,14 +64,14 @@ class PipelinedForward:
 
 
 def look_up(name: str, module: ShardedModule[Any, Any, Any, Any], ctx: TrainPipelineContext) -> None:
-    """Look up and send back the rows of a batch whose ids have arrived, unless already done."""
+    """Start the lookup of a batch whose ids have arrived, unless it is already started."""
     if name in ctx.input_dist_tensors_requests:
         arrived = ctx.input_dist_tensors_requests.pop(name).wait()
         ctx.embedding_a2a_requests[name] = module.compute_and_output_dist(ctx.module_contexts[name], arrived)
 
 
 def _same(traced: Any, passed: Any) -> bool:
-    """Whether a module is passed what was computed ahead, as far as tensors can be compared."""
+    """Whether a module gets the arguments computed ahead, as far as tensors can be compared."""
     (parts, tree), (others, other_tree) = tree_flatten(traced), tree_flatten(passed)
     return tree == other_tree and all(
         one is other or not isinstance(one, Tensor) or (isinstance(other, Tensor) and torch.equal(one, other))
@@ -80,19 +81,19 @@ def _same(traced: Any, passed: Any) -> bool:
 
 @dataclass
 class Ahead:
-    """The batch whose preprocessing runs ahead of its forward at this moment, or None."""
+    """The batch whose preprocessing is running ahead of its forward, or None."""
 
     ctx: TrainPipelineContext | None = None
 
 
 class PipelinedPostproc:
-    """The forward of a module in front of a sharded one: it runs once for each batch.
+    """Forward of a preprocessing module, which runs once per batch.
 
     Args:
-        name: The module's path.
+        name: Path of the module.
         module: The module.
         current: The batch in the pipeline's forward.
-        ahead: The batch that is prepared.
+        ahead: The batch that is being prepared.
 
     Source:
         TorchRec's ``PipelinedPostproc``.

@@ -1,4 +1,4 @@
-"""The pipeline that looks rows up one update early, so that they travel during training."""
+"""The pipeline that looks rows up one update early and sends them during training."""
 
 from __future__ import annotations
 
@@ -24,25 +24,28 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
 
         start_input_dist     2      3      4      5
         forward              0      1      2      3
-        look_up              1      2      3      4      before the update by batch n: in flight during the backward
+        look_up              1      2      3      4      before the update by batch n
         wait_input_dist      2      3      4      5
         backward             0      1      2      3
         load, prepare        3      4      5      6
         optimizer_step       0      1      2      3
 
-    It trains another model than the plain loop: the embeddings of a batch are those of one update before, the dense
-    parts are up to date. A module that cannot be started early has no stale rows, nor has one with tables that
-    ``optimizer`` updates. A run that goes on from a checkpoint looks its first batch up anew.
+    Rows are in flight during the backward. The trained model differs from that of the plain loop:
+    the embeddings of a batch lack the latest update, while dense layers are up to date. Rows are
+    not stale for modules that cannot be started early, for modules with tables that ``optimizer``
+    updates, and for the first batch after a checkpoint is loaded.
 
     Args:
         model: See `TrainPipeline`.
-        optimizer: Steps what backward does not update.
-        device: Where batches go.
-        execute_all_batches: See `Options`; so are ``apply_jit``, ``pipeline_postproc`` and ``custom_model_fwd``.
+        optimizer: The optimizer of the parameters that backward does not update.
+        device: Device of the batches.
+        execute_all_batches: See `Options`; so are ``apply_jit``, ``pipeline_postproc`` and
+            ``custom_model_fwd``.
         start_batch: The batches up to this one are trained as in the plain loop.
-        stash_gradients: From ``start_batch`` on, make the dense parts one update late, too: each step applies the
-            gradients of the batch before, and that of ``start_batch`` none.
-        strict: Raise ValueError where tables are updated by ``optimizer``.
+        stash_gradients: From ``start_batch`` on, delay dense layers by one update, too: each step
+            applies the gradients of the previous batch, and the step of ``start_batch`` applies
+            none.
+        strict: Raise ValueError if ``optimizer`` updates tables.
 
     Source:
         TorchRec's ``TrainPipelineSemiSync``.
@@ -67,7 +70,7 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
             if (ctx.index or 0) > start_batch and stages.rewritten is not None:
                 updated = [path for path, module in stages.rewritten.early.modules.items() if not _is_fused(module)]
                 if strict and updated:
-                    raise ValueError(f"strict=True: {updated} have tables that the optimizer updates, not the backward")
+                    raise ValueError(f"strict=True: {updated} have tables that the optimizer updates, not backward")
                 stages.look_up(ctx, updated)
 
         def optimizer_step(stages: Stages, ctx: TrainPipelineContext) -> None:
@@ -84,7 +87,7 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
             Stage(Stages.load, 3),
             Stage(Stages.prepare, 3),
             Stage(optimizer_step, 0),
-            Stage(Stages.look_up, 1),  # up to date, for batches that are not to be stale
+            Stage(Stages.look_up, 1),  # not stale, for batches before start_batch
         )
         options = Options(execute_all_batches, apply_jit, TrainPipelineContext, pipeline_postproc, custom_model_fwd)
         super().__init__(model, optimizer, device, schedule, options)
@@ -96,14 +99,14 @@ class TrainPipelineSemiSync(TrainPipeline[In, Out]):
 
 
 def _is_fused(module: nn.Module) -> bool:
-    """Whether backward updates all its tables; rows an optimizer writes must not be read early."""
+    """Whether backward updates all tables of a module; others must not be read early."""
     return all(hasattr(parameter, "_in_backward_optimizers") for parameter in module.parameters())
 
 
 def _exchange_gradients(model: nn.Module, held: dict[nn.Parameter, torch.Tensor]) -> None:
-    """Hold the gradients of this batch back, in exchange for those of the batch before."""
+    """Exchange the gradients of this batch for those of the previous batch."""
     for parameter in model.parameters():
         now, before = parameter.grad, held.pop(parameter, None)
         if now is not None:
-            held[parameter] = now.clone()  # it may be a view of a bucket that the next backward writes to
+            held[parameter] = now.clone()  # a gradient may be a view of a DDP bucket
         parameter.grad = before

@@ -1,4 +1,4 @@
-"""Pipelines that send the ids of the next batch while this one is trained."""
+"""Pipelines that send the ids of the next batch while one trains."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
 
         step                 0      1      2      3
 
-        start_input_dist     1      2      3      4      how many ids go where: in flight during the forward
+        start_input_dist     1      2      3      4      sizes: in flight during the forward
         forward              0      1      2      3
-        wait_input_dist      1      2      3      4      the ids: in flight during the backward
+        wait_input_dist      1      2      3      4      ids: in flight during the backward
         backward             0      1      2      3
         load, prepare        2      3      4      5
         optimizer_step       0      1      2      3
@@ -33,10 +33,10 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
 
     Args:
         model: See `TrainPipeline`.
-        optimizer: Steps what backward does not update.
-        device: Where batches go.
-        execute_all_batches: See `Options`; so are ``apply_jit``, ``context_type``, ``pipeline_postproc`` and
-            ``custom_model_fwd``.
+        optimizer: The optimizer of the parameters that backward does not update.
+        device: Device of the batches.
+        execute_all_batches: See `Options`; so are ``apply_jit``, ``context_type``,
+            ``pipeline_postproc`` and ``custom_model_fwd``.
         enqueue_batch_after_forward: TorchRec's; here batches are always loaded after the forward.
 
     Source:
@@ -70,27 +70,28 @@ class TrainPipelineSparseDist(TrainPipeline[In, Out]):
 
 
 class TrainPipelineSparseDistLite(TrainPipeline[In, Out]):
-    """Copies and checks batch n + 1 while batch n trains; ids travel in their own step.
+    """Copies and checks batch n + 1 while batch n trains; its ids are sent in its own step.
 
     ::
 
         step                 0      1      2      3
 
-        start_input_dist     0      1      2      3      nothing to do meanwhile
+        start_input_dist     0      1      2      3      without overlap
         wait_input_dist      0      1      2      3
         forward              0      1      2      3
         backward             0      1      2      3
         load, prepare        1      2      3      4
         optimizer_step       0      1      2      3
 
-    It needs less memory than `TrainPipelineSparseDist`: of a batch ahead there is the batch, and nothing that has
-    arrived for it.
+    It needs less memory than `TrainPipelineSparseDist`: no received ids are stored for the batch
+    ahead.
 
     Args:
         model: See `TrainPipeline`.
-        optimizer: Steps what backward does not update.
-        device: Where batches go.
-        apply_jit: See `Options`; so are ``context_type``, ``pipeline_postproc`` and ``custom_model_fwd``.
+        optimizer: The optimizer of the parameters that backward does not update.
+        device: Device of the batches.
+        apply_jit: See `Options`; so are ``context_type``, ``pipeline_postproc`` and
+            ``custom_model_fwd``.
 
     Source:
         TorchRec's ``TrainPipelineSparseDistLite``.
@@ -120,7 +121,7 @@ class TrainPipelineSparseDistLite(TrainPipeline[In, Out]):
 
 
 class TrainPipelineFusedSparseDist(TrainPipeline[In, Out]):
-    """`TrainPipelineSparseDist` that looks rows up early: they travel back beside the next ids.
+    """`TrainPipelineSparseDist` that looks rows up early and sends them along with the next ids.
 
     ::
 
@@ -134,16 +135,18 @@ class TrainPipelineFusedSparseDist(TrainPipeline[In, Out]):
         load, prepare        2      3      4      5
         optimizer_step       0      1      2      3
 
-    Tables are looked up after the whole update of the step before, so that results are those of the plain loop for
-    tables that ``optimizer`` updates, too.
+    Tables are looked up after the whole update of the previous step, so results equal those of the
+    plain loop, also for tables that ``optimizer`` updates.
 
     Args:
         model: See `TrainPipeline`.
-        optimizer: Steps what backward does not update.
-        device: Where batches go.
-        execute_all_batches: See `Options`; so are ``apply_jit``, ``pipeline_postproc`` and ``custom_model_fwd``.
-        strict: TorchRec's, without effect.
-        emb_lookup_stream: TorchRec's; rows are looked up on the current stream here.
+        optimizer: The optimizer of the parameters that backward does not update.
+        device: Device of the batches.
+        execute_all_batches: See `Options`; so are ``apply_jit``, ``pipeline_postproc`` and
+            ``custom_model_fwd``.
+        strict: TorchRec's; has no effect.
+        emb_lookup_stream: TorchRec's; has no effect, since rows are looked up on the current
+            stream.
         embedding_lookup_after_data_dist: Look up after ``start_input_dist``.
 
     Source:

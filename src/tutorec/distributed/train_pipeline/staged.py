@@ -1,4 +1,4 @@
-"""A pipeline of a caller's own stages, for a training loop that calls the model itself."""
+"""A pipeline of user-defined stages, for a training loop that calls the model itself."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _logger = logging.getLogger(__name__)
 
 
 class StagedTrainPipeline(Generic[In, StageOut]):
-    """Has later batches pass their stages, and returns the next one that has passed all of them.
+    """Runs stages on later batches, and returns the next batch that has passed all of them.
 
-    Three stages; the loop calls the model with what a step returns::
+    An example of three stages; the loop calls the model with what a step returns::
 
         step               0      1      2      3
 
@@ -31,15 +31,16 @@ class StagedTrainPipeline(Generic[In, StageOut]):
         stage 1            2      3      4      5
         stage 2            1      2      3      4
 
-    The first step fills the pipeline: batch 0 passes all stages, batch 1 the first two, batch 2 the first. What a stage
-    raises is raised at once, with a note of the stage, the batch and the rank.
+    The first step fills the pipeline: batch 0 passes all stages, batch 1 the first two, batch 2 the
+    first. An error of a stage is raised at once, with a note of the stage, the batch and the rank.
 
     Args:
-        pipeline_stages: In the order in which a batch passes them, at least one. The stage that sends ids is the last,
-            or the one before a prefetch or a lookup.
+        pipeline_stages: The stages in order, at least one. A stage that sends ids must be the last,
+            or be followed by a prefetch or a lookup.
         debug_mode: Log each stage of each batch.
         compute_stream: The CUDA stream of the loop; by default the current one.
-        on_flush_end: Called when a flush has ended: nothing is in flight, and all batches read so far are trained.
+        on_flush_end: Called when a flush has ended: no batch is in flight, and all batches read so
+            far are trained.
 
     Example:
         >>> pipeline = StagedTrainPipeline([PipelineStage("double", lambda batch: 2 * batch, stream=None)])
@@ -65,22 +66,22 @@ class StagedTrainPipeline(Generic[In, StageOut]):
         if compute_stream is None and streams:
             compute_stream = torch.cuda.current_stream(streams[0].device)
         self._compute_stream: Any = compute_stream
-        # For each stage, last one first: what the batch behind it is now, and the event after it; None without a batch.
+        # For each stage, last one first: its batch and the event after it; None without a batch.
         self._flight: list[tuple[Any, Any]] = [(None, None)] * self.num_stages
         self._timeline = Timeline(dist.get_rank() if comm.default_group() is not None else 0)
         self._source: Iterator[In] | None = None
         self._is_filled = self._is_exhausted = self._is_flushing = False
-        self._next_index = 0  # of the batch that is returned next
+        self._next_index = 0  # index of the batch that is returned next
 
     @property
     def num_stages(self) -> int:
-        """How many stages there are, and batches in flight."""
+        """Number of stages, which is the number of batches in flight."""
         return len(self._pipeline_stages)
 
     def progress(self, dataloader_iter: Iterator[In]) -> StageOut | None:
-        """The next batch, after its last stage; None when there is none.
+        """The next batch, after its last stage; None if there is none.
 
-        An iterator that has ended is not asked again. When another one is passed then, the pipeline is filled anew.
+        An iterator that has ended is not called again. A new iterator fills the pipeline anew.
         """
         if dataloader_iter is not self._source:
             self._source, self._is_exhausted = dataloader_iter, False
@@ -102,7 +103,7 @@ class StagedTrainPipeline(Generic[In, StageOut]):
         return batch
 
     def set_flush(self, flush: bool) -> None:
-        """Read no batch until those in flight are returned; then ``on_flush_end``, and read on."""
+        """Return the batches in flight, call ``on_flush_end``, and only then read on."""
         self._is_flushing = flush
 
     def flush_end(self) -> None:
@@ -112,7 +113,7 @@ class StagedTrainPipeline(Generic[In, StageOut]):
             self.on_flush_end()
 
     def timeline(self) -> list[Interval]:
-        """When each stage of each batch ran on this rank, by end time; the last 10,000."""
+        """The start and end of each stage and batch on this rank, by end time; the last 10,000."""
         return list(self._timeline.intervals)
 
     def export_chrome_trace(self, path: str) -> None:
@@ -120,7 +121,7 @@ class StagedTrainPipeline(Generic[In, StageOut]):
         self._timeline.export_chrome_trace(path)
 
     def _fill(self) -> None:
-        """Batch 0 passes all stages, each batch behind it one less."""
+        """Fill the pipeline: batch 0 passes all stages, each later batch one stage less."""
         for place in range(self.num_stages):
             for stage in range(self.num_stages - place):
                 self._run(stage, place)
@@ -130,7 +131,7 @@ class StagedTrainPipeline(Generic[In, StageOut]):
         self._is_filled = True
 
     def _run(self, number: int, place: int) -> None:
-        """A stage of the batch at a place in the flight; the first stage reads it."""
+        """Run a stage of the batch at a position in flight; the first stage reads it."""
         stage, index = self._pipeline_stages[number], self._next_index + place
         try:
             batch, event = (self._read(), None) if number == 0 else self._flight[place]
@@ -156,7 +157,7 @@ class StagedTrainPipeline(Generic[In, StageOut]):
 
 
 def _call(stage: PipelineStage, batch: Any, event: Any) -> tuple[Any, Any]:
-    """The result of a stage for a batch, and its event; a stream waits for the stage before."""
+    """Run a stage on a batch, after the event of the previous stage; return result and event."""
     stream: Any = stage.stream
     with on_stream(stream):
         if event is not None:

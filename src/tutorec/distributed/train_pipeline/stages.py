@@ -1,18 +1,19 @@
-"""What a pipeline does to a batch: one method for each stage, each for any batch in flight.
+"""The stages of a pipeline: one method per stage, which can run for any batch in flight.
 
 ::
 
-    load                next(iterator), and the copy to the device                     host, copy stream
-    prepare             preprocessing, arguments of sharded modules, checks            this rank alone
-    start_input_dist    how many ids go where                                          first round in flight
-    wait_input_dist     the ids themselves                                             second round in flight
-    prefetch            rows of cached tables come from their files                    threads of the caches
-    look_up             rows are looked up and travel back                             in flight
-    forward, evaluate   what is left of the model's forward                            takes what has arrived
+    load                next(iterator), and the copy to the device             host, copy stream
+    prepare             preprocessing, arguments of sharded modules, checks    no communication
+    start_input_dist    sizes                                                  first round
+    wait_input_dist     ids                                                    second round
+    prefetch            read rows of cached tables from their files            threads of the caches
+    look_up             look rows up and send them back                        in flight
+    forward, evaluate   the rest of the model's forward                        uses what has arrived
     backward            gradients; fused tables are updated
-    optimizer_step      the dense parts are updated
+    optimizer_step      dense layers are updated
 
-A pipeline is an order of these, and for each how many batches it runs ahead of the one that is trained.
+A pipeline defines their order, and for each the number of batches that it runs ahead of the one
+that trains.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from tutorec.distributed.train_pipeline.streams import SideStream, to_device
 
 __all__ = ["ENDED", "FAILED", "READY", "UNFIT", "Stages"]
 
-# What a rank says of a batch: the trace of the forward does not fit it, it failed, there is none, it is there.
+# State of a batch on a rank: the trace of the forward does not match, it failed, there is none, it
+# is ready.
 UNFIT, FAILED, ENDED, READY = -3, -2, -1, 0
 
 
@@ -40,15 +42,15 @@ class Stages:
     """The stages of one model.
 
     Args:
-        model: Answers a batch with ``(losses, output)``.
-        optimizer: Steps what backward does not update.
-        device: Where batches go.
+        model: Returns ``(losses, output)`` for a batch.
+        optimizer: The optimizer of the parameters that backward does not update.
+        device: Device of the batches.
         call: What is called with a batch; the model by default.
 
     Attributes:
-        rewritten: The model's sharded modules that start early; None while it is detached.
-        iterator: Where batches come from; None when it has ended.
-        in_forward: The batch that the model is run with at this moment.
+        rewritten: The sharded modules that are started early; None while the model is detached.
+        iterator: Source of the batches; None after its end.
+        in_forward: The batch with which the model is running.
     """
 
     def __init__(
@@ -82,14 +84,14 @@ class Stages:
             ctx.batch = to_device(batch, self.device)
 
     def prepare(self, ctx: TrainPipelineContext) -> None:
-        """Everything about a batch that needs no other rank and no trained parameter."""
+        """Run the part of a batch's work that needs no other rank and no trained parameter."""
         if ctx.batch is not None and self.rewritten is not None:
             with self._sends.ahead():
                 self._copies.hand_over(ctx.batch)
                 self.rewritten.prepare(ctx)
 
     def start_input_dist(self, ctx: TrainPipelineContext) -> None:
-        """Issue the first round of every sharded module; without a batch, tell the other ranks so."""
+        """Issue the first round of every sharded module; without a batch, report that instead."""
         if self.rewritten is not None:
             state = self.state_of(ctx)
             with self._sends.ahead():
@@ -114,14 +116,14 @@ class Stages:
         ctx.input_dist_splits_requests = {}
 
     def state_of(self, ctx: TrainPipelineContext) -> int:
-        """What this rank says of a batch."""
+        """State of a batch on this rank."""
         if ctx.error is None:
             return READY if ctx.batch is not None else ENDED
         has_no_trace = self.rewritten is not None and not self.rewritten.is_proven
         return UNFIT if has_no_trace and ctx.batch is not None else FAILED
 
     def prefetch(self, ctx: TrainPipelineContext) -> None:
-        """Have the caches read the rows of a batch whose ids have arrived; returns at once."""
+        """Start reading the rows of received ids into the caches; returns at once."""
         if self.rewritten is not None:
             for path, arriving in ctx.input_dist_tensors_requests.items():
                 read_ahead = getattr(self.rewritten.early.modules.get(path), "prefetch", None)
@@ -129,7 +131,7 @@ class Stages:
                     read_ahead(arriving.wait())
 
     def look_up(self, ctx: TrainPipelineContext, but: Collection[str] = ()) -> None:
-        """Look rows up with the present tables and send them, ``but`` modules at these paths."""
+        """Look rows up in the present tables and send them, except for the modules in ``but``."""
         if self.rewritten is not None:
             self._take_over(ctx)
             for path, module in self.rewritten.early.modules.items():
@@ -137,13 +139,13 @@ class Stages:
                     look_up(path, module, ctx)
 
     def forward(self, ctx: TrainPipelineContext) -> None:
-        """Forget the last gradients and run the model."""
+        """Clear gradients and run the model."""
         if self.model.training:
             self.optimizer.zero_grad()
         self.evaluate(ctx)
 
     def evaluate(self, ctx: TrainPipelineContext) -> None:
-        """Run the model, whose sharded modules use what was started, and release the batch."""
+        """Run the model, which uses what was started early, and release the batch."""
         self._take_over(ctx)
         self.in_forward = ctx
         try:
@@ -153,17 +155,17 @@ class Stages:
         ctx.batch, ctx.arguments, ctx.module_contexts = None, {}, {}
 
     def backward(self, ctx: TrainPipelineContext) -> None:
-        """The gradient of the sum of the losses; nothing for a model in evaluation."""
+        """Compute the gradient of the sum of the losses; nothing for a model in evaluation mode."""
         if self.model.training:
             (ctx.losses.sum(dim=0) if ctx.losses.dim() else ctx.losses).backward()
         ctx.losses = None
 
     def optimizer_step(self, ctx: TrainPipelineContext) -> None:
-        """Update the dense parts."""
+        """Update the dense layers."""
         if self.model.training:
             self.optimizer.step()
 
     def _take_over(self, ctx: TrainPipelineContext) -> None:
-        """The current stream waits for the copy of a batch, and for what of it has arrived."""
+        """Make the current stream wait for the copy of a batch and for its received ids."""
         self._copies.hand_over(ctx.batch)
         self._sends.hand_over(list(ctx.input_dist_tensors_requests.values()), list(ctx.module_contexts.values()))

@@ -1,4 +1,4 @@
-"""Copies of batches to a device, and work beside its default stream. Nothing to do on a CPU."""
+"""Side streams for copies and other work beside a device's default stream. No effect on a CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SideStream", "to_device"]
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch on a device, without waiting: anything with ``.to``, also in containers.
+    """Copy a batch to a device asynchronously; it may be any object with ``.to``, or a container.
 
     Example:
         >>> import torch
@@ -26,7 +26,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def _rebuilt(value: Any, change: Any) -> Any:
-    """A container with every part changed; any other value as it is."""
+    """A container with every element changed; any other value unchanged."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(change, value))
     if type(value) in (list, tuple):
@@ -43,22 +43,23 @@ def _rebuilt(value: Any, change: Any) -> Any:
 class SideStream:
     """A CUDA stream beside the default one.
 
-    ``with stream.ahead(): ...`` runs a block on it, ``stream.hand_over(values)`` lets the current stream go on when it
-    is done. What is made on one stream and read on another is recorded, so that its memory is not reused too early.
+    ``with stream.ahead(): ...`` runs a block on it; ``stream.hand_over(values)`` makes the current
+    stream wait for it. Values that are made on one stream and read on another are recorded, so that
+    their memory is not reused too early.
 
     Args:
-        device: Where; on a CPU both have no effect.
+        device: The device; on a CPU both methods have no effect.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def ahead(self) -> AbstractContextManager[Any]:
-        """The block's kernels run on this stream."""
+        """Run the block's kernels on this stream."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def hand_over(self, *values: Any) -> None:
-        """The current stream waits for this one, and keeps the memory of what it takes over."""
+        """Make the current stream wait for this one, and record the values for it."""
         if self._stream is not None:
             current = torch.cuda.current_stream(self._stream.device)
             current.wait_stream(self._stream)
@@ -67,7 +68,7 @@ class SideStream:
 
 
 def _record(value: Any, stream: torch.cuda.Stream) -> None:
-    """Tell the allocator that a stream reads the tensors in a value."""
+    """Tell the CUDA caching allocator that a stream uses the tensors in a value."""
     if hasattr(value, "record_stream"):
         value.record_stream(stream)
         return

@@ -1,4 +1,4 @@
-"""When each stage of each batch ran, for figures, Chrome's trace viewer and torch's profiler."""
+"""Timeline of the stages of each batch, for figures, Chrome's trace viewer and torch's profiler."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch.autograd import profiler
 
 __all__ = ["Interval", "Timeline"]
 
-_KEPT = 10_000  # intervals: the last thousand steps and more
+_KEPT = 10_000  # intervals: more than the last thousand steps
 
 
 class Interval(NamedTuple):
     """One stage of one batch on one rank.
 
     Args:
-        stage: Its name.
-        batch: The batch's number.
-        start: Seconds on the clock that all processes of a machine share.
-        end: As ``start``. On a GPU the work may end later: this is the time of the host.
-        rank: Where.
+        stage: Name of the stage.
+        batch: Number of the batch.
+        start: Start in seconds, on the clock that all processes of a machine share.
+        end: End in seconds, on the host; work on a GPU may end later.
+        rank: The rank.
     """
 
     stage: str
@@ -35,7 +35,7 @@ class Interval(NamedTuple):
 
 
 class Timeline:
-    """The intervals of one rank, of the last 10,000 stages.
+    """The intervals of one rank, for the last 10,000 stages.
 
     Args:
         rank: This rank.
@@ -53,7 +53,7 @@ class Timeline:
         self.rank = rank
 
     def mark(self, stage: str, batch: int) -> AbstractContextManager[None]:
-        """Measure a block; where torch's profiler runs, it stands there as ``## stage batch ##``."""
+        """Measure a block; torch's profiler shows it as ``## stage batch ##``."""
         return _Mark(self, stage, batch)
 
     def export_chrome_trace(self, path: str | Path) -> None:
@@ -80,7 +80,7 @@ class Timeline:
 
 
 class _Mark(AbstractContextManager[None]):
-    """A block that is measured. What torch records takes 20 us, also where nobody looks."""
+    """A measured block. torch's record_function takes 20 us, even without a profiler."""
 
     def __init__(self, timeline: Timeline, stage: str, batch: int) -> None:
         self._timeline, self._stage, self._batch = timeline, stage, batch

@@ -1,15 +1,16 @@
-"""How the inputs of sharded modules come from the batch, read from the model's own forward.
+"""Tracing of a model's forward, to compute the inputs of sharded modules ahead of it.
 
-A pipeline wants to send the ids of a batch before the model's forward asks for them. So the forward is traced once by
-torch.fx, with sharded modules as leaves, and what leads from the batch to their arguments is cut out of the graph::
+A pipeline sends the ids of a batch before the model's forward needs them. The forward is therefore
+traced once by torch.fx, with sharded modules as leaves, and the nodes from the batch to their
+arguments are cut out of the graph::
 
-    forward(batch)                                   the slice: what runs ahead of the forward
+    forward(batch)                                   the slice, which runs ahead of the forward
       sparse = batch.sparse_features                   sparse = batch.sparse_features
       pooled = self.ebc(sparse.permute([1, 0]))        {"ebc": ((sparse.permute([1, 0]),), {})}
       dense = self.dense(batch.dense_features)
       return self.over(pooled, dense)
 
-What cannot run ahead is named with its reason and stays where it is.
+What cannot run ahead is reported with a reason and runs in the forward.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ __all__ = ["EarlyInputs", "Tracer", "trace_inputs"]
 
 
 class Tracer(ModelTracer):
-    """Traces a model no deeper than its sharded modules lie: a module without one inside is a leaf.
+    """Traces a model down to its sharded modules; a module without one inside is a leaf.
 
     Args:
-        leaf_modules: Paths of further modules that stay one call.
+        leaf_modules: Paths of further leaf modules.
 
     Source:
         TorchRec's ``torchrec.distributed.train_pipeline.tracing.Tracer``.
@@ -44,26 +45,26 @@ class Tracer(ModelTracer):
         self._leaf_paths = list(leaf_modules or [])
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module stays one call in the graph."""
+        """Whether a module is a leaf of the graph."""
         if isinstance(m, ShardedModule) or module_qualified_name in self._leaf_paths:
             return True
         return not any(isinstance(part, ShardedModule) for part in m.modules())
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call of a wrapper (DDP, `DistributedModelParallel`) is that of the model inside."""
+        """Replace the call of a wrapper (DDP, `DistributedModelParallel`) by that of its module."""
         inner = without_wrappers(m)
         return super().call_module(m, forward, args, kwargs) if inner is m else inner(*args, **kwargs)
 
 
 @dataclass(frozen=True)
 class EarlyInputs:
-    """What of a model can run ahead of its forward.
+    """The parts of a model that can run ahead of its forward.
 
     Args:
-        modules: Path -> each sharded module that can be started early, in the order of the forward.
-        preprocessing: Path -> each module without parameters that stands in front of one, in that order.
-        reasons: Path of each other sharded module -> why it cannot.
-        program: Batch -> the arguments of each of ``modules``; None where there are none.
+        modules: Path -> sharded modules that can be started early, in forward order.
+        preprocessing: Path -> modules without parameters whose output they read, in that order.
+        reasons: Path of every other sharded module -> why it cannot.
+        program: Batch -> arguments of each of ``modules``; None if there are none.
     """
 
     modules: dict[str, ShardedModule[Any, Any, Any, Any]]
@@ -73,12 +74,12 @@ class EarlyInputs:
 
 
 class _Step(nn.Module):
-    """What is traced: the call that a pipeline makes, which may do more than call the model."""
+    """The traced call of a pipeline, which may do more than call the model."""
 
     def __init__(self, model: nn.Module, call: Callable[[Any], Any]) -> None:
         super().__init__()
         self.model = model
-        self._call = (call,)  # in a tuple, so that the model is not a submodule twice
+        self._call = (call,)  # in a tuple, so that the model is not registered as a submodule twice
 
     def forward(self, batch: Any) -> Any:
         return self._call[0](batch)
@@ -86,7 +87,7 @@ class _Step(nn.Module):
 
 @dataclass
 class _Slice:
-    """Collect what leads to a node, or the first reason why it cannot run ahead of the forward."""
+    """Collects the nodes that lead to a node, or the first reason why they cannot run ahead."""
 
     modules: Mapping[str, nn.Module]
     names: Mapping[int, str]
@@ -95,7 +96,7 @@ class _Slice:
     nodes: set[fx.Node] = field(default_factory=set)
 
     def obstacle(self, node: fx.Node) -> str | None:
-        """Why the arguments of a node cannot be computed ahead of the forward; None where they can."""
+        """Why the arguments of a node cannot be computed ahead of the forward, or None."""
         for parent in node.all_input_nodes:
             if parent in self.nodes:
                 continue
@@ -113,9 +114,9 @@ class _Slice:
             return f"its input needs the parameter {node.target}" if isinstance(value, nn.Parameter) else None
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
         if node.op == "call_method" and name.endswith("_") and not name.endswith("__"):
-            return f"its input needs {name}(), which writes in place and would do so twice"
+            return f"its input needs {name}(), which writes in place and would run twice"
         if node.op in ("call_function", "call_method") and _is_random(name):
-            return f"its input needs {name}(), which draws random numbers and would do so twice"
+            return f"its input needs {name}(), which draws random numbers and would run twice"
         return None
 
     def _why_not_module(self, module: nn.Module) -> str | None:
@@ -125,20 +126,20 @@ class _Slice:
         if any(parameter.requires_grad for parameter in module.parameters()):
             return f"its input needs the module {name!r}, whose parameters are trained"
         if not self.preprocess:
-            return f"its input needs the module {name!r}, which runs ahead with pipeline_postproc=True only"
+            return f"its input needs the module {name!r}, which runs ahead only with pipeline_postproc=True"
         return f"its input needs the module {name!r}, which is called several times" if self.calls[module] > 1 else None
 
 
 def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool) -> EarlyInputs:
     """Find the sharded modules whose input can be computed ahead of the forward.
 
-    Where the forward cannot be traced to its end (it looks at values), what it called until there still can: a branch
-    lies behind it. A module that is called several times is started early for its first call.
+    If the forward cannot be traced to its end, because it branches on values, the calls before that
+    point still count. A module that is called several times is started early for its first call.
 
     Args:
-        model: With sharded modules inside; may be wrapped.
+        model: A model with sharded modules; it may be wrapped.
         call: What a pipeline calls with a batch: the model, or a function that calls it.
-        preprocess: Whether modules without parameters to train may run ahead, too.
+        preprocess: Whether modules without trainable parameters may run ahead, too.
     """
     named = dict(without_wrappers(model).named_modules())
     sharded = {path: module for path, module in named.items() if isinstance(module, ShardedModule)}
@@ -146,7 +147,7 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
     root, tracer, stopped = _Step(model, call), Tracer(), ""
     try:
         tracer.trace(root)
-    except Exception as error:  # of the model's own code, which met a proxy in place of a value
+    except Exception as error:  # errors of the model's own code, which got a proxy instead of a value
         first = next(iter(str(error).splitlines()), "")
         stopped = f"the forward cannot be traced as far as its call ({type(error).__name__}: {first})"
     modules: dict[str, nn.Module] = dict(root.named_modules())
@@ -176,7 +177,7 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
 
 
 def _program(root: nn.Module, graph: fx.Graph, calls: Mapping[str, fx.Node], needed: set[fx.Node]) -> fx.GraphModule:
-    """The slice as a module of its own."""
+    """The slice as a module."""
     program, copies = fx.Graph(), {}
     for node in graph.nodes:
         if node in needed or node.op == "placeholder":
@@ -202,7 +203,7 @@ def _attribute(root: Any, path: str) -> Any:
 
 
 def _is_random(name: str) -> bool:
-    """Whether torch's operator of that name draws random numbers."""
+    """Whether a torch operator draws random numbers, by its name."""
     operator = getattr(torch.ops.aten, name, None)
     overloads = operator.overloads() if operator is not None else ()
     return any(torch.Tag.nondeterministic_seeded in getattr(operator, each).tags for each in overloads)

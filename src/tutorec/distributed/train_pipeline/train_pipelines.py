@@ -1,4 +1,4 @@
-"""Names of TorchRec's ``torchrec.distributed.train_pipeline.train_pipelines``."""
+"""TorchRec's import path ``torchrec.distributed.train_pipeline.train_pipelines``."""
 
 from tutorec.distributed.train_pipeline.base import TrainPipelineBase
 from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread

@@ -1,4 +1,4 @@
-"""Names of TorchRec's ``torchrec.distributed.train_pipeline.utils``."""
+"""TorchRec's import path ``torchrec.distributed.train_pipeline.utils``."""
 
 from tutorec.distributed.train_pipeline.data_loading import DataLoadingThread
 from tutorec.distributed.train_pipeline.pipeline_context import In, Out, TrainPipelineContext
