@@ -145,7 +145,7 @@ def test_other_memory_leaves_the_topology_as_it_was():
         (lambda: Topology.preset("16xH100"), "a host of H100 has 8: write '8xH100x2'"),
         (lambda: Topology.preset(""), "there is no preset ''"),
         (lambda: Topology(2, "cuda").with_storage([Storage(1, 1)]), "1 storages for 2 ranks"),
-        (lambda: CustomTopologyData({"hbm": [1]}, 1), "nothing of 'hbm': give ddr_cap"),
+        (lambda: CustomTopologyData({"hbm": [1]}, 1), "does not support 'hbm': give ddr_cap"),
         (lambda: CustomTopologyData({"hbm_cap": [1]}, 2), "1 numbers of hbm_cap for 2 ranks"),
     ],
 )

@@ -359,10 +359,10 @@ def piece_perf(
 
     A lookup of i ids that returns s rows of d columns moves ``i * (8 + max(4 * d, 128)) + s * 4 *
     d`` bytes at the bandwidth of the kernel (eq-cost-forward). The update moves the same bytes
-    times the topology's multiplier, plus five times the bytes of a dense gradient, plus
-    ``row_ms`` per distinct row (eq-cost-backward). Exchanges take the time of their slower link (eq-cost-wire). For a
-    table in a file, each lookup that misses the cache reads a row with its optimizer state, which
-    is written back later.
+    times the topology's multiplier, plus five times the bytes of a dense gradient, plus ``row_ms``
+    per distinct row (eq-cost-backward). Exchanges take the time of their slower link
+    (eq-cost-wire). For a table in a file, each lookup that misses the cache reads a row with its
+    optimizer state, which is written back later.
 
     Args:
         facts: The table.

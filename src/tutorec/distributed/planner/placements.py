@@ -4,12 +4,12 @@ The cost of a placement is that of its slowest rank, but a search that looks at 
 only makes no progress on the others. Shards are therefore placed where a potential over all ranks
 grows least:
 
-    sum over ranks r of (exp(b * load_r / target) + sum over memories k of exp(b * held_rk / room_k))
+    sum over ranks r of (exp(b * load_r / target) + sum over k of exp(b * held_rk / room_k))
 
-This is the exponential cost function of load balancing and of vector scheduling (Aspnes et al.
-1997, Chekuri and Khanna 2004). For small b it measures the work of all ranks, for large b mostly
-that of the fullest. The growth from a shard is a product of a factor of the shard with the
-exponentials of the ranks, so all ranks are compared in one operation.
+where k runs over the kinds of memory. This is the exponential cost function of load balancing and
+of vector scheduling (Aspnes et al. 1997, Chekuri and Khanna 2004). For small b it measures the work
+of all ranks, for large b mostly that of the fullest. The growth from a shard is a product of a
+factor of the shard with the exponentials of the ranks, so all ranks are compared in one operation.
 
 All spreads are placed in the same way: blocks of S shards, one after the other, the longest first,
 each on one of U units of S ranks. If blocks must share a host, there are G groups of units, which

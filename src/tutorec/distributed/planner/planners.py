@@ -3,7 +3,7 @@
     enumerate    every way to shard each table                  enumerators
     estimate     milliseconds and bytes of every shard          shard_estimators, cost, storage
     reserve      reserve memory for everything but tables       storage_reservations
-    search       one option per table, one rank per shard  search, or proposers + partitioners, or milp
+    search       one option per table, one rank per shard  search, proposers + partitioners, or milp
     report       why this plan                                  explain
 
 Corresponds to TorchRec's ``torchrec.distributed.planner.planners``.
