@@ -36,6 +36,8 @@ LONG_SIGNATURES = frozenset(
         "tutorec.distributed.train_pipeline.sparse_dist.TrainPipelineFusedSparseDist.__init__",
         "tutorec.distributed.train_pipeline.sparse_dist.TrainPipelineSparseDist.__init__",
         "tutorec.inference.modules.shard_quant_model",
+        "tutorec.modules.hash_mc_metrics.ScalarLogger.__init__",
+        "tutorec.modules.hash_mc_modules.HashZchManagedCollisionModule.__init__",
         "tutorec.modules.mc_modules.MCHManagedCollisionModule.__init__",
     }
 )

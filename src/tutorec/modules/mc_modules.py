@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 
 from tutorec._text import TextTable
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
@@ -455,20 +456,48 @@ class ManagedCollisionCollection(nn.Module):
         Raises:
             KeyError: The batch lacks a feature.
         """
+        if is_scripting():
+            return self._in_graph(features, mutate_miss_lengths)
+        else:
+            return self._eager(features, mutate_miss_lengths)
+
+    def _in_graph(self, features: KeyedJaggedTensor, mutate_miss_lengths: bool) -> KeyedJaggedTensor:
+        """The same under TorchScript, in a batch of equally many samples for each feature."""
+        features = features.permute([features.keys().index(name) for name in self._feature_names])
+        parts = features.split(self._table_feature_splits)
+        values: list[Tensor] = []
+        lengths: list[Tensor] = []
+        weights: list[Tensor] = []
+        for place, (table, module) in enumerate(self._managed_collision_modules.items()):
+            given = JaggedTensor(parts[place].values(), parts[place].weights_or_none(), parts[place].lengths(), None)
+            lists = module({table: given}, mutate_miss_lengths)[table]
+            values.append(lists.values())
+            lengths.append(lists.lengths())
+            left = lists.weights_or_none()
+            if left is not None:
+                weights.append(left)
+        joined = torch.cat(weights) if len(weights) > 0 else None
+        return KeyedJaggedTensor(
+            features.keys(), torch.cat(values), joined, torch.cat(lengths), None, features.stride()
+        )
+
+    @torch.jit.unused
+    def _eager(self, features: KeyedJaggedTensor, mutate_miss_lengths: bool) -> KeyedJaggedTensor:
         features = self._in_order(maybe_td_to_kjt(features, self._feature_names))
         parts, remapped = features.split(self._table_feature_splits), list[JaggedTensor]()
         for (table, module), part in zip(self._modules_by_table(), parts, strict=True):
-            counts = torch.tensor(part.length_per_key()) if module.wants_feature_lengths else None
-            lists = jagged_from_parts(part.values(), counts, part.lengths(), None)
+            beside = torch.tensor(part.length_per_key()) if module.wants_feature_lengths else part.weights_or_none()
+            lists = jagged_from_parts(part.values(), beside, part.lengths(), None)
             remapped.append(module({table: lists}, mutate_miss_lengths=mutate_miss_lengths)[table])
         values = torch.cat([lists.values() for lists in remapped])
         if all(lists.lengths() is part.lengths() for lists, part in zip(remapped, parts, strict=True)):
             offsets, inverse = features.offsets_or_none(), features.inverse_indices_or_none()
             return features._with_tensors(values, features.weights_or_none(), features.lengths(), offsets, inverse)
+        weights = features.weights_or_none()
         return KeyedJaggedTensor(
             features.keys(),
             values,
-            features.weights_or_none(),
+            None if weights is None else torch.cat([lists.weights() for lists in remapped]),
             torch.cat([lists.lengths() for lists in remapped]),
             stride_per_key_per_rank=features.stride_per_key_per_rank() if features.variable_stride_per_key() else None,
             stride=None if features.variable_stride_per_key() else features.stride(),

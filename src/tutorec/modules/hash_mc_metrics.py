@@ -1,0 +1,168 @@
+"""Reports of a hash mapping in the course of training: how many ids had a slot, got one, collided, were evicted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+
+from tutorec.modules.hash_mc_evictions import HashZchEvictionConfig
+
+__all__ = ["ConsoleScalarLoggerBackend", "ScalarLogger", "ScalarLoggerBackend"]
+
+
+class ScalarLoggerBackend(ABC):
+    """Where reports go; a subclass writes them to TensorBoard, a file, or elsewhere.
+
+    Source:
+        TorchRec's ``torchrec.modules.hash_mc_metrics.ScalarLoggerBackend``.
+    """
+
+    @abstractmethod
+    def report(self, log_message: str, name: str, run_type: str, step: int, rate_metrics: dict[str, float]) -> None:
+        """Take one report.
+
+        Args:
+            log_message: All of it in one line.
+            name: The table.
+            run_type: ``"train"`` or ``"eval"``.
+            step: Batches so far.
+            rate_metrics: ``hit_rate``, ``insert_rate``, ``collision_rate``, ``eviction_rate``, ``opt_in_rate``,
+                ``avg_eviction_age`` and ``table_usage_ratio``, to three digits.
+        """
+
+
+class ConsoleScalarLoggerBackend(ScalarLoggerBackend):
+    """Reports as messages of Python's ``logging``, level INFO.
+
+    Args:
+        log_file_path: A file that gets them too, or ``""``.
+    """
+
+    def __init__(self, log_file_path: str = "") -> None:
+        self._logger = logging.getLogger(__name__)
+        if log_file_path:
+            self._logger.addHandler(logging.FileHandler(log_file_path, mode="w"))
+
+    def report(self, log_message: str, name: str, run_type: str, step: int, rate_metrics: dict[str, float]) -> None:
+        """Log the message."""
+        self._logger.info(log_message)
+
+
+class ScalarLogger(nn.Module):
+    """Counts what a hash mapping does with ids, and reports their shares every ``frequency`` batches.
+
+    Args:
+        name: The table.
+        zch_size: R, its rows on this rank.
+        frequency: Batches between reports.
+        start_bucket: The first bucket of this rank; only the rank of bucket 0 reports.
+        num_buckets_per_rank: Buckets of this rank.
+        num_reserved_slots_per_bucket: Slots at the end of each bucket for ids that are not opted in; -1 for none.
+        device: Where the mapping is.
+        disable_fallback: Whether ids without a slot have none.
+        log_file_path: A file for reports.
+        backend: Where reports go; by default ``logging``.
+
+    Source:
+        TorchRec's ``torchrec.modules.hash_mc_metrics.ScalarLogger``.
+    """
+
+    STEPS_BUFFER: str = "_scalar_logger_steps"
+    SECONDS_IN_HOUR: int = 3600
+    MAX_HOURS: int = 2**31 - 1
+
+    _scalar_logger_steps: Tensor
+
+    def __init__(
+        self,
+        name: str,
+        zch_size: int,
+        frequency: int,
+        start_bucket: int,
+        num_buckets_per_rank: int,
+        num_reserved_slots_per_bucket: int,
+        device: torch.device,
+        disable_fallback: bool,
+        log_file_path: str = "",
+        backend: ScalarLoggerBackend | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_buffer(self.STEPS_BUFFER, torch.tensor(1, dtype=torch.int64), persistent=False)
+        self._name, self._zch_size, self._frequency = name, zch_size, frequency
+        self._start_bucket, self._disable_fallback = start_bucket, disable_fallback
+        bucket = zch_size // num_buckets_per_rank
+        bounds = torch.arange(1, num_buckets_per_rank + 1, device=device) * bucket
+        self._opt_in_ranges = bounds - max(num_reserved_slots_per_bucket, 0)
+        self._counts = Counter[str]()
+        self._backend = ConsoleScalarLoggerBackend(log_file_path) if backend is None else backend
+
+    def should_report(self) -> bool:
+        """Whether the next call reports."""
+        due = int(self._scalar_logger_steps) % self._frequency == 0
+        return self._start_bucket == 0 and self._counts["total"] > 0 and due
+
+    @torch.jit.unused
+    def update(
+        self,
+        identities_0: Tensor,
+        identities_1: Tensor,
+        values: Tensor,
+        remapped_ids: Tensor,
+        hit_indices: Tensor,
+        evicted_emb_indices: Tensor | None,
+        metadata: Tensor | None,
+        eviction_config: HashZchEvictionConfig | None = None,
+    ) -> None:
+        """Count one batch.
+
+        Args:
+            identities_0: The id in each slot before the batch [R, 1].
+            identities_1: After it.
+            values: Ids [N].
+            remapped_ids: The slot of each id that has one [H].
+            hit_indices: Which ids have one, bool [N].
+            evicted_emb_indices: Slots that were given to another id, or None.
+            metadata: Scores before the batch [R, 1].
+            eviction_config: Times to live.
+        """
+        before, after = identities_0[remapped_ids, 0], identities_1[remapped_ids, 0]
+        with_slot = values[hit_indices] if remapped_ids.shape[0] != values.shape[0] else values
+        hits = int((before == with_slot).sum())
+        inserted = int((before == -1).sum()) - int((after == -1).sum())
+        buckets = self._opt_in_ranges[with_slot % self._opt_in_ranges.shape[0]]
+        self._counts.update(total=values.numel(), hit=hits, insert=inserted, collision=values.numel() - hits - inserted)
+        self._counts.update(opt_in=int((remapped_ids < buckets).sum()))
+        if evicted_emb_indices is not None and evicted_emb_indices.numel() > 0:
+            evicted = torch.unique(evicted_emb_indices)
+            self._counts.update(eviction=evicted.numel())
+            if eviction_config is not None and eviction_config.single_ttl is not None and metadata is not None:
+                last_used = metadata[evicted, 0] - eviction_config.single_ttl
+                self._counts.update(age=int((int(time.time() / self.SECONDS_IN_HOUR) - last_used).sum()))
+
+    @torch.jit.unused
+    def forward(self, run_type: str, identities: Tensor) -> None:
+        """Report when it is due, and count the batch.
+
+        Args:
+            run_type: ``"train"`` or ``"eval"``.
+            identities: The id in each slot [R, 1].
+        """
+        if self.should_report():
+            counts, self._counts = self._counts, Counter()
+            shares = {
+                kind: counts[kind] / counts["total"] for kind in ("hit", "insert", "collision", "eviction", "opt_in")
+            }
+            rates = {f"{kind}_rate": round(share, 3) for kind, share in shares.items()}
+            rates["avg_eviction_age"] = round(counts["age"] / max(counts["eviction"], 1), 3)
+            rates["table_usage_ratio"] = round(int((identities[:, 0] != -1).sum()) / self._zch_size, 3)
+            step = int(self._scalar_logger_steps)
+            text = ", ".join(f"{kind}={number}" for kind, number in {**counts, **rates}.items())
+            self._backend.report(
+                f"table {self._name}, {run_type}, batch {step}: {text}", self._name, run_type, step, rates
+            )
+        self._scalar_logger_steps += 1
