@@ -229,7 +229,7 @@ def test_column_wise_table_that_stays_whole_is_a_warning_that_says_what_would_cu
 @pytest.mark.parametrize(
     ("constraint", "message"),
     [
-        ({"min_partition": 32, "sharding_types": ["row_wise"]}, "min_partition=32 has no effect: no remaining sharding type"),
+        ({"min_partition": 32, "sharding_types": ["row_wise"]}, "min_partition=32 has no effect: no remaining"),
         ({"min_partition": 33}, "min_partition=33 has no effect: 64 columns have no equal slices of 33 to 63"),
         ({"stochastic_rounding": True}, "stochastic_rounding has no effect"),
         ({"use_virtual_table": True}, "use_virtual_table has no effect"),
