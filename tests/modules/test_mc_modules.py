@@ -10,6 +10,7 @@ import pytest
 import torch
 from modules.mc_oracle import Oracle
 
+from tutorec._kernels.backend import backend, use_backend
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.mc_modules import (
     DistanceLFU_EvictionPolicy,
@@ -249,3 +250,59 @@ def test_probability_of_an_id_grows_with_its_count():
     shares = admitted.view(-1, 3).double().mean(0)
     torch.testing.assert_close(shares, 1 - 0.98 ** torch.tensor([1.0, 10, 100]).double(), rtol=0, atol=0.03)
     assert drawn.shape == counts.shape
+
+
+class Called(MCHManagedCollisionModule):
+    """Of another class, so that a collection calls it instead of looking all tables up at once."""
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_tables_looked_up_at_once_equal_modules_that_are_called(dtype: torch.dtype):
+    tables, _ = two_tables()
+    together, called = (
+        ManagedCollisionCollection(
+            {
+                one.name: kind(one.num_embeddings, CPU, LFU_EvictionPolicy(), 2, 9, lambda ids, size: ids % size)
+                for one in tables
+            },
+            tables,
+        )
+        for kind in (MCHManagedCollisionModule, Called)
+    )
+    draw = torch.Generator().manual_seed(4)
+    for number in range(9):
+        if number == 5:
+            together, before = copy.deepcopy(together), together
+            assert (before._together is not None) == (backend().name == "fbgemm") and together._together is None
+        together.train(number % 3 != 1)
+        called.train(number % 3 != 1)
+        lengths = torch.randint(0, 4, (9,), generator=draw)
+        values = torch.randint(0, 40, (int(lengths.sum()),), generator=draw).to(dtype)
+        batch = KeyedJaggedTensor(["item", "seen", "user"], values, lengths=lengths)
+        one, other = together(batch).values(), called(batch).values()
+        assert torch.equal(one, other) and one.dtype is dtype
+    assert str(together.report()) == str(called.report())
+    assert all(torch.equal(value, called.state_dict()[key]) for key, value in together.state_dict().items())
+
+
+def test_index_is_filled_anew_when_its_slots_are_used_up():
+    """Each batch replaces all ids, and those that left keep their slots for a while."""
+    module = MCHManagedCollisionModule(9, CPU, LRU_EvictionPolicy(), 1)
+    for number in range(20):
+        ids = [number * 8 + each - 40 for each in range(8)]
+        assert sorted(module(lists(ids))["t"].values().tolist()) == [*range(8)]
+        assert module(lists([ids[0] - 1, ids[0]]))["t"].values()[0] in range(9)
+
+
+@pytest.mark.parametrize("filled", [0, 5])
+def test_torch_and_fbgemm_find_the_same_rows(filled: int):
+    """Also ids that mark a free slot in fbgemm's table, and the largest id, which has no row in either."""
+    ids = [-1, -(2**63), 0, 2**63 - 1, 7, 2**62]
+    rows = []
+    for name in {"torch", backend().name}:
+        with use_backend(name):
+            module = MCHManagedCollisionModule(6, CPU, LFU_EvictionPolicy(), 1).eval()
+            module._mch_sorted_raw_ids[:filled] = torch.tensor(sorted(ids[:3] + ids[4:]))[:filled]
+            rows.append(module(lists(ids))["t"].values().tolist())
+    assert all(each == rows[0] for each in rows)
+    assert rows[0][3] == 5

@@ -38,7 +38,7 @@ LONG_SIGNATURES = frozenset(
         "tutorec.inference.modules.shard_quant_model",
         "tutorec.modules.hash_mc_metrics.ScalarLogger.__init__",
         "tutorec.modules.hash_mc_modules.HashZchManagedCollisionModule.__init__",
-        "tutorec.modules.mc_modules.MCHManagedCollisionModule.__init__",
+        "tutorec.modules.mch_module.MCHManagedCollisionModule.__init__",
     }
 )
 

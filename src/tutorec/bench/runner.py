@@ -61,7 +61,7 @@ def benchmarks() -> dict[str, ModuleType]:
     Example:
         >>> from tutorec.bench.runner import benchmarks
         >>> print(*sorted(benchmarks()))
-        backends cache ebc estimates gpu import kjt pipeline planner quant sharded train validation
+        backends cache ebc estimates gpu import kjt mc pipeline planner quant sharded train validation
     """
     package = __name__.rpartition(".")[0]
     folder = Path(__file__).parent

@@ -216,9 +216,14 @@ class MCHEvictionPolicy:
 
         Both by falling score, the later ones counted from ``pivot``. At equal scores the earlier id is higher.
         """
-        order = torch.argsort(eviction_scores, descending=True, stable=True)
-        kept, dropped = order[:pivot], order[pivot:]
-        return dropped[dropped < pivot], kept[kept >= pivot] - pivot
+        lowest = eviction_scores.kthvalue(eviction_scores.numel() - pivot + 1).values
+        kept, equal = eviction_scores > lowest, eviction_scores == lowest
+        kept |= equal & (equal.cumsum(0) <= pivot - kept.sum())
+        dropped, admitted = (~kept[:pivot]).nonzero().view(-1), kept[pivot:].nonzero().view(-1)
+        return (
+            dropped[eviction_scores[dropped].argsort(descending=True, stable=True)],
+            admitted[eviction_scores[admitted + pivot].argsort(descending=True, stable=True)],
+        )
 
 
 class LFU_EvictionPolicy(MCHEvictionPolicy):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +12,21 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec._text import TextTable
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_tables import checked_tables
+from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.modules.mc_evictions import DistanceLFU_EvictionPolicy as DistanceLFU_EvictionPolicy
 from tutorec.modules.mc_evictions import LFU_EvictionPolicy as LFU_EvictionPolicy
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy as LRU_EvictionPolicy
-from tutorec.modules.mc_evictions import MCHEvictionPolicy
+from tutorec.modules.mc_evictions import MCHEvictionPolicy as MCHEvictionPolicy
 from tutorec.modules.mc_evictions import MCHEvictionPolicyMetadataInfo as MCHEvictionPolicyMetadataInfo
 from tutorec.modules.mc_evictions import average_threshold_filter as average_threshold_filter
 from tutorec.modules.mc_evictions import dynamic_threshold_filter as dynamic_threshold_filter
 from tutorec.modules.mc_evictions import probabilistic_threshold_filter as probabilistic_threshold_filter
-from tutorec.modules.mc_report import CollisionCounts, TableCollisions, collision_table
+from tutorec.modules.mc_report import collision_table
+from tutorec.modules.mch_module import MappingsTogether, MCHManagedCollisionModule, can_share_an_operator
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.layout import segment_sums
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
-
-_MOST_SHARDS = 1024
-_NO_ID = torch.iinfo(torch.int64).max
 
 
 @torch.fx.wrap
@@ -49,363 +47,6 @@ def apply_mc_method_to_jt_dict(
         TorchRec's ``torchrec.modules.mc_modules.apply_mc_method_to_jt_dict``.
     """
     return getattr(mc_module, method)(features_dict)
-
-
-class ManagedCollisionModule(nn.Module):
-    """The mapping of one table: raw ids to the R rows of the table. The base class of all such mappings.
-
-    Ids come as a dictionary with one entry, table name -> lists of ids of all features of the table. ``forward`` is
-    ``preprocess``, then ``profile`` (in training mode: observe the ids and change the mapping), then ``remap``. After a
-    forward ``evict`` says which rows have another id than before; who holds the rows resets them.
-
-    Args:
-        device: Where the state of the mapping is held.
-        output_segments: Boundaries of the rows at which the state may be split: S + 1 numbers for S segments.
-        skip_state_validation: Whether the mapping keeps no record of its segments; it cannot be sharded again then.
-        read_only_suffix: End of the names of features that are remapped and not observed.
-        enable_per_feature_lookups: Whether a sharded module passes features one by one, not one list for each table.
-
-    Attributes:
-        counts: Lookups, those of ids with a row, and evictions; what ``report()`` of a collection shows.
-        wants_feature_lengths: Whether the lists that a collection passes carry, in place of weights, the number of ids
-            of each feature of the table.
-
-    Raises:
-        ValueError: More than 1,024 segments.
-
-    Source:
-        TorchRec's ``torchrec.modules.mc_modules.ManagedCollisionModule``.
-    """
-
-    wants_feature_lengths = False
-
-    _output_segments_tensor: Tensor
-    _current_iter_tensor: Tensor
-
-    def __init__(
-        self,
-        device: torch.device,
-        output_segments: list[int],
-        skip_state_validation: bool = False,
-        read_only_suffix: str = "_readonly",
-        enable_per_feature_lookups: bool = False,
-    ) -> None:
-        super().__init__()
-        self.counts = CollisionCounts()
-        self._device = device
-        self._read_only_suffix = read_only_suffix
-        self._enable_per_feature_lookups = enable_per_feature_lookups
-        if skip_state_validation:
-            return
-        unused = _MOST_SHARDS + 1 - len(output_segments)
-        if unused < 0:
-            raise ValueError(
-                f"{type(self).__name__}: {len(output_segments) - 1} output segments, and there may be {_MOST_SHARDS}"
-            )
-        segments = torch.tensor([*output_segments, *[-1] * unused], dtype=torch.int64, device=device)
-        self.register_buffer("_output_segments_tensor", segments)
-        self.register_buffer("_current_iter_tensor", torch.zeros(1, dtype=torch.int64, device=device))
-        self.register_load_state_dict_post_hook(_validate_loaded_state)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the state of the mapping is held."""
-        return self._device
-
-    @property
-    def readable_suffix(self) -> str:
-        """End of the names of features that are remapped and not observed."""
-        return self._read_only_suffix
-
-    @abstractmethod
-    def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Raw ids -> the ids that are mapped, such as their hashes."""
-
-    @abstractmethod
-    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Observe a batch in training mode, and change the mapping when that is due; returns the ids unchanged."""
-
-    @abstractmethod
-    def remap(
-        self,
-        features: dict[str, JaggedTensor],
-        mutate_miss_lengths: bool = True,
-        write_weights: Tensor | None = None,
-    ) -> dict[str, JaggedTensor]:
-        """Preprocessed ids -> rows."""
-
-    @abstractmethod
-    def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
-        """Raw ids -> rows. ``mutate_miss_lengths``: ids without a row may be taken out of their lists."""
-
-    @abstractmethod
-    def evict(self) -> Tensor | None:
-        """Rows [U] that have been given to another id since the last call, or None; they are to be reset."""
-
-    @abstractmethod
-    def output_size(self) -> int:
-        """R, rows."""
-
-    @abstractmethod
-    def input_size(self) -> int:
-        """Raw ids, after ``preprocess``, are below this."""
-
-    @abstractmethod
-    def buckets(self) -> int:
-        """Into how many equal parts the rows can be split between ranks."""
-
-    @abstractmethod
-    def validate_state(self) -> None:
-        """Check the state that was loaded: it must be possible to build this part of the rows from stored segments."""
-
-    @abstractmethod
-    def open_slots(self) -> Tensor:
-        """Rows that no id has [1]."""
-
-    def report(self, table: str = "") -> TableCollisions:
-        """What has happened to the ids of the table so far. A sync point."""
-        return TableCollisions.of(table, self.output_size(), int(self.open_slots()), self.counts)
-
-    @abstractmethod
-    def rebuild_with_output_id_range(
-        self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
-    ) -> ManagedCollisionModule:
-        """A new mapping onto rows ``output_id_range[0]`` up to, not including, ``output_id_range[1]``: one shard's."""
-
-
-def _validate_loaded_state(module: nn.Module, _keys: object) -> None:
-    cast(ManagedCollisionModule, module).validate_state()
-
-
-class MCHManagedCollisionModule(ManagedCollisionModule):
-    """Ids that a policy chooses have rows of their own; all other ids share the last row.
-
-    Every ``eviction_interval`` iterations in training mode the ids seen since the last time compete with those that
-    have a row; the highest scores get the R - 1 rows. An id that keeps a row keeps the same one. Between two such
-    iterations, and in eval mode, the mapping does not change.
-
-    The state: ``_mch_sorted_raw_ids`` [R], the ids that have a row, rising, and the largest int64 for each open row;
-    ``_mch_remapped_ids_mapping`` [R], their rows; and the policy's metadata of each, ``_mch_counts`` and the like [R].
-    Ids seen since the last competition are not part of the stored state.
-
-    Args:
-        zch_size: R, rows.
-        device: Where the mapping is held.
-        eviction_policy: Who gets a row.
-        eviction_interval: Iterations between two competitions.
-        input_hash_size: Ids, after ``input_hash_func``, are below this.
-        input_hash_func: ``(ids [N], input_hash_size) -> ids [N]``, called first.
-        mch_size: Has no effect, as in TorchRec 1.8.0.
-        mch_hash_func: Has no effect.
-        name: Of the table.
-        output_global_offset: Number of the first row, where this is one shard of a table.
-        output_segments: As of `ManagedCollisionModule`; by default all rows are one segment.
-        buckets: Into how many equal parts the rows can be split between ranks.
-
-    Raises:
-        ValueError: No rows, no interval, or state that was stored in other segments.
-
-    Example:
-        >>> mapping = MCHManagedCollisionModule(3, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1)
-        >>> ids = JaggedTensor(torch.tensor([10**12, 77, 10**12, 5, 77]), lengths=torch.tensor([5]))
-        >>> mapping({"item": ids})["item"].values()  # 5 was seen once, the others twice
-        tensor([1, 0, 1, 2, 0])
-
-    Source:
-        TorchRec's ``torchrec.modules.mc_modules.MCHManagedCollisionModule``.
-    """
-
-    _mch_sorted_raw_ids: Tensor
-    _mch_remapped_ids_mapping: Tensor
-
-    def __init__(
-        self,
-        zch_size: int,
-        device: torch.device,
-        eviction_policy: MCHEvictionPolicy,
-        eviction_interval: int,
-        input_hash_size: int = 2**63 - 1,
-        input_hash_func: Callable[[Tensor, int], Tensor] | None = None,
-        mch_size: int | None = None,
-        mch_hash_func: Callable[[Tensor, int], Tensor] | None = None,
-        name: str | None = None,
-        output_global_offset: int = 0,
-        output_segments: list[int] | None = None,
-        buckets: int = 1,
-    ) -> None:
-        if zch_size <= 0 or eviction_interval <= 0:
-            raise ValueError(
-                f"MCHManagedCollisionModule {name or ''}: zch_size={zch_size}, eviction_interval={eviction_interval}; "
-                "both must be above 0"
-            )
-        rows = range(output_global_offset, output_global_offset + zch_size)
-        segments = [rows.start, rows.stop] if output_segments is None else output_segments
-        super().__init__(device, segments)
-        if mch_size is not None or mch_hash_func is not None:
-            warnings.warn("MCHManagedCollisionModule: mch_size and mch_hash_func have no effect", stacklevel=2)
-        self._name, self._zch_size, self._rows, self._output_segments = name, zch_size, rows, segments
-        self._eviction_policy, self._eviction_interval = eviction_policy, eviction_interval
-        self._input_hash_size, self._input_hash_func, self._buckets = input_hash_size, input_hash_func, buckets
-        self.register_buffer("_mch_sorted_raw_ids", torch.full((zch_size,), _NO_ID, device=device))
-        self.register_buffer("_mch_remapped_ids_mapping", torch.arange(rows.start, rows.stop, device=device))
-        for info in eviction_policy.metadata_info:
-            if info.is_mch_metadata:
-                buffer = torch.zeros(zch_size, dtype=torch.int64, device=device)
-                self.register_buffer(f"_mch_{info.metadata_name}", buffer)
-        self._current_iter = -1
-        self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
-        self._evicted_rows: Tensor | None = None
-
-    def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """Raw ids -> what ``input_hash_func`` makes of them."""
-        if self._input_hash_func is None:
-            return features
-        hashed = self._input_hash_func
-        return {key: _with_values(ids, hashed(ids.values(), self._input_hash_size)) for key, ids in features.items()}
-
-    @torch.no_grad()
-    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
-        """In training mode record the ids, and let them compete where that is due."""
-        if not self.training:
-            return features
-        if self._current_iter < 0:
-            self._current_iter = int(self._current_iter_tensor)
-        self._current_iter += 1
-        self._current_iter_tensor += 1
-        policy = self._eviction_policy
-        recorded = [info.metadata_name for info in policy.metadata_info if info.is_history_metadata]
-        for lists in features.values():
-            ids = lists.values().to(torch.int64, copy=True)
-            metadata = {name: torch.empty_like(ids) for name in recorded}
-            policy.record_history_metadata(self._current_iter, ids, metadata)
-            self._history.append((ids, metadata))
-        if self._current_iter % self._eviction_interval == 0:
-            self._compete()
-        return features
-
-    def remap(
-        self,
-        features: dict[str, JaggedTensor],
-        mutate_miss_lengths: bool = True,
-        write_weights: Tensor | None = None,
-    ) -> dict[str, JaggedTensor]:
-        """Ids -> rows; the last row for an id that has none."""
-        return {key: _with_values(ids, self._rows_of(ids.values())) for key, ids in features.items()}
-
-    def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
-        """Raw ids -> rows."""
-        return self.remap(self.profile(self.preprocess(features)), mutate_miss_lengths)
-
-    def evict(self) -> Tensor | None:
-        """Rows [U] that have been given to an id since the last call, or None."""
-        rows, self._evicted_rows = self._evicted_rows, None
-        return rows
-
-    def output_size(self) -> int:
-        """R, rows."""
-        return self._zch_size
-
-    def input_size(self) -> int:
-        """Ids, after ``input_hash_func``, are below this."""
-        return self._input_hash_size
-
-    def buckets(self) -> int:
-        """Into how many equal parts the rows can be split between ranks."""
-        return self._buckets
-
-    def open_slots(self) -> Tensor:
-        """Rows that no id has, without the one that ids without a row share [1]."""
-        return (self._mch_sorted_raw_ids[:-1] == _NO_ID).sum().view(1)
-
-    def reset_inference_mode(self) -> None:
-        """Forget which rows were given to another id."""
-        self._evicted_rows = None
-
-    def validate_state(self) -> None:
-        """Check that stored segments have boundaries where these rows begin and end, and take the state up."""
-        stored = self._output_segments_tensor.tolist()
-        if not {self._rows.start, self._rows.stop} <= set(stored):
-            raise ValueError(
-                f"MCHManagedCollisionModule {self._name or ''}: rows {self._rows.start} to {self._rows.stop} cannot be "
-                f"built from the stored segments {[boundary for boundary in stored if boundary >= 0]}"
-            )
-        self._output_segments_tensor[: len(self._output_segments)] = torch.tensor(self._output_segments)
-        self._output_segments_tensor[len(self._output_segments) :] = -1
-        self._current_iter, self._history = -1, []
-        self._sort()
-
-    def rebuild_with_output_id_range(
-        self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
-    ) -> MCHManagedCollisionModule:
-        """A new mapping onto the rows of one shard."""
-        return type(self)(
-            zch_size=output_id_range[1] - output_id_range[0],
-            device=device or self.device,
-            eviction_policy=self._eviction_policy,
-            eviction_interval=self._eviction_interval,
-            input_hash_size=self._input_hash_size,
-            input_hash_func=self._input_hash_func,
-            name=self._name,
-            output_global_offset=output_id_range[0],
-            output_segments=output_segments,
-            buckets=len(output_segments) - 1,
-        )
-
-    def _metadata(self) -> dict[str, Tensor]:
-        """The policy's metadata of the id of each row [R], in the order of the ids."""
-        infos = self._eviction_policy.metadata_info
-        return {
-            info.metadata_name: getattr(self, f"_mch_{info.metadata_name}") for info in infos if info.is_mch_metadata
-        }
-
-    def _find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Position of each id among those with a row [N], and whether it is there [N]."""
-        position = torch.searchsorted(self._mch_sorted_raw_ids[:-1], ids)
-        return position, self._mch_sorted_raw_ids[position] == ids
-
-    @torch.no_grad()
-    def _rows_of(self, ids: Tensor) -> Tensor:
-        position, has_row = self._find(ids.long())
-        self.counts.add_lookups(has_row)
-        return torch.where(has_row, self._mch_remapped_ids_mapping[position], self._rows.stop - 1).to(ids.dtype)
-
-    def _compete(self) -> None:
-        """Let the recorded ids compete with those that have a row."""
-        history, self._history = self._history, []
-        policy, metadata = self._eviction_policy, {}
-        for name in history[0][1]:
-            metadata[name] = torch.cat([recorded[name] for _, recorded in history])
-        ids, inverse, counts = torch.unique(
-            torch.cat([ids for ids, _ in history]), return_inverse=True, return_counts=True
-        )
-        admitted = None
-        if policy._threshold_filtering_func is not None:
-            admitted = policy._threshold_filtering_func(counts)[0]
-        seen = policy.coalesce_history_metadata(self._current_iter, metadata, counts, inverse, threshold_mask=admitted)
-        if admitted is not None:
-            ids, counts = ids[admitted], counts[admitted]
-        order = torch.argsort(counts, descending=True, stable=True)
-        ids, counts = ids[order], counts[order]
-        position, has_row = self._find(ids)
-        left, came = policy.update_metadata_and_generate_eviction_scores(
-            self._current_iter, self._zch_size, order, counts, has_row, position[has_row], self._metadata(), seen
-        )
-        self.counts.evictions = self.counts.evictions + (self._mch_sorted_raw_ids[left] != _NO_ID).sum()
-        self._mch_sorted_raw_ids[left] = ids[~has_row][came]
-        given = self._mch_remapped_ids_mapping[left]
-        self._evicted_rows = given if self._evicted_rows is None else torch.cat([self._evicted_rows, given]).unique()
-        self._sort()
-
-    def _sort(self) -> None:
-        """Put the ids in order again, and all that belongs to them."""
-        order = torch.argsort(self._mch_sorted_raw_ids, stable=True)
-        for buffer in (self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping, *self._metadata().values()):
-            buffer.copy_(buffer[order])
-
-
-def _with_values(lists: JaggedTensor, values: Tensor) -> JaggedTensor:
-    """The same lists with other ids."""
-    return jagged_from_parts(values, lists.weights_or_none(), lists.lengths_or_none(), lists.offsets_or_none())
 
 
 class ManagedCollisionCollection(nn.Module):
@@ -442,6 +83,11 @@ class ManagedCollisionCollection(nn.Module):
         self._feature_to_table = {feature: config.name for config in configs for feature in config.feature_names}
         self._table_feature_splits = [len(config.feature_names) for config in configs]
         self._feature_names = [*self._feature_to_table]
+        self._together: MappingsTogether | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy looks up by indices of its own."""
+        return {**self.__dict__, "_together": None}
 
     def forward(self, features: KeyedJaggedTensor, mutate_miss_lengths: bool = True) -> KeyedJaggedTensor:
         """Replace raw ids by rows.
@@ -484,16 +130,16 @@ class ManagedCollisionCollection(nn.Module):
     @torch.jit.unused
     def _eager(self, features: KeyedJaggedTensor, mutate_miss_lengths: bool) -> KeyedJaggedTensor:
         features = self._in_order(maybe_td_to_kjt(features, self._feature_names))
+        weights, inverse = features.weights_or_none(), features.inverse_indices_or_none()
+        rows = self._rows_at_once(features)
+        if rows is not None:
+            return features._with_tensors(rows, weights, features.lengths(), features.offsets_or_none(), inverse)
         parts, remapped = features.split(self._table_feature_splits), list[JaggedTensor]()
         for (table, module), part in zip(self._modules_by_table(), parts, strict=True):
-            beside = torch.tensor(part.length_per_key()) if module.wants_feature_lengths else part.weights_or_none()
-            lists = jagged_from_parts(part.values(), beside, part.lengths(), None)
-            remapped.append(module({table: lists}, mutate_miss_lengths=mutate_miss_lengths)[table])
+            remapped.append(module(_lists(table, module, part), mutate_miss_lengths=mutate_miss_lengths)[table])
         values = torch.cat([lists.values() for lists in remapped])
         if all(lists.lengths() is part.lengths() for lists, part in zip(remapped, parts, strict=True)):
-            offsets, inverse = features.offsets_or_none(), features.inverse_indices_or_none()
-            return features._with_tensors(values, features.weights_or_none(), features.lengths(), offsets, inverse)
-        weights = features.weights_or_none()
+            return features._with_tensors(values, weights, features.lengths(), features.offsets_or_none(), inverse)
         return KeyedJaggedTensor(
             features.keys(),
             values,
@@ -501,7 +147,7 @@ class ManagedCollisionCollection(nn.Module):
             torch.cat([lists.lengths() for lists in remapped]),
             stride_per_key_per_rank=features.stride_per_key_per_rank() if features.variable_stride_per_key() else None,
             stride=None if features.variable_stride_per_key() else features.stride(),
-            inverse_indices=features.inverse_indices_or_none(),
+            inverse_indices=inverse,
         )
 
     def embedding_configs(self) -> Sequence[BaseEmbeddingConfig]:
@@ -541,6 +187,22 @@ class ManagedCollisionCollection(nn.Module):
             [cast(Callable[..., Tensor], one.lookup_custom_runtime_meta)(rows.values()) for rows, (_, one) in asked]
         )
 
+    def _rows_at_once(self, features: KeyedJaggedTensor) -> Tensor | None:
+        """The row of each id [N] by one operator for all tables; None where mappings cannot be looked up together."""
+        modules = [*self._managed_collision_modules.values()]
+        if not all(can_share_an_operator(module) for module in modules):
+            return None
+        if self._together is None or not self._together.holds(modules):
+            self._together = MappingsTogether(cast(list[MCHManagedCollisionModule], modules))
+        ids = features.values()
+        if self._together.observes:
+            parts = zip(self._modules_by_table(), self._parts(features), strict=True)
+            lists = [(module, _lists(table, module, part)) for (table, module), part in parts]
+            observed = [module.profile(module.preprocess(of_table)) for module, of_table in lists]
+            ids = torch.cat([ids.values() for of_table in observed for ids in of_table.values()])
+        counts = segment_sums(features.length_per_key(), self._table_feature_splits)
+        return self._together.rows_of(ids, counts).to(features.values().dtype)
+
     def _parts(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
         return features.split(self._table_feature_splits)
 
@@ -579,3 +241,9 @@ def _check_modules(modules: dict[str, ManagedCollisionModule], configs: Sequence
                     f"{owner}: feature {feature!r} is looked up in tables {other!r} and {config.name!r}, which give an "
                     "id different rows; pass its ids under two names"
                 )
+
+
+def _lists(table: str, module: ManagedCollisionModule, part: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+    """The lists of all features of a table, as its mapping takes them."""
+    beside = torch.tensor(part.length_per_key()) if module.wants_feature_lengths else part.weights_or_none()
+    return {table: jagged_from_parts(part.values(), beside, part.lengths(), None)}

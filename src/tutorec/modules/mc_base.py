@@ -1,0 +1,140 @@
+"""The base class of mappings of raw ids to the rows of a table."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from tutorec.modules.mc_report import CollisionCounts, TableCollisions
+from tutorec.sparse.jagged import JaggedTensor
+
+_MOST_SHARDS = 1024
+
+
+class ManagedCollisionModule(nn.Module):
+    """The mapping of one table: raw ids to the R rows of the table. The base class of all such mappings.
+
+    Ids come as a dictionary with one entry, table name -> lists of ids of all features of the table. ``forward`` is
+    ``preprocess``, then ``profile`` (in training mode: observe the ids and change the mapping), then ``remap``. After a
+    forward ``evict`` says which rows have another id than before; who holds the rows resets them.
+
+    Args:
+        device: Where the state of the mapping is held.
+        output_segments: Boundaries of the rows at which the state may be split: S + 1 numbers for S segments.
+        skip_state_validation: Whether the mapping keeps no record of its segments; it cannot be sharded again then.
+        read_only_suffix: End of the names of features that are remapped and not observed.
+        enable_per_feature_lookups: Whether a sharded module passes features one by one, not one list for each table.
+
+    Attributes:
+        counts: Lookups, those of ids with a row, and evictions; what ``report()`` of a collection shows.
+        wants_feature_lengths: Whether the lists that a collection passes carry, in place of weights, the number of ids
+            of each feature of the table.
+
+    Raises:
+        ValueError: More than 1,024 segments.
+
+    Source:
+        TorchRec's ``torchrec.modules.mc_modules.ManagedCollisionModule``.
+    """
+
+    wants_feature_lengths = False
+
+    _output_segments_tensor: Tensor
+    _current_iter_tensor: Tensor
+
+    def __init__(
+        self,
+        device: torch.device,
+        output_segments: list[int],
+        skip_state_validation: bool = False,
+        read_only_suffix: str = "_readonly",
+        enable_per_feature_lookups: bool = False,
+    ) -> None:
+        super().__init__()
+        self.counts = CollisionCounts()
+        self._device = device
+        self._read_only_suffix = read_only_suffix
+        self._enable_per_feature_lookups = enable_per_feature_lookups
+        if skip_state_validation:
+            return
+        unused = _MOST_SHARDS + 1 - len(output_segments)
+        if unused < 0:
+            raise ValueError(
+                f"{type(self).__name__}: {len(output_segments) - 1} output segments, and there may be {_MOST_SHARDS}"
+            )
+        segments = torch.tensor([*output_segments, *[-1] * unused], dtype=torch.int64, device=device)
+        self.register_buffer("_output_segments_tensor", segments)
+        self.register_buffer("_current_iter_tensor", torch.zeros(1, dtype=torch.int64, device=device))
+        self.register_load_state_dict_post_hook(_validate_loaded_state)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state of the mapping is held."""
+        return self._device
+
+    @property
+    def readable_suffix(self) -> str:
+        """End of the names of features that are remapped and not observed."""
+        return self._read_only_suffix
+
+    @abstractmethod
+    def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Raw ids -> the ids that are mapped, such as their hashes."""
+
+    @abstractmethod
+    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Observe a batch in training mode, and change the mapping when that is due; returns the ids unchanged."""
+
+    @abstractmethod
+    def remap(
+        self,
+        features: dict[str, JaggedTensor],
+        mutate_miss_lengths: bool = True,
+        write_weights: Tensor | None = None,
+    ) -> dict[str, JaggedTensor]:
+        """Preprocessed ids -> rows."""
+
+    @abstractmethod
+    def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
+        """Raw ids -> rows. ``mutate_miss_lengths``: ids without a row may be taken out of their lists."""
+
+    @abstractmethod
+    def evict(self) -> Tensor | None:
+        """Rows [U] that have been given to another id since the last call, or None; they are to be reset."""
+
+    @abstractmethod
+    def output_size(self) -> int:
+        """R, rows."""
+
+    @abstractmethod
+    def input_size(self) -> int:
+        """Raw ids, after ``preprocess``, are below this."""
+
+    @abstractmethod
+    def buckets(self) -> int:
+        """Into how many equal parts the rows can be split between ranks."""
+
+    @abstractmethod
+    def validate_state(self) -> None:
+        """Check the state that was loaded: it must be possible to build this part of the rows from stored segments."""
+
+    @abstractmethod
+    def open_slots(self) -> Tensor:
+        """Rows that no id has [1]."""
+
+    def report(self, table: str = "") -> TableCollisions:
+        """What has happened to the ids of the table so far. A sync point."""
+        return TableCollisions.of(table, self.output_size(), int(self.open_slots()), self.counts)
+
+    @abstractmethod
+    def rebuild_with_output_id_range(
+        self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
+    ) -> ManagedCollisionModule:
+        """A new mapping onto rows ``output_id_range[0]`` up to, not including, ``output_id_range[1]``: one shard's."""
+
+
+def _validate_loaded_state(module: nn.Module, _keys: object) -> None:
+    cast(ManagedCollisionModule, module).validate_state()

@@ -1,0 +1,333 @@
+"""The mapping that a policy rules: the ids of the highest scores have rows of their own, all others share one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tutorec._kernels.id_index import IdIndex, IdIndices, has_index
+from tutorec.modules.mc_base import ManagedCollisionModule
+from tutorec.modules.mc_evictions import MCHEvictionPolicy
+from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
+
+_NO_ID = torch.iinfo(torch.int64).max
+
+
+class MCHManagedCollisionModule(ManagedCollisionModule):
+    """Ids that a policy chooses have rows of their own; all other ids share the last row.
+
+    Every ``eviction_interval`` iterations in training mode the ids seen since the last time compete with those that
+    have a row; the highest scores get the R - 1 rows. An id that keeps a row keeps the same one. Between two such
+    iterations, and in eval mode, the mapping does not change.
+
+    The state: ``_mch_sorted_raw_ids`` [R], the ids that have a row, rising, and the largest int64 for each open row;
+    ``_mch_remapped_ids_mapping`` [R], their rows; and the policy's metadata of each, ``_mch_counts`` and the like [R].
+    Ids seen since the last competition are not part of the stored state.
+
+    Args:
+        zch_size: R, rows.
+        device: Where the mapping is held.
+        eviction_policy: Who gets a row.
+        eviction_interval: Iterations between two competitions.
+        input_hash_size: Ids, after ``input_hash_func``, are below this.
+        input_hash_func: ``(ids [N], input_hash_size) -> ids [N]``, called first.
+        mch_size: Has no effect, as in TorchRec 1.8.0.
+        mch_hash_func: Has no effect.
+        name: Of the table.
+        output_global_offset: Number of the first row, where this is one shard of a table.
+        output_segments: As of `ManagedCollisionModule`; by default all rows are one segment.
+        buckets: Into how many equal parts the rows can be split between ranks.
+
+    Raises:
+        ValueError: No rows, no interval, or state that was stored in other segments.
+
+    Example:
+        >>> from tutorec.modules.mc_evictions import LFU_EvictionPolicy
+        >>> mapping = MCHManagedCollisionModule(3, torch.device("cpu"), LFU_EvictionPolicy(), eviction_interval=1)
+        >>> ids = JaggedTensor(torch.tensor([10**12, 77, 10**12, 5, 77]), lengths=torch.tensor([5]))
+        >>> mapping({"item": ids})["item"].values()  # 5 was seen once, the others twice
+        tensor([1, 0, 1, 2, 0])
+
+    Source:
+        TorchRec's ``torchrec.modules.mc_modules.MCHManagedCollisionModule``.
+    """
+
+    _mch_sorted_raw_ids: Tensor
+    _mch_remapped_ids_mapping: Tensor
+
+    def __init__(
+        self,
+        zch_size: int,
+        device: torch.device,
+        eviction_policy: MCHEvictionPolicy,
+        eviction_interval: int,
+        input_hash_size: int = 2**63 - 1,
+        input_hash_func: Callable[[Tensor, int], Tensor] | None = None,
+        mch_size: int | None = None,
+        mch_hash_func: Callable[[Tensor, int], Tensor] | None = None,
+        name: str | None = None,
+        output_global_offset: int = 0,
+        output_segments: list[int] | None = None,
+        buckets: int = 1,
+    ) -> None:
+        if zch_size <= 0 or eviction_interval <= 0:
+            raise ValueError(
+                f"MCHManagedCollisionModule {name or ''}: zch_size={zch_size}, eviction_interval={eviction_interval}; "
+                "both must be above 0"
+            )
+        rows = range(output_global_offset, output_global_offset + zch_size)
+        segments = [rows.start, rows.stop] if output_segments is None else output_segments
+        super().__init__(device, segments)
+        if mch_size is not None or mch_hash_func is not None:
+            warnings.warn("MCHManagedCollisionModule: mch_size and mch_hash_func have no effect", stacklevel=2)
+        self._name, self._zch_size, self._rows, self._output_segments = name, zch_size, rows, segments
+        self._eviction_policy, self._eviction_interval = eviction_policy, eviction_interval
+        self._input_hash_size, self._input_hash_func, self._buckets = input_hash_size, input_hash_func, buckets
+        self.register_buffer("_mch_sorted_raw_ids", torch.full((zch_size,), _NO_ID, device=device))
+        self.register_buffer("_mch_remapped_ids_mapping", torch.arange(rows.start, rows.stop, device=device))
+        for info in eviction_policy.metadata_info:
+            if info.is_mch_metadata:
+                buffer = torch.zeros(zch_size, dtype=torch.int64, device=device)
+                self.register_buffer(f"_mch_{info.metadata_name}", buffer)
+        self._current_iter = -1
+        self._history: list[tuple[Tensor, dict[str, Tensor]]] = []
+        self._evicted_rows: Tensor | None = None
+        self._index: IdIndex | None = None
+        self._indexed: tuple[int, int, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy makes an index of its own when it needs one."""
+        return {**self.__dict__, "_index": None}
+
+    def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Raw ids -> what ``input_hash_func`` makes of them."""
+        if self._input_hash_func is None:
+            return features
+        hashed = self._input_hash_func
+        return {key: _with_values(ids, hashed(ids.values(), self._input_hash_size)) for key, ids in features.items()}
+
+    @torch.no_grad()
+    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """In training mode record the ids, and let them compete where that is due."""
+        if not self.training:
+            return features
+        if self._current_iter < 0:
+            self._current_iter = int(self._current_iter_tensor)
+        self._current_iter += 1
+        self._current_iter_tensor += 1
+        policy = self._eviction_policy
+        recorded = [info.metadata_name for info in policy.metadata_info if info.is_history_metadata]
+        for lists in features.values():
+            ids = lists.values().to(torch.int64, copy=True)
+            metadata = {name: torch.empty_like(ids) for name in recorded}
+            policy.record_history_metadata(self._current_iter, ids, metadata)
+            self._history.append((ids, metadata))
+        if self._current_iter % self._eviction_interval == 0:
+            self._compete()
+        return features
+
+    def remap(
+        self,
+        features: dict[str, JaggedTensor],
+        mutate_miss_lengths: bool = True,
+        write_weights: Tensor | None = None,
+    ) -> dict[str, JaggedTensor]:
+        """Ids -> rows; the last row for an id that has none."""
+        return {key: _with_values(ids, self._rows_of(ids.values())) for key, ids in features.items()}
+
+    def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
+        """Raw ids -> rows."""
+        return self.remap(self.profile(self.preprocess(features)), mutate_miss_lengths)
+
+    def evict(self) -> Tensor | None:
+        """Rows [U] that have been given to an id since the last call, or None."""
+        rows, self._evicted_rows = self._evicted_rows, None
+        return rows
+
+    def output_size(self) -> int:
+        """R, rows."""
+        return self._zch_size
+
+    def input_size(self) -> int:
+        """Ids, after ``input_hash_func``, are below this."""
+        return self._input_hash_size
+
+    def buckets(self) -> int:
+        """Into how many equal parts the rows can be split between ranks."""
+        return self._buckets
+
+    def open_slots(self) -> Tensor:
+        """Rows that no id has, without the one that ids without a row share [1]."""
+        return (self._mch_sorted_raw_ids[:-1] == _NO_ID).sum().view(1)
+
+    def reset_inference_mode(self) -> None:
+        """Forget which rows were given to another id."""
+        self._evicted_rows = None
+
+    def validate_state(self) -> None:
+        """Check that stored segments have boundaries where these rows begin and end, and take the state up."""
+        stored = self._output_segments_tensor.tolist()
+        if not {self._rows.start, self._rows.stop} <= set(stored):
+            raise ValueError(
+                f"MCHManagedCollisionModule {self._name or ''}: rows {self._rows.start} to {self._rows.stop} cannot be "
+                f"built from the stored segments {[boundary for boundary in stored if boundary >= 0]}"
+            )
+        self._output_segments_tensor[: len(self._output_segments)] = torch.tensor(self._output_segments)
+        self._output_segments_tensor[len(self._output_segments) :] = -1
+        self._current_iter, self._history = -1, []
+        self._sort()
+
+    def rebuild_with_output_id_range(
+        self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
+    ) -> MCHManagedCollisionModule:
+        """A new mapping onto the rows of one shard."""
+        return type(self)(
+            zch_size=output_id_range[1] - output_id_range[0],
+            device=device or self.device,
+            eviction_policy=self._eviction_policy,
+            eviction_interval=self._eviction_interval,
+            input_hash_size=self._input_hash_size,
+            input_hash_func=self._input_hash_func,
+            name=self._name,
+            output_global_offset=output_id_range[0],
+            output_segments=output_segments,
+            buckets=len(output_segments) - 1,
+        )
+
+    def _metadata(self) -> dict[str, Tensor]:
+        """The policy's metadata of the id of each row [R], in the order of the ids."""
+        infos = self._eviction_policy.metadata_info
+        return {
+            info.metadata_name: getattr(self, f"_mch_{info.metadata_name}") for info in infos if info.is_mch_metadata
+        }
+
+    def _find(self, ids: Tensor) -> Tensor:
+        """The row of each id [N], below 0 for an id without one."""
+        raw, rows = self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping
+        if not has_index(raw):
+            position = torch.searchsorted(raw[:-1], ids)
+            return torch.where((raw[position] == ids) & (ids != _NO_ID), rows[position], -1)
+        if self._index is None:
+            self._index, self._indexed = IdIndices([self._zch_size]).tables[0], None
+        self._refresh()
+        return self._index.find(ids)
+
+    def _refresh(self) -> None:
+        """Fill the index anew if the mapping was changed since."""
+        if self._indexed != (version := self._mapping_version()):
+            taken = self._mch_sorted_raw_ids != _NO_ID
+            assert self._index is not None, "an index is refreshed where there is one"
+            self._index.fill(self._mch_sorted_raw_ids[taken], self._mch_remapped_ids_mapping[taken])
+            self._indexed = version
+
+    def _mapping_version(self) -> tuple[int, int, int]:
+        """Another one after each change of the mapping, whoever made it."""
+        raw, rows = self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping
+        return raw.data_ptr(), raw._version, rows._version
+
+    @torch.no_grad()
+    def _rows_of(self, ids: Tensor) -> Tensor:
+        rows = self._find(ids.long())
+        has_row = rows >= 0
+        self.counts.add_lookups(has_row)
+        return torch.where(has_row, rows, self._rows.stop - 1).to(ids.dtype)
+
+    def _compete(self) -> None:
+        """Let the recorded ids compete with those that have a row."""
+        history, self._history = self._history, []
+        policy, metadata = self._eviction_policy, {}
+        for name in history[0][1]:
+            metadata[name] = torch.cat([recorded[name] for _, recorded in history])
+        ids, inverse, counts = torch.unique(
+            torch.cat([ids for ids, _ in history]), return_inverse=True, return_counts=True
+        )
+        admitted = None
+        if policy._threshold_filtering_func is not None:
+            admitted = policy._threshold_filtering_func(counts)[0]
+        seen = policy.coalesce_history_metadata(self._current_iter, metadata, counts, inverse, threshold_mask=admitted)
+        if admitted is not None:
+            ids, counts = ids[admitted], counts[admitted]
+        order = torch.argsort(counts, descending=True, stable=True)
+        ids, counts = ids[order], counts[order]
+        rows = self._find(ids)
+        has_row, place = rows >= 0, torch.empty_like(self._mch_remapped_ids_mapping)
+        place[self._mch_remapped_ids_mapping - self._rows.start] = torch.arange(self._zch_size, device=place.device)
+        position = place[rows[has_row] - self._rows.start]
+        left, came = policy.update_metadata_and_generate_eviction_scores(
+            self._current_iter, self._zch_size, order, counts, has_row, position, self._metadata(), seen
+        )
+        self._give(left, ids[~has_row][came])
+
+    def _give(self, positions: Tensor, ids: Tensor) -> None:
+        """Give the rows at these positions of the sorted ids [U] to other ids."""
+        index = self._index if self._index is not None and self._indexed == self._mapping_version() else None
+        given, before = self._mch_remapped_ids_mapping[positions], self._mch_sorted_raw_ids[positions]
+        before = before[before != _NO_ID]
+        self.counts.evictions = self.counts.evictions + before.numel()
+        self._mch_sorted_raw_ids[positions] = ids
+        self._evicted_rows = given if self._evicted_rows is None else torch.cat([self._evicted_rows, given]).unique()
+        self._sort()
+        if index is not None and index.replace(before, ids, given):
+            self._indexed = self._mapping_version()
+
+    def _sort(self) -> None:
+        """Put the ids in order again, and all that belongs to them."""
+        order = torch.argsort(self._mch_sorted_raw_ids, stable=True)
+        for buffer in (self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping, *self._metadata().values()):
+            buffer.copy_(buffer[order])
+
+
+def _with_values(lists: JaggedTensor, values: Tensor) -> JaggedTensor:
+    """The same lists with other ids."""
+    return jagged_from_parts(values, lists.weights_or_none(), lists.lengths_or_none(), lists.offsets_or_none())
+
+
+def can_share_an_operator(module: nn.Module) -> bool:
+    """Whether a module of a collection may be looked up in one operator with others, instead of being called."""
+    if type(module) is not MCHManagedCollisionModule or module._forward_hooks or module._forward_pre_hooks:
+        return False
+    return has_index(module._mch_sorted_raw_ids)
+
+
+class MappingsTogether:
+    """Mappings whose indices lie side by side, so that one operator looks the ids of all tables up.
+
+    Args:
+        modules: The mappings; each uses its part of the indices from now on.
+    """
+
+    def __init__(self, modules: Sequence[MCHManagedCollisionModule]) -> None:
+        self._modules, self._indices = modules, IdIndices([module.output_size() for module in modules])
+        self._last = torch.tensor([module._rows.stop - 1 for module in modules])
+        for module, index in zip(modules, self._indices.tables, strict=True):
+            module._index, module._indexed = index, None
+
+    def holds(self, modules: Sequence[nn.Module]) -> bool:
+        """Whether these are the mappings, and all use their part of the indices."""
+        mine = zip(modules, self._modules, self._indices.tables, strict=True)
+        return all(module is one and one._index is index for module, one, index in mine)
+
+    @property
+    def observes(self) -> bool:
+        """Whether a mapping is to be given its ids before they are looked up."""
+        return any(module.training or module._input_hash_func is not None for module in self._modules)
+
+    @torch.no_grad()
+    def rows_of(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
+        """The row of each id [N], of which the first ``counts[0]`` are of the first mapping, and so on."""
+        for module in self._modules:
+            module._refresh()
+        bounds = torch.tensor([0, *accumulate(counts)])
+        rows = self._indices.find(ids.long(), bounds)
+        missing = (rows < 0).nonzero().view(-1)
+        tables = torch.bucketize(missing, bounds[1:], right=True)
+        misses = torch.bincount(tables, minlength=len(counts)).tolist()
+        for module, lookups, shared in zip(self._modules, counts, misses, strict=True):
+            module.counts.lookups += lookups
+            module.counts.admitted += lookups - shared
+        return rows.index_copy_(0, missing, self._last[tables])
