@@ -159,6 +159,13 @@ def test_sparse_arch_names_its_vectors_in_order() -> None:
     assert SparseArch(_collection(8, 8, shared=True)).sparse_feature_names == ["user@t0", "item", "clicked", "user@t1"]
 
 
+def test_a_collection_without_tables_is_refused_as_callers_of_torchrec_expect() -> None:
+    empty = EmbeddingBagCollection(tables=[])
+    for expected in (ValueError, AssertionError):
+        with pytest.raises(expected, match="its collection has none"):
+            DLRM(empty, dense_in_features=4, dense_arch_layer_sizes=[4, 2], over_arch_layer_sizes=[2, 1])
+
+
 def test_tables_of_different_widths_are_named() -> None:
     with pytest.raises(ValueError, match=r"embedding_dim is \{'t0': 8, 't1': 16\}"):
         DLRM(_collection(8, 16), 4, [8], [8, 1])

@@ -54,6 +54,10 @@ def choose(n: int, k: int) -> int:
     return comb(n, k) if 0 <= k <= n else 0
 
 
+class _NoTablesError(ValueError, AssertionError):
+    """A model of tables was given a collection without any; TorchRec raises an AssertionError."""
+
+
 def common_width(model: str, configs: Sequence[BaseEmbeddingConfig]) -> int:
     """The number of columns that all tables have, as inner products need it.
 
@@ -61,8 +65,10 @@ def common_width(model: str, configs: Sequence[BaseEmbeddingConfig]) -> int:
         ValueError: There are no tables, or they have different widths.
     """
     widths = {config.name: config.embedding_dim for config in configs}
+    if not widths:
+        raise _NoTablesError(f"{model} needs one or more tables, and its collection has none")
     if len(set(widths.values())) != 1:
-        raise ValueError(f"{model} needs one or more tables of one width; embedding_dim is {widths}")
+        raise ValueError(f"{model} needs tables of one width; embedding_dim is {widths}")
     return configs[0].embedding_dim
 
 
