@@ -103,13 +103,16 @@ def parse_metadata(content: bytes, manifest: Manifest) -> Metadata:
         index = _state(key, "MetadataIndex")
         stored[MetadataIndex(_text(index["fqn"]), _sizes(index["offset"]))] = _storage(record, manifest)
     paths = {_text(name): tuple(map(_text, path)) for name, path in root["planner_data"].items()}
-    total = 0
+    total, known = 0, set[tuple[str, int]]()
     for name, tensor in tensors.items():
         if len(paths[name]) not in (2, 4):
             raise CheckpointError(f"{name!r} has a path of {len(paths[name])} keys; 2 or 4 are valid")
         total += math.prod(tensor.size) * tensor.properties.dtype.itemsize
         for chunk in tensor.chunks:
-            stored[MetadataIndex(name, chunk.offsets)]  # a block without a file is a KeyError
+            place = stored[MetadataIndex(name, chunk.offsets)]  # a block without a file is a KeyError
+            if (place.relative_path, place.offset) in known:  # zeros are written once
+                total -= math.prod(chunk.sizes) * tensor.properties.dtype.itemsize
+            known.add((place.relative_path, place.offset))
     room = sum(facts.bytes for facts in manifest.files.values())
     if total > room:
         raise CheckpointError(f"its tensors have {total:,} bytes, and all its files {room:,}")

@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from tutorec._kernels.unwritten import is_all_zero
 from tutorec.distributed.checkpoint.entries import Block, Entry, stored_blocks
 from tutorec.distributed.checkpoint.folder import Folder
 from tutorec.distributed.checkpoint.manifest import FileFacts
@@ -79,7 +80,9 @@ def write_blocks(folder: Folder, save: str, blocks: BlockSaver) -> Written:
     writer.fs = files
     plan = replace(blocks.create_local_plan(), storage_data=_StoragePrefix(f"__{blocks.rank}_{save}_"))
     results = cast(list[WriteResult], writer.write_data(plan, blocks).value()) if plan.items else []
-    return Written(plan.items, results, files.facts, blocks.paths)
+    by_index = {result.index: result for result in results}
+    results += [replace(by_index[blocks.zeros[key]], index=item.index) for item, key in blocks.repeated]
+    return Written([*plan.items, *(item for item, _ in blocks.repeated)], results, files.facts, blocks.paths)
 
 
 def write_metadata(folder: Folder, save: str, written: Sequence[Written]) -> tuple[dict[str, FileFacts], bytes]:
@@ -125,6 +128,9 @@ def write_metadata(folder: Folder, save: str, written: Sequence[Written]) -> tup
 class BlockSaver(SavePlanner):
     """A torch save planner with the blocks of this rank.
 
+    Of blocks of zeros that have one shape and dtype the first is written, and the others are stored where that is: the
+    rows of a table that no id has yet take no space.
+
     Args:
         entries: The tensors of the checkpoint.
         rank: This rank.
@@ -138,17 +144,25 @@ class BlockSaver(SavePlanner):
         self.slices: dict[str, list[int]] = {entry.name: list(entry.widths) for entry in entries if entry.widths}
         self._blocks: dict[MetadataIndex, Block] = {}
         self._items: list[WriteItem] = []
+        self.zeros: dict[object, MetadataIndex] = {}
+        self.repeated: list[tuple[WriteItem, object]] = []
         for entry in entries:
             for block in stored_blocks(entry, rank, world_size):
-                self._add(entry, Block(block.offsets, _copied(block.tensor)) if copy else block)
+                self._add(entry, block, copy)
 
-    def _add(self, entry: Entry, block: Block) -> None:
+    def _add(self, entry: Entry, block: Block, copy: bool) -> None:
         index = MetadataIndex(entry.name, block.offsets)
         chunk = ChunkStorageMetadata(torch.Size(block.offsets), block.tensor.shape)
         properties = TensorProperties(dtype=block.tensor.dtype)
         data = TensorWriteData(chunk, properties, torch.Size(entry.shape))
-        self._blocks[index] = block
-        self._items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+        item = WriteItem(index, WriteItemType.SHARD, tensor_data=data)
+        if is_all_zero(block.tensor):
+            key = (block.tensor.shape, block.tensor.dtype)
+            if self.zeros.setdefault(key, index) is not index:
+                self.repeated.append((item, key))
+                return
+        self._blocks[index] = Block(block.offsets, _copied(block.tensor)) if copy else block
+        self._items.append(item)
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:
         """Do nothing: a planner is created for each save."""

@@ -6,7 +6,8 @@ import io
 import math
 import os
 import zlib
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import IO, Any, cast
 
@@ -21,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from tutorec._kernels.unwritten import copy_written_rows
 from tutorec.distributed.checkpoint.entries import Wanted
 from tutorec.distributed.checkpoint.folder import Folder
 from tutorec.distributed.checkpoint.manifest import Manifest, expected_form, size_problem
@@ -180,7 +182,13 @@ def plan_reading(metadata: Metadata, wanted: Mapping[str, Sequence[Wanted]]) -> 
         if covered != needed:
             raise CheckpointError(f"{name!r}: {needed:,} numbers are needed here, and {covered:,} of them are stored")
         items += reads
-    return BlockLoader(wanted, LoadPlan(items))
+    times = Counter(map(_place, metadata.storage_data.values()))
+    repeated = {index for index, place in metadata.storage_data.items() if times[_place(place)] > 1}
+    return BlockLoader(wanted, LoadPlan(items), repeated)
+
+
+def _place(stored: _StorageInfo) -> tuple[str, int]:
+    return stored.relative_path, stored.offset
 
 
 def files_of(metadata: Metadata, plan: LoadPlan) -> list[str]:
@@ -195,10 +203,14 @@ class BlockLoader(LoadPlanner):
     Args:
         wanted: Name of a stored tensor -> the rectangles to read and their targets.
         plan: The parts of blocks to read; the index in the target identifies the request.
+        repeated: Blocks stored where other blocks are: zeros, which are not written over zeros.
     """
 
-    def __init__(self, wanted: Mapping[str, Sequence[Wanted]], plan: LoadPlan) -> None:
+    def __init__(
+        self, wanted: Mapping[str, Sequence[Wanted]], plan: LoadPlan, repeated: Set[MetadataIndex] = frozenset()
+    ) -> None:
         self.plan: LoadPlan = plan
+        self._repeated = repeated
         self._wanted = wanted
 
     def set_up_planner(self, *_: Any, **__: Any) -> None:
@@ -223,13 +235,16 @@ class BlockLoader(LoadPlanner):
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         """The tensor to read into: the target, or a scratch tensor to be added to it."""
         target, share = self._target(read_item)
-        return target if share is None else torch.empty_like(target)
+        in_place = share is None and read_item.storage_index not in self._repeated
+        return target if in_place else torch.empty_like(target)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         """Add a scratch tensor to its target, times its share."""
         target, share = self._target(read_item)
         if share is not None:
             target.add_(tensor, alpha=share)
+        elif read_item.storage_index in self._repeated:
+            copy_written_rows(target, tensor)
 
     def _target(self, item: ReadItem) -> tuple[torch.Tensor, float | None]:
         wish = self._wanted[item.dest_index.fqn][cast(int, item.dest_index.index)]
