@@ -75,7 +75,6 @@ def test_an_init_fn_may_return_what_it_means() -> None:
         ("need_pos", True, "pass weights with the batch"),
         ("input_dim", 5, "leave it out"),
         ("total_num_buckets", 4, "hash ids"),
-        ("use_virtual_table", True, "hash ids"),
         ("virtual_table_eviction_policy", "lfu", "hash ids"),
         ("enable_embedding_update", True, "write rows through the table's weight"),
         ("stash_weights", True, "leave it out"),

@@ -12,6 +12,7 @@ from tutorec._kernels.backend import backend
 from tutorec._kernels.optimizer_spec import FBGEMM_KINDS, OptimizerSpec
 from tutorec._kernels.row_file import CacheSpec, zeros_in_file
 from tutorec._kernels.tbe import FirstRows, GroupSpec, TableBatch
+from tutorec._kernels.unwritten import unwritten_zeros
 
 __all__ = ["build_table_batch", "runs_in_fbgemm"]
 
@@ -25,6 +26,7 @@ def build_table_batch(
     device: torch.device,
     weights: FirstRows | None = None,
     cache: CacheSpec | None = None,
+    virtual: bool = False,
 ) -> TableBatch:
     """Build the operator for a group of tables on the backend of this process.
 
@@ -40,6 +42,7 @@ def build_table_batch(
             within 1/sqrt(R). Or a function that is given a table's number and its rows, and writes them.
         cache: Where the tables are to be stored in slower memory, a file or on CUDA the host's: how many of their rows
             are in faster memory.
+        virtual: Whether rows and their state are to take memory when they are written, on the CPU.
 
     Returns:
         The operator.
@@ -61,7 +64,8 @@ def build_table_batch(
     """
     device = torch.device(device)
     if cache is None:
-        built = _implementation(spec, optimizer, device)(spec, optimizer, device)
+        zeros = partial(unwritten_zeros, device=device) if virtual else None
+        built = _implementation(spec, optimizer, device)(spec, optimizer, device, zeros)
     else:
         built = _in_slower_memory(spec, optimizer, device, cache)
     with torch.no_grad():

@@ -49,6 +49,11 @@ class TableGroup:
         return cache_spec(caches) if caches else None
 
     @property
+    def virtual(self) -> bool:
+        """Whether rows take memory when they are written."""
+        return self.shards[0].table.virtual
+
+    @property
     def features(self) -> list[str]:
         """Input features in the order in which the operator reads them."""
         return [feature for shard in self.shards for feature in shard.table.features]
@@ -89,7 +94,7 @@ def group_tables(shards: Sequence[TableShard]) -> list[TableGroup]:
         # Unpooled rows fit into one tensor only if they have equal widths.
         width = shard.piece.columns if pooling == "none" else 0
         cache = None if table.cache is None else table.cache._replace(load_factor=0.0)
-        alike = (pooling, table.weighted, table.dtype, table.kernel, table.optimizer, cache, width)
+        alike = (pooling, table.weighted, table.dtype, table.kernel, table.optimizer, cache, table.virtual, width)
         groups.setdefault(alike, []).append((shard, name))
     return [TableGroup(*zip(*members, strict=True)) for members in groups.values()]
 

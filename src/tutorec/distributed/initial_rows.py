@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from tutorec._kernels.unwritten import copy_written_rows
 from tutorec.distributed.shard_geometry import ShardPiece
 from tutorec.distributed.tables import TableShard
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
@@ -34,12 +35,17 @@ class InitialRows:
 
     def __call__(self, shard: TableShard, rows: torch.Tensor) -> None:
         """Write the rows ``[R, D]`` of a shard."""
-        weight, piece = self._weights[shard.table.name].detach(), shard.piece
+        weight, piece, virtual = self._weights[shard.table.name].detach(), shard.piece, shard.table.virtual
         if weight.is_meta:
-            draw_piece(self._configs[shard.table.name], piece, self._seed, rows)
+            if not virtual:
+                draw_piece(self._configs[shard.table.name], piece, self._seed, rows)
             return
         source = weight[piece.row_offset : piece.row_offset + piece.rows]
-        rows.copy_(source[:, piece.column_offset : piece.column_offset + piece.columns])
+        source = source[:, piece.column_offset : piece.column_offset + piece.columns]
+        if virtual:
+            copy_written_rows(rows, source)
+        else:
+            rows.copy_(source)
 
 
 def draw_piece(

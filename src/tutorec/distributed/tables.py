@@ -59,6 +59,7 @@ class PlacedTable:
         pieces: Its shards, by columns and then by rows; for a replicated table the whole table once
             per rank.
         cache: The cache of a table stored in a file, else None.
+        virtual: Whether its rows take memory when they are first written.
     """
 
     name: str
@@ -74,6 +75,7 @@ class PlacedTable:
     optimizer: OptimizerSpec | None
     pieces: tuple[ShardPiece, ...]
     cache: TableCache | None = None
+    virtual: bool = False
 
     @property
     def splits_rows(self) -> bool:
@@ -283,6 +285,7 @@ def _placed(
         optimizer=optimizer,
         pieces=pieces,
         cache=_placed_cache(config.name, sharding_type, kernel, sharding.cache_params, rules.fused_params),
+        virtual=config.use_virtual_table,
     )
 
 

@@ -10,13 +10,17 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec._kernels.tbe_layout import PooledBatch
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
-from tutorec.modules.embedding_tables import checked_tables, draw_weights, get_embedding_names_by_table
+from tutorec.modules.embedding_tables import (
+    checked_tables,
+    draw_weights,
+    empty_weight,
+    get_embedding_names_by_table,
+)
 from tutorec.optim.updating_lookup import is_updated_in_backward, look_up
 from tutorec.sparse.id_check import check_ids
 from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
-from tutorec.types import data_type_to_dtype
 
 
 class EmbeddingCollectionInterface(nn.Module, ABC):
@@ -197,9 +201,8 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
 
     def _build(self, table: EmbeddingConfig) -> nn.Embedding:
         """One table as a module, its weight not yet drawn."""
-        shape = (table.num_embeddings, table.embedding_dim)
-        weight = torch.empty(shape, device=self._device, dtype=data_type_to_dtype(table.data_type))
-        return nn.Embedding(*shape, _weight=weight)
+        weight = empty_weight(table, self._device)
+        return nn.Embedding(weight.shape[0], weight.shape[1], _weight=weight)
 
 
 def _only_looks_up(table: nn.Module) -> bool:

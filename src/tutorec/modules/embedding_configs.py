@@ -76,7 +76,6 @@ _UNSUPPORTED = {
     "need_pos": "pass weights with the batch",
     "input_dim": "leave it out",
     "total_num_buckets": _FIXED_ROWS,
-    "use_virtual_table": _FIXED_ROWS,
     "virtual_table_eviction_policy": _FIXED_ROWS,
     "enable_embedding_update": "write rows through the table's weight",
     "stash_weights": "leave it out",
@@ -98,9 +97,11 @@ class BaseEmbeddingConfig:
         num_embeddings_post_pruning: Rows left after pruning, for a quantized table.
         init_fn: Fills the weight [R, D], or returns what it is to be filled with, instead of the uniform draw.
         need_pos: Position-weighted tables are not supported: leave it False.
-        input_dim: TorchRec's, and like the next five without a meaning here: leave them at their defaults.
+        input_dim: TorchRec's, and like the next one and the last three without a meaning here: leave them at their
+            defaults.
         total_num_buckets: Buckets of a table that grows.
-        use_virtual_table: Rows that are made when their id is first trained.
+        use_virtual_table: Whether R is a cap: rows are zeros, and take memory and initial values when an id is admitted
+            to them by the table's `GrowingManagedCollisionModule`.
         virtual_table_eviction_policy: Which of those rows are given up.
         enable_embedding_update: Rows that are written while they are served.
         stash_weights: Rows that leave the device between steps.

@@ -12,7 +12,7 @@ from tutorec._kernels.pooling import PoolingKind, bag_weights, kernel_pooling
 from tutorec.modules.embedding_collection import EmbeddingCollection as EmbeddingCollection
 from tutorec.modules.embedding_collection import EmbeddingCollectionInterface as EmbeddingCollectionInterface
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, PoolingType, pooling_type_to_str
-from tutorec.modules.embedding_tables import checked_tables, draw_weights
+from tutorec.modules.embedding_tables import checked_tables, draw_weights, empty_weight
 from tutorec.modules.embedding_tables import get_embedding_names_by_table as get_embedding_names_by_table
 from tutorec.modules.pooled_lookup import PooledLookups, pool_at_once, side_by_side
 from tutorec.modules.pooled_lookup import process_pooled_embeddings as process_pooled_embeddings
@@ -22,7 +22,6 @@ from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
-from tutorec.types import data_type_to_dtype
 
 
 class EmbeddingBagCollectionInterface(nn.Module, ABC):
@@ -144,10 +143,9 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
     def _build(self, table: EmbeddingBagConfig) -> nn.EmbeddingBag:
         """One table as a module, its weight not yet drawn."""
-        shape = (table.num_embeddings, table.embedding_dim)
-        weight = torch.empty(shape, device=self._device, dtype=data_type_to_dtype(table.data_type))
-        mode = kernel_pooling(_pooling(table), self._is_weighted)
-        return nn.EmbeddingBag(*shape, _weight=weight, mode=mode, include_last_offset=True)
+        weight, mode = empty_weight(table, self._device), kernel_pooling(_pooling(table), self._is_weighted)
+        rows, columns = weight.shape
+        return nn.EmbeddingBag(rows, columns, _weight=weight, mode=mode, include_last_offset=True)
 
     def _weights_of(self, bag: JaggedTensor, table: int) -> Tensor | None:
         """What each id's row is multiplied by [N]: the caller's weights, and what SQRTN divides by."""

@@ -10,8 +10,9 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from tutorec._kernels.unwritten import unwritten_zeros
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
-from tutorec.types import DataType
+from tutorec.types import DataType, data_type_to_dtype
 
 _Config = TypeVar("_Config", bound=BaseEmbeddingConfig)
 _TRAINED = (DataType.FP32, DataType.FP16, DataType.BF16)
@@ -101,10 +102,18 @@ def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[
     ]
 
 
+def empty_weight(config: BaseEmbeddingConfig, device: torch.device) -> torch.Tensor:
+    """A weight [R, D] that is to be drawn; of a virtual table zeros that take no memory until they are written."""
+    shape, dtype = (config.num_embeddings, config.embedding_dim), data_type_to_dtype(config.data_type)
+    if config.use_virtual_table:
+        return unwritten_zeros(shape, dtype, device)
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
 def draw_weights(configs: Sequence[BaseEmbeddingConfig], tables: nn.ModuleDict) -> None:
-    """Fill the tables with initial values; on the meta device there is nothing to fill."""
+    """Fill the tables with initial values; not on the meta device, nor virtual tables, whose rows get theirs later."""
     with torch.no_grad():
         for config, table in zip(configs, tables.values(), strict=True):
             weight = table.get_parameter("weight")
-            if not weight.is_meta:
+            if not (weight.is_meta or config.use_virtual_table):
                 config.init_weight(weight)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam
 from torch.optim.optimizer import Optimizer
 
+from tutorec._kernels.unwritten import unwritten_zeros
 from tutorec.optim.rates import check_number, check_rate
 
 
@@ -118,7 +119,7 @@ class PartialRowWiseAdam(Optimizer):
 
 def _new_state(parameter: Tensor) -> dict[str, Tensor]:
     # In float32 also for rows of 16 bits, of whose gradients the squares would vanish.
-    zeros = torch.zeros_like(parameter, dtype=torch.float32)
+    zeros = unwritten_zeros(parameter.shape, device=parameter.device)
     return {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.new_zeros(len(zeros), 1)}
 
 

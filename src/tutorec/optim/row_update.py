@@ -15,6 +15,7 @@ from torch.optim import SGD, Adagrad, Optimizer
 
 from tutorec._kernels.optimizer_spec import OptimizerKind, OptimizerSpec, UpdateStep
 from tutorec._kernels.tbe_update import RowGroups, apply_update, sum_rows
+from tutorec._kernels.unwritten import unwritten_zeros
 from tutorec.optim.rates import check_rate
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad, rate_of_step
 
@@ -141,7 +142,9 @@ def _step_compact(optimizer: Optimizer, group: dict[str, Any], table: Tensor, ro
     for key, value in moved.items():
         if isinstance(value, Tensor) and value.shape[:1] == small.shape[:1]:
             if key not in by_row:
-                state[key] = value[-1:].expand(table.shape[0], *value.shape[1:]).clone()
+                state[key] = unwritten_zeros((table.shape[0], *value.shape[1:]), value.dtype, value.device)
+                if value[-1:].any():
+                    state[key][:] = value[-1:]
             state[key][rows] = value[:-1]
         else:
             state[key] = value

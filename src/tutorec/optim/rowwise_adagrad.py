@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tutorec._kernels.unwritten import unwritten_zeros
 from tutorec.optim.rates import check_number
 
 
@@ -102,7 +103,9 @@ def rate_of_step(group: dict[str, Any], step: float) -> float:
 
 def _new_state(parameter: Tensor, value: float) -> dict[str, Tensor]:
     # In float32 also for rows of 16 bits, in which a growing sum would soon stand still.
-    rows = parameter.new_full((parameter.shape[0], 1), value, dtype=torch.float32)
+    rows = unwritten_zeros((parameter.shape[0], 1), device=parameter.device)
+    if value:
+        rows.fill_(value)
     return {"step": torch.tensor(0.0), "sum": rows}
 
 

@@ -67,7 +67,12 @@ class BatchedEmbeddingBag(nn.Module):
         super().__init__()
         self._group = group
         self._emb_module = build_table_batch(
-            spec or group.spec(), optimizer=group.optimizer, device=device, weights=weights, cache=group.cache
+            spec or group.spec(),
+            optimizer=group.optimizer,
+            device=device,
+            weights=weights,
+            cache=group.cache,
+            virtual=group.virtual,
         )
 
     def forward(self, values: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
