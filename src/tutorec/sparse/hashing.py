@@ -83,6 +83,38 @@ def _shift(bits: Tensor, by: int) -> Tensor:
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
+# Fibonacci hashing: the golden ratio's bits, an odd factor, and what undoes it modulo 2**64.
+_FACTOR, _FACTOR_UNDONE = _signed(_GOLDEN), _signed(pow(_GOLDEN, -1, 1 << 64))
+
+
+def mix_bits(ids: Tensor) -> Tensor:
+    """Ids with their bits mixed: different ids stay different, and the lowest and highest bits depend on all.
+
+    Twice a multiplication (Knuth, The Art of Computer Programming, volume 3, section 6.4), after which the upper half
+    is folded onto the lower one.
+
+    Args:
+        ids: Any int64 ids, any shape.
+
+    Example:
+        >>> import torch
+        >>> ids = torch.tensor([0, 1, -(2**63)])
+        >>> torch.equal(unmix_bits(mix_bits(ids)), ids)
+        True
+    """
+    for _ in range(2):
+        ids = ids * _FACTOR
+        ids ^= (ids >> 32).bitwise_and_(0xFFFFFFFF)
+    return ids
+
+
+def unmix_bits(bits: Tensor) -> Tensor:
+    """The ids whose mixed bits these are."""
+    for _ in range(2):
+        bits = (bits ^ _shift(bits, 32)) * _FACTOR_UNDONE
+    return bits
+
+
 @dataclass(frozen=True)
 class Collisions:
     """Which ids share a row after hashing; made by :func:`collision_meter`.

@@ -1,0 +1,301 @@
+"""Tables that grow: rows are handed out in order as ids are admitted, and given to other ids at the cap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tutorec._kernels.unwritten import copy_written_rows, unwritten_zeros
+from tutorec.modules.frequency import FrequencySketch
+from tutorec.modules.id_index import IdIndex
+from tutorec.modules.mc_evictions import LRU_EvictionPolicy, MCHEvictionPolicy
+from tutorec.modules.mc_modules import ManagedCollisionModule
+from tutorec.sparse.hashing import mix_bits, unmix_bits
+from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
+
+_OF_ROWS = ("_row_ids", "_counts", "_last_access_iter")
+
+
+class GrowingManagedCollisionModule(ManagedCollisionModule):
+    """Gives each id a row of its own when it has appeared often enough; the table's memory follows the rows in use.
+
+    Rows are handed out in order, so that a table of ``max_rows`` rows, made with ``use_virtual_table=True``, takes
+    memory for those handed out only. An id without a row reads and trains a row that such ids share. In training mode a
+    batch is counted, ids are admitted, then all of its ids are remapped; in eval mode nothing changes.
+
+    - Admission: an id gets a row at its ``admit_after``-th appearance, by the estimate of a `FrequencySketch`. The ids
+      of a batch are admitted by falling estimate, then by rising mixed bits.
+    - At the cap admitted ids wait for the next iteration that is a multiple of ``eviction_interval``. There they and
+      the ids with rows compete by the scores of the policy; who has a row keeps it at equal scores.
+    - An id belongs to one of ``buckets`` equal ranges of rows, by its mixed bits. Row-wise sharding gives each rank
+      whole buckets, so that an id has one owner, and neither growth nor eviction moves a row between ranks. Of each
+      bucket the last row is the shared one.
+
+    ``evict()`` returns the rows that got an id, for the first time or another one: they are initialized by whoever
+    holds the table, before they are looked up.
+
+    Args:
+        max_rows: R, the cap; ``num_embeddings`` of the table.
+        device: Where the state lives.
+        eviction_policy: Scores ids by ``counts`` and ``last_access_iter``; least recently used by default.
+        eviction_interval: Iterations from eviction to eviction; each sorts the full buckets.
+        admit_after: Appearances after which an id gets a row.
+        buckets: A power of two that divides ``max_rows``; a multiple of the number of ranks.
+        sketch_width: Counters of the sketch, 16 bytes each.
+        output_id_range: The rows of this shard; all by default.
+
+    Raises:
+        ValueError: ``buckets`` does not divide ``max_rows``, leaves no row for an id, or cuts the shard's range.
+
+    Example:
+        >>> growing = GrowingManagedCollisionModule(max_rows=1000, admit_after=2)
+        >>> def lists(*ids): return {"t": JaggedTensor(torch.tensor(ids), lengths=torch.tensor([len(ids)]))}
+        >>> growing(lists(10**15, 7, 10**15))["t"].values().tolist()  # 7 shares row 999 with all others
+        [0, 999, 0]
+        >>> growing(lists(7, 8))["t"].values().tolist(), growing.evict().tolist()
+        ([1, 999], [0, 1])
+    """
+
+    _row_ids: Tensor
+    _counts: Tensor
+    _last_access_iter: Tensor
+    _used: Tensor
+
+    def __init__(
+        self,
+        max_rows: int,
+        device: torch.device | None = None,
+        eviction_policy: MCHEvictionPolicy | None = None,
+        eviction_interval: int = 1,
+        admit_after: int = 1,
+        buckets: int = 1,
+        sketch_width: int = 1 << 16,
+        output_id_range: tuple[int, int] | None = None,
+    ) -> None:
+        device = torch.device("cpu") if device is None else torch.device(device)
+        _check_buckets(max_rows, buckets, output_id_range)
+        per_bucket = max_rows // buckets
+        boundaries = [*range(0, max_rows + 1, per_bucket)]
+        super().__init__(device, boundaries)
+        self._output_segments = boundaries
+        self._max_rows, self._buckets, self._per_bucket = max_rows, buckets, per_bucket
+        self._policy = eviction_policy or LRU_EvictionPolicy()
+        self._interval, self._admit_after, self._sketch_width = eviction_interval, admit_after, sketch_width
+        self.first_row, last = output_id_range or (0, max_rows)
+        self._rows = last - self.first_row
+        for name in _OF_ROWS:
+            self.register_buffer(name, unwritten_zeros(self._rows, torch.int64, device))
+        used = torch.zeros(self._rows // per_bucket, dtype=torch.int64, device=device)
+        self.register_buffer("_used", used, persistent=False)
+        self._index, self._sketch = IdIndex(self._rows, device), FrequencySketch(sketch_width, device)
+        self._waiting: list[Tensor] = []
+        self._reassigned: Tensor | None = None
+        self._looked_up: tuple[Tensor, Tensor] | None = None
+
+    def preprocess(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """Mix the bits of the ids, reversibly."""
+        return _with_values(features, mix_bits)
+
+    @torch.no_grad()
+    def profile(self, features: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """In training mode count the ids, admit new ones and evict."""
+        if self.training:
+            self._current_iter_tensor += 1
+            for lists in features.values():
+                self._observe(lists.values(), int(self._current_iter_tensor))
+        return features
+
+    def remap(
+        self,
+        features: dict[str, JaggedTensor],
+        mutate_miss_lengths: bool = True,
+        write_weights: Tensor | None = None,
+    ) -> dict[str, JaggedTensor]:
+        """Mixed ids -> rows; an id without a row is the shared row of its bucket, and its list keeps its length."""
+        return _with_values(features, self._find)
+
+    def forward(self, features: dict[str, JaggedTensor], mutate_miss_lengths: bool = True) -> dict[str, JaggedTensor]:
+        """Raw ids -> rows."""
+        return self.remap(self.profile(self.preprocess(features)))
+
+    def evict(self) -> Tensor | None:
+        """Rows [U] that have got an id since the last call, or None; they are to be initialized."""
+        rows, self._reassigned = self._reassigned, None
+        return None if rows is None else rows + self.first_row
+
+    def changed_since(self, version: int) -> tuple[int, Tensor, Tensor, Tensor]:
+        """What a training step after a version may have changed: rows that it looked up, and rows that got an id.
+
+        Args:
+            version: As an earlier call returned it; 0 for everything.
+
+        Returns:
+            The version now, local rows [U], their ids [U], and whether a row is a shared one, without an id [U].
+        """
+        rows = (self._last_access_iter > version).nonzero().view(-1)
+        shared = rows % self._per_bucket == self._per_bucket - 1
+        return int(self._current_iter_tensor), rows, unmix_bits(self._row_ids[rows]), shared
+
+    def output_size(self) -> int:
+        """R, rows of this shard."""
+        return self._rows
+
+    def input_size(self) -> int:
+        """0: ids may be any number of 64 bits."""
+        return 0
+
+    def buckets(self) -> int:
+        """Into how many equal parts the rows of the whole table can be split between ranks."""
+        return self._buckets
+
+    def open_slots(self) -> Tensor:
+        """Rows that no id has [1]."""
+        return (self._per_bucket - 1 - self._used).sum().view(1)
+
+    def validate_state(self) -> None:
+        """Check that the loaded state has these buckets, and index its ids."""
+        stored = self._output_segments_tensor[self._output_segments_tensor >= 0].tolist()
+        if stored != self._output_segments:
+            raise ValueError(
+                f"the state of a table of {self._max_rows} rows in {self._buckets} buckets was loaded from one of "
+                f"{stored[-1]} rows in {len(stored) - 1}: make it with the same max_rows and buckets"
+            )
+        self._restore()
+
+    def rebuild_with_output_id_range(
+        self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
+    ) -> GrowingManagedCollisionModule:
+        """The mapping of one shard's rows, with the ids that they have."""
+        shard = GrowingManagedCollisionModule(
+            self._max_rows,
+            device or self.device,
+            self._policy,
+            self._interval,
+            self._admit_after,
+            self._buckets,
+            self._sketch_width,
+            output_id_range,
+        )
+        if shard.device.type == "meta":
+            return shard
+        first, last = (row - self.first_row for row in output_id_range)
+        for name in _OF_ROWS:
+            copy_written_rows(shard.get_buffer(name), self.get_buffer(name)[first:last])
+        shard._current_iter_tensor.copy_(self._current_iter_tensor)
+        shard._restore()
+        return shard
+
+    def _find(self, ids: Tensor) -> Tensor:
+        """Row of each id in the whole table [N]; the shared one of its bucket where it has none."""
+        observed, self._looked_up = self._looked_up, None
+        rows = observed[1] if observed and observed[0] is ids else self._index.find(ids, self._row_ids)
+        has_row = rows != self._rows - 1
+        self.counts.add_lookups(has_row)
+        if self.training and not has_row.all():  # these train the shared rows
+            self._last_access_iter[self._shared_row(ids[~has_row])] = self._current_iter_tensor
+        if len(self._used) > 1:
+            rows = torch.where(has_row, rows, self._shared_row(ids))
+        return rows + self.first_row if self.first_row else rows
+
+    def _observe(self, ids: Tensor, iteration: int) -> None:
+        """Count a batch [N], and admit."""
+        rows = self._index.find(ids, self._row_ids)
+        known = rows != self._rows - 1
+        if known.all():
+            self._looked_up = ids, rows
+            unknown = ids[:0]
+        else:
+            unknown, rows = ids[~known], rows[known]
+        self._counts.index_add_(0, rows, torch.ones_like(rows))
+        self._last_access_iter.index_fill_(0, rows, iteration)
+        if unknown.numel():
+            unknown, counts = unknown.unique(return_counts=True)
+            estimates = self._sketch.add(unknown, counts).long()
+            admitted = estimates >= self._admit_after
+            self._admit(unknown[admitted], estimates[admitted], iteration)
+        if self._waiting and iteration % self._interval == 0:
+            self._looked_up = None
+            self._evict(iteration)
+
+    def _admit(self, ids: Tensor, counts: Tensor, iteration: int) -> None:
+        """Give rows that no id has to new ids [U], in order; where a bucket has no more, ids wait."""
+        ids, counts, buckets = self._by_bucket(ids, counts)
+        ahead = torch.searchsorted(buckets, torch.arange(len(self._used), device=ids.device))
+        place = self._used[buckets] + torch.arange(len(ids), device=ids.device) - ahead[buckets]
+        fits = place < self._per_bucket - 1
+        self._used += buckets[fits].bincount(minlength=len(self._used))
+        self._give((buckets * self._per_bucket + place)[fits], ids[fits], counts[fits], iteration)
+        if not fits.all():
+            self._waiting.append(torch.stack([ids, counts, torch.full_like(ids, iteration)])[:, ~fits])
+
+    def _evict(self, iteration: int) -> None:
+        """Let the ids that wait compete with those that have the rows of their buckets."""
+        waiting = torch.cat(self._waiting, dim=1)
+        self._waiting = []
+        ids, which = waiting[0].unique(return_inverse=True)
+        counts, seen = (torch.zeros_like(ids).scatter_reduce_(0, which, each, "amax") for each in waiting[1:])
+        ids, counts, buckets, seen = self._by_bucket(ids, counts, seen)
+        for bucket in buckets.unique().tolist():
+            new, first = buckets == bucket, bucket * self._per_bucket
+            rows = slice(first, first + self._per_bucket - 1)
+            metadata = {
+                "counts": torch.cat([self._counts[rows], counts[new]]),
+                "last_access_iter": torch.cat([self._last_access_iter[rows], seen[new]]),
+            }
+            scores = self._policy.eviction_scores(iteration, metadata)
+            leaving, coming = self._policy._compute_selected_eviction_and_replacement_indices(
+                self._per_bucket - 1, scores
+            )
+            self._give(first + leaving, ids[new][coming], counts[new][coming], iteration)
+            self.counts.evictions += leaving.numel()
+
+    def _give(self, rows: Tensor, ids: Tensor, counts: Tensor, iteration: int) -> None:
+        """Give rows [U] to ids [U]."""
+        if not rows.numel():
+            return
+        self._row_ids[rows], self._counts[rows], self._last_access_iter[rows] = ids, counts, iteration
+        self._index.add(rows, self._row_ids, held=self._rows - int(self.open_slots()))
+        self._reassigned = rows if self._reassigned is None else torch.cat([self._reassigned, rows]).unique()
+
+    def _by_bucket(self, ids: Tensor, counts: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """Ids, counts, buckets and others, bucket by bucket and by falling count; at equal counts in their order."""
+        order = counts.argsort(descending=True, stable=True)
+        order = order[self._bucket(ids[order]).argsort(stable=True)]
+        return ids[order], counts[order], self._bucket(ids[order]), *(other[order] for other in others)
+
+    def _bucket(self, ids: Tensor) -> Tensor:
+        """Bucket of each id, counted from this shard's first."""
+        return (ids & (self._buckets - 1)) - self.first_row // self._per_bucket
+
+    def _shared_row(self, ids: Tensor) -> Tensor:
+        """Row of this shard that an id reads while it has none."""
+        return (self._bucket(ids) + 1) * self._per_bucket - 1
+
+    def _restore(self) -> None:
+        """Find out from the state of rows which are in use, and index their ids."""
+        held = self._counts > 0
+        self._used.copy_(held.view(len(self._used), -1).sum(1))
+        self._index.replace(held.nonzero().view(-1), self._row_ids)
+
+
+def _with_values(features: dict[str, JaggedTensor], change: Callable[[Tensor], Tensor]) -> dict[str, JaggedTensor]:
+    """The same lists of other values."""
+    return {
+        name: jagged_from_parts(change(lists.values()), lists.weights_or_none(), lists.lengths(), None)
+        for name, lists in features.items()
+    }
+
+
+def _check_buckets(max_rows: int, buckets: int, rows: tuple[int, int] | None) -> None:
+    if buckets < 1 or buckets & (buckets - 1) or max_rows % buckets or max_rows < 2 * buckets:
+        raise ValueError(
+            f"buckets={buckets} of a table of max_rows={max_rows}: take a power of two that divides max_rows and "
+            "leaves at least 2 rows in each, one of which is shared by ids without a row"
+        )
+    if rows is not None and (rows[0] % (max_rows // buckets) or rows[1] % (max_rows // buckets)):
+        raise ValueError(
+            f"rows {rows[0]} to {rows[1]} cut a bucket of {max_rows // buckets} rows: give the mapping as many "
+            "buckets as there are ranks, or a power of two times as many"
+        )

@@ -1,0 +1,234 @@
+"""Tables that grow: which id has which row after every batch, against the policy written out with dicts."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from tutorec.modules.frequency import FrequencySketch
+from tutorec.modules.growing import GrowingManagedCollisionModule
+from tutorec.modules.id_index import IdIndex
+from tutorec.modules.mc_evictions import (
+    DistanceLFU_EvictionPolicy,
+    LFU_EvictionPolicy,
+    LRU_EvictionPolicy,
+    MCHEvictionPolicy,
+)
+from tutorec.sparse.hashing import mix_bits, unmix_bits
+from tutorec.sparse.jagged import JaggedTensor
+
+POLICIES: dict[str, type[MCHEvictionPolicy]] = {
+    "lru": LRU_EvictionPolicy,
+    "lfu": LFU_EvictionPolicy,
+    "distance": DistanceLFU_EvictionPolicy,
+}
+
+
+class Oracle:
+    """Which id has which row: the policy of the module, id by id."""
+
+    def __init__(self, max_rows: int, policy: str, interval: int, admit_after: int, buckets: int) -> None:
+        self.policy, self.interval, self.admit_after, self.buckets = policy, interval, admit_after, buckets
+        self.per = max_rows // buckets
+        self.rows: dict[int, int] = {}
+        self.counts: dict[int, int] = {}
+        self.last: dict[int, int] = {}
+        self.appeared = Counter[int]()  # of ids while they had no row
+        self.waiting: dict[int, tuple[int, int]] = {}
+        self.used = [0] * buckets
+        self.iteration = 0
+
+    def train(self, ids: Sequence[int]) -> tuple[list[int], set[int]]:
+        """Rows of a batch, and the rows that have got an id."""
+        self.iteration += 1
+        new = [id for id in ids if id not in self.rows]
+        for id in ids:
+            if id in self.rows:
+                self.counts[id], self.last[id] = self.counts[id] + 1, self.iteration
+        self.appeared.update(new)
+        given: set[int] = set()
+        for id in self.by_count({id: self.appeared[id] for id in new if self.appeared[id] >= self.admit_after}):
+            bucket = mixed(id) % self.buckets
+            if self.used[bucket] < self.per - 1:
+                given.add(self.give(id, bucket * self.per + self.used[bucket], self.appeared[id]))
+                self.used[bucket] += 1
+            else:
+                self.waiting[id] = self.appeared[id], self.iteration
+        if self.iteration % self.interval == 0:
+            for bucket in range(self.buckets):
+                given |= self.compete(bucket)
+            self.waiting.clear()
+        return self.look_up(ids), given
+
+    def compete(self, bucket: int) -> set[int]:
+        held = sorted((id for id in self.rows if mixed(id) % self.buckets == bucket), key=lambda id: self.rows[id])
+        waiting = {id: count for id, (count, _) in self.waiting.items() if mixed(id) % self.buckets == bucket}
+        if not waiting:
+            return set()
+        facts = {id: (self.counts[id], self.last[id]) for id in held} | {id: self.waiting[id] for id in waiting}
+        ranked = sorted([*held, *self.by_count(waiting)], key=lambda id: -self.score(*facts[id]))
+        leaving = [id for id in ranked[self.per - 1 :] if id in self.rows]
+        coming = [id for id in ranked[: self.per - 1] if id not in self.rows]
+        return {self.give(new, self.rows.pop(old), waiting[new]) for old, new in zip(leaving, coming, strict=True)}
+
+    def score(self, count: int, last: int) -> float:
+        age = self.iteration + 1 - last
+        return {"lru": -age, "lfu": count, "distance": count / age}[self.policy]
+
+    def give(self, id: int, row: int, count: int) -> int:
+        self.rows[id], self.counts[id], self.last[id] = row, count, self.iteration
+        return row
+
+    def look_up(self, ids: Sequence[int]) -> list[int]:
+        return [self.rows.get(id, (mixed(id) % self.buckets + 1) * self.per - 1) for id in ids]
+
+    def by_count(self, counts: dict[int, int]) -> list[int]:
+        return sorted(counts, key=lambda id: (-counts[id], mixed(id)))
+
+
+@cache
+def mixed(id: int) -> int:
+    return int(mix_bits(torch.tensor(id)))
+
+
+def stream(batches: int, size: int, ids: int, seed: int = 0) -> Iterator[Tensor]:
+    """Skewed batches of ids of 64 bits, whose popular ids change slowly."""
+    numbers = torch.Generator().manual_seed(seed)
+    names = torch.randint(-(2**63), 2**63 - 1, (ids + batches,), generator=numbers)
+    for batch in range(batches):
+        draws = torch.rand(size, generator=numbers)
+        yield names[(ids**draws - 1).long() + batch]
+
+
+def train(module: GrowingManagedCollisionModule, ids: Tensor) -> Tensor:
+    return module({"t": JaggedTensor(ids, lengths=torch.tensor([len(ids)]))})["t"].values()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("max_rows", "interval", "admit_after", "buckets"),
+    [(2000, 1, 1, 1), (64, 1, 1, 1), (64, 5, 3, 1), (64, 2, 2, 8), (1024, 1, 2, 4)],
+)
+def test_rows_are_those_of_the_policy(
+    policy: str, max_rows: int, interval: int, admit_after: int, buckets: int
+) -> None:
+    oracle = Oracle(max_rows, policy, interval, admit_after, buckets)
+    growing = GrowingManagedCollisionModule(
+        max_rows, None, POLICIES[policy](), interval, admit_after, buckets, sketch_width=1 << 14
+    )
+    for ids in stream(batches=40, size=60, ids=500):
+        rows, given = oracle.train(ids.tolist())
+        assert train(growing, ids).tolist() == rows
+        reset = growing.evict()
+        assert (set() if reset is None else set(reset.tolist())) == given
+        assert int(growing.open_slots()) == max_rows - buckets - len(oracle.rows)
+    growing.eval()
+    state = {name: value.clone() for name, value in growing.state_dict().items()}
+    for ids in stream(batches=3, size=60, ids=500, seed=1):
+        assert train(growing, ids).tolist() == oracle.look_up(ids.tolist())
+    assert all(torch.equal(value, state[name]) for name, value in growing.state_dict().items())
+    assert growing.evict() is None
+
+
+def test_a_growing_table_evicts_nothing_before_the_cap() -> None:
+    growing = GrowingManagedCollisionModule(5000)
+    first = torch.arange(4999)
+    rows = [train(growing, ids) for ids in first.split(100)]  # the index doubles six times
+    torch.testing.assert_close(torch.cat(rows).sort().values, first)
+    torch.testing.assert_close(train(growing, first), torch.cat(rows))
+    assert int(growing.open_slots()) == 0
+
+
+def test_state_goes_to_another_module_and_to_shards() -> None:
+    whole = GrowingManagedCollisionModule(256, admit_after=2, buckets=4)
+    batches = [*stream(batches=20, size=50, ids=300)]
+    for ids in batches[:15]:
+        train(whole, ids)
+    other = GrowingManagedCollisionModule(256, admit_after=2, buckets=4)
+    other.load_state_dict(whole.state_dict())
+    assert int(other.open_slots()) == int(whole.open_slots())
+    shards = [whole.rebuild_with_output_id_range((first, first + 128), [0, 128, 256]) for first in (0, 128)]
+    for shard in shards:  # counts of ids without a row are not part of the state
+        shard._sketch = copy.deepcopy(whole._sketch)
+    copied = copy.deepcopy(whole)
+    for ids in batches[15:]:
+        expected = train(whole, ids)
+        torch.testing.assert_close(train(copied, ids), expected)
+        owner = (mix_bits(ids) & 3) // 2
+        for rank, shard in enumerate(shards):
+            assert shard.buckets() == 4
+            assert shard.output_size() == 128
+            mine = owner == rank
+            assert train(shard, ids[mine]).tolist() == expected[mine].tolist()
+
+
+def test_state_of_other_buckets_is_refused() -> None:
+    state = GrowingManagedCollisionModule(64, buckets=2).state_dict()
+    with pytest.raises(ValueError, match="a table of 64 rows in 4 buckets was loaded from one of 64 rows in 2"):
+        GrowingManagedCollisionModule(64, buckets=4).load_state_dict(state)
+
+
+@pytest.mark.parametrize(("max_rows", "buckets"), [(100, 8), (96, 3), (8, 8)])
+def test_buckets_that_do_not_divide_the_rows_are_refused(max_rows: int, buckets: int) -> None:
+    with pytest.raises(ValueError, match=rf"buckets={buckets} of a table of max_rows={max_rows}"):
+        GrowingManagedCollisionModule(max_rows, buckets=buckets)
+
+
+def test_a_shard_of_a_part_of_a_bucket_is_refused() -> None:
+    with pytest.raises(ValueError, match="rows 0 to 16 cut a bucket of 32 rows"):
+        GrowingManagedCollisionModule(64, buckets=2).rebuild_with_output_id_range((0, 16), [0, 16, 32, 48, 64])
+
+
+def test_mixed_bits_are_a_permutation_without_a_pattern() -> None:
+    ids = torch.cat([torch.arange(1 << 14) << shift for shift in (0, 8, 20, 32, 49)])
+    assert torch.equal(unmix_bits(mix_bits(ids)), ids)
+    for block in ids.view(5, -1):
+        for bits in (mix_bits(block) & 63, (mix_bits(block) >> 58) & 63):
+            counts = bits.bincount(minlength=64).float()
+            assert float((counts - 256).square().sum() / 256) < 130  # chi-square of 63 degrees, p = 2e-6
+
+
+@pytest.mark.parametrize("spread", [1, 1 << 40])
+def test_the_index_finds_what_was_added_and_nothing_else(spread: int) -> None:
+    """Neighbouring ids whose highest bits are equal all begin at one slot."""
+    rows, batch = 1 << 11, 100
+    index, ids = IdIndex(rows), torch.zeros(rows, dtype=torch.int64)
+    known: dict[int, int] = {}
+    for first in range(0, 1500, batch):
+        new = torch.arange(first, first + batch)
+        ids[new] = new * spread
+        index.add(new, ids, held=first + batch)
+        known |= {int(id): int(row) for id, row in zip(ids[new], new, strict=True)}
+        asked = torch.arange(0, 2000, 7) * spread
+        assert index.find(asked, ids).tolist() == [known.get(int(id), rows - 1) for id in asked]
+    taken = torch.arange(0, 1500, 3)  # rows that get other ids
+    ids[taken] = -1 - taken * spread
+    index.add(taken, ids, held=1500)
+    assert index.find(ids[:1500], ids).tolist() == [*range(1500)]
+    assert index.find(taken * spread, ids).unique().tolist() == [rows - 1]
+
+
+def test_a_sketch_is_never_too_low_and_seldom_too_high() -> None:
+    sketch, counts = FrequencySketch(1 << 12), Counter[int]()
+    high = total = 0
+    for ids in stream(batches=30, size=60, ids=400):
+        different, times = ids.unique(return_counts=True)
+        counts.update(ids.tolist())
+        estimates = sketch.add(different, times)
+        exact = torch.tensor([counts[id] for id in different.tolist()])
+        assert bool((estimates >= exact).all())
+        high, total = high + int((estimates > exact).sum()), total + len(different)
+    assert high <= total // 100
+
+
+def test_a_sketch_forgets_by_halves() -> None:
+    sketch, id = FrequencySketch(16), torch.tensor([5])
+    assert [int(sketch.add(id, torch.tensor([4]))) for _ in range(5)] == [4, 8, 12, 16, 12]
+    with pytest.raises(ValueError, match="power of two of counters in a row, got 12"):
+        FrequencySketch(12)
