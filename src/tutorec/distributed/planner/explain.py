@@ -33,9 +33,9 @@ _STEP_NOTE = (
 )
 _PERF_NAMES = {
     "fwd_compute": "lookup",
-    "fwd_comms": "rows home",
+    "fwd_comms": "pooled rows",
     "bwd_compute": "update",
-    "bwd_comms": "gradients back",
+    "bwd_comms": "gradients",
     "input_dist_comms": "ids",
     "prefetch_compute": "prefetch",
 }

@@ -31,9 +31,9 @@ EXERCISES: tuple[Exercise, ...] = (
         solution=2 * 256,
         mistakes=(
             Mistake(
-                misconception="counts the way home and not the gradients",
+                misconception="counts the pooled rows and not the gradients",
                 answer=256,
-                hint="That counts pooled rows once. They come home, and their gradients go out again.",
+                hint="That counts pooled rows only. Their gradients are sent, too.",
             ),
             Mistake(
                 misconception="takes the chapter's width",

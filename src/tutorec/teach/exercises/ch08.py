@@ -94,8 +94,8 @@ EXERCISES: tuple[Exercise, ...] = (
                     "products": "table_row_wise",
                     "pairs": "grid_shard",
                 },
-                hint="Three are right. The sellers fit on one rank: what does their way home cost inside the host when "
-                "it is cut, and when not?",
+                hint="Three are right. The sellers fit on one rank: what do their pooled rows cost inside the "
+                "host when the table is cut, and when it is not?",
             ),
             Mistake(
                 misconception="cuts by rows over all ranks what one host cannot hold",
