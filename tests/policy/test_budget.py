@@ -38,6 +38,8 @@ LONG_SIGNATURES = frozenset(
         "tutorec.inference.modules.shard_quant_model",
         "tutorec.modules.hash_mc_metrics.ScalarLogger.__init__",
         "tutorec.modules.hash_mc_modules.HashZchManagedCollisionModule.__init__",
+        "tutorec.modules.mc_adapter.McEmbeddingBagCollectionAdapter.__init__",
+        "tutorec.modules.mc_adapter.McEmbeddingCollectionAdapter.__init__",
         "tutorec.modules.mch_module.MCHManagedCollisionModule.__init__",
     }
 )

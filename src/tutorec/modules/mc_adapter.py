@@ -1,0 +1,197 @@
+"""Collections of tables that take raw ids, built from the configs of the tables alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import nn
+
+from tutorec.modules.embedding_collection import EmbeddingCollection
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
+from tutorec.modules.embedding_modules import EmbeddingBagCollection
+from tutorec.modules.hash_mc_evictions import HashZchEvictionConfig, HashZchEvictionPolicyName
+from tutorec.modules.hash_mc_modules import HashZchManagedCollisionModule
+from tutorec.modules.mc_base import ManagedCollisionModule
+from tutorec.modules.mc_embedding_modules import (
+    BaseManagedCollisionEmbeddingCollection,
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from tutorec.modules.mc_evictions import DistanceLFU_EvictionPolicy
+from tutorec.modules.mc_modules import ManagedCollisionCollection
+from tutorec.modules.mch_module import MCHManagedCollisionModule
+from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.keyed import KeyedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+
+
+class _Adapter(nn.Module):
+    """What both adapters have in common: the mappings of the tables."""
+
+    def _mappings(
+        self,
+        tables: Sequence[BaseEmbeddingConfig],
+        input_hash_size: int,
+        device: torch.device,
+        eviction_interval: int,
+        zch_method: str,
+        buckets: int,
+        max_probe: int | None,
+    ) -> ManagedCollisionCollection:
+        if zch_method not in ("mpzch", "sort_zch"):
+            raise NotImplementedError(f"zch_method={zch_method!r} is not supported; use 'mpzch' or 'sort_zch'")
+
+        def mapping(table: BaseEmbeddingConfig) -> ManagedCollisionModule:
+            rows = table.num_embeddings
+            if zch_method == "sort_zch":
+                policy = DistanceLFU_EvictionPolicy()
+                return MCHManagedCollisionModule(rows, device, policy, eviction_interval, input_hash_size)
+            return HashZchManagedCollisionModule(
+                rows,
+                device,
+                total_num_buckets=buckets,
+                max_probe=min(max_probe or rows, rows // buckets),
+                input_hash_size=input_hash_size,
+                is_inference=False,
+                eviction_policy_name=HashZchEvictionPolicyName.SINGLE_TTL_EVICTION,
+                eviction_config=HashZchEvictionConfig(table.feature_names, single_ttl=eviction_interval),
+            )
+
+        return ManagedCollisionCollection({table.name: mapping(table) for table in tables}, tables)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """The weights of the tables."""
+        return self._module()._embedding_module.parameters(recurse)
+
+    def _module(self) -> BaseManagedCollisionEmbeddingCollection:
+        return cast(BaseManagedCollisionEmbeddingCollection, next(self.children()))
+
+
+class McEmbeddingCollectionAdapter(_Adapter):
+    """An `EmbeddingCollection` of raw ids, called and answering like a plain one.
+
+    Args:
+        tables: What each table is.
+        input_hash_size: Raw ids are below this.
+        device: Where tables and mappings live; TorchRec leaves the tables on ``meta``.
+        world_size: Ranks that are to share the tables.
+        eviction_interval: Iterations between two competitions (``sort_zch``), or hours after which an id that does not
+            come again loses its row (``mpzch``).
+        allow_in_place_embed_weight_update: As of `ManagedCollisionEmbeddingCollection`.
+        zch_method: ``"sort_zch"`` for `MCHManagedCollisionModule`, ``"mpzch"`` for `HashZchManagedCollisionModule`.
+        mpzch_num_buckets: Into how many parts the rows can be split; None: one for each rank.
+        mpzch_max_probe: Rows that are tried for an id; None: those of its part.
+
+    Raises:
+        NotImplementedError: Another method.
+
+    Source:
+        TorchRec's ``torchrec.modules.mc_adapter.McEmbeddingCollectionAdapter``.
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingConfig],
+        input_hash_size: int,
+        device: torch.device,
+        world_size: int,
+        eviction_interval: int = 1,
+        allow_in_place_embed_weight_update: bool = False,
+        zch_method: str = "",
+        mpzch_num_buckets: int | None = 80,
+        mpzch_max_probe: int | None = 100,
+    ) -> None:
+        super().__init__()
+        collection = EmbeddingCollection(tables, device)
+        buckets = mpzch_num_buckets or world_size
+        self.mc_embedding_collection = ManagedCollisionEmbeddingCollection(
+            collection,
+            self._mappings(
+                collection.embedding_configs(),
+                input_hash_size,
+                device,
+                eviction_interval,
+                zch_method,
+                buckets,
+                mpzch_max_probe,
+            ),
+            allow_in_place_embed_weight_update=allow_in_place_embed_weight_update,
+        )
+        self.remapped_ids: KeyedJaggedTensor | None = None
+
+    def forward(self, input: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Rows of raw ids, by feature."""
+        rows, self.remapped_ids = self.mc_embedding_collection(input)
+        return rows
+
+    def embedding_bag_configs(self) -> list[EmbeddingConfig]:
+        """What each table is, in order."""
+        return self.mc_embedding_collection._embedding_collection.embedding_configs()
+
+
+class McEmbeddingBagCollectionAdapter(_Adapter):
+    """An `EmbeddingBagCollection` of raw ids, called and answering like a plain one.
+
+    Args:
+        tables: What each table is.
+        input_hash_size: As of `McEmbeddingCollectionAdapter`.
+        device: As there.
+        world_size: As there.
+        eviction_interval: As there.
+        allow_in_place_embed_weight_update: As there.
+        zch_method: As there.
+        mpzch_num_buckets: As there.
+        mpzch_max_probe: As there.
+
+    Raises:
+        NotImplementedError: Another method.
+
+    Example:
+        >>> tables = [EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name="t", feature_names=["item"])]
+        >>> cpu = torch.device("cpu")
+        >>> model = McEmbeddingBagCollectionAdapter(tables, 2**40, cpu, world_size=1, zch_method="sort_zch")
+        >>> model(KeyedJaggedTensor(["item"], torch.tensor([10**12]), lengths=torch.tensor([1]))).values().shape
+        torch.Size([1, 4])
+
+    Source:
+        TorchRec's ``torchrec.modules.mc_adapter.McEmbeddingBagCollectionAdapter``.
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingBagConfig],
+        input_hash_size: int,
+        device: torch.device,
+        world_size: int,
+        eviction_interval: int = 1,
+        allow_in_place_embed_weight_update: bool = False,
+        zch_method: str = "",
+        mpzch_num_buckets: int | None = 80,
+        mpzch_max_probe: int | None = 100,
+    ) -> None:
+        super().__init__()
+        collection = EmbeddingBagCollection(tables, device=device)
+        buckets = mpzch_num_buckets or world_size
+        self.mc_embedding_bag_collection = ManagedCollisionEmbeddingBagCollection(
+            collection,
+            self._mappings(
+                collection.embedding_bag_configs(),
+                input_hash_size,
+                device,
+                eviction_interval,
+                zch_method,
+                buckets,
+                mpzch_max_probe,
+            ),
+            allow_in_place_embed_weight_update=allow_in_place_embed_weight_update,
+        )
+
+    def forward(self, input_kjt: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled rows of raw ids."""
+        return self.mc_embedding_bag_collection(input_kjt)[0]
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """What each table is, in order."""
+        return self.mc_embedding_bag_collection._embedding_bag_collection.embedding_bag_configs()
