@@ -20,6 +20,7 @@ from tutorec.modules.mc_modules import LRU_EvictionPolicy, ManagedCollisionColle
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from tutorec.optim.optimizers import PartialRowWiseAdam
 from tutorec.optim.rowwise_adagrad import RowWiseAdagrad
+from tutorec.quant.whole_model import quantize
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 ROWS, COLUMNS = 5, 4
@@ -159,3 +160,21 @@ def test_tables_and_mappings_of_different_configs_are_refused():
         ManagedCollisionEmbeddingBagCollection(
             EmbeddingBagCollection(others), ManagedCollisionCollection({"t": mapping}, tables)
         )
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_quantized_model_remaps_in_front_of_packed_rows(pooled: bool):
+    model = build(pooled, return_remapped_features=True)
+    for _ in range(2):
+        model(batch(10**12, 7, 7))
+    served = quantize(model, torch.int8).eval()
+    expected, rows = model.eval()(batch(7, 10**12, 99))
+    result, served_rows = served(batch(7, 10**12, 99))
+    assert torch.equal(served_rows.values(), rows.values())
+    values, close = (
+        (result.values(), expected.values()) if pooled else (result["item"].values(), expected["item"].values())
+    )
+    torch.testing.assert_close(values, close, rtol=0, atol=2 * ROWS**-0.5 / 255)
+    assert values.unique(dim=0).shape[0] == 3
+    with pytest.raises(TypeError, match="are not trained and cannot be reset; call eval"):
+        served.train()(batch(1, 2, 3))

@@ -44,7 +44,10 @@ def evict(evictions: dict[str, Tensor | None], ebc: nn.Module, in_place: bool = 
 def _tables_of(collection: nn.Module) -> tuple[list[BaseEmbeddingConfig], nn.ModuleDict]:
     if isinstance(collection, EmbeddingBagCollection):
         return [*collection.embedding_bag_configs()], collection.embedding_bags
-    assert isinstance(collection, EmbeddingCollection), f"{type(collection).__name__} is not a collection of tables"
+    if not isinstance(collection, EmbeddingCollection):
+        raise TypeError(
+            f"the rows of a {type(collection).__name__} are not trained and cannot be reset; call eval() first"
+        )
     return [*collection.embedding_configs()], collection.embeddings
 
 
@@ -102,7 +105,9 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module):
         """
         mapping = self._managed_collision_collection
         remapped = mapping(features, mutate_miss_lengths=mutate_miss_lengths)
-        evict(mapping.evict(), self._embedding_module, self._allow_in_place_embed_weight_update)
+        evictions = mapping.evict()
+        if any(rows is not None for rows in evictions.values()):
+            evict(evictions, self._embedding_module, self._allow_in_place_embed_weight_update)
         embedded = self._embedding_module(remapped)
         return embedded, remapped if self._return_remapped_features else None
 
