@@ -256,7 +256,7 @@ def test_a_loader_is_built_where_only_its_user_writes(monkeypatch: pytest.Monkey
 def test_a_folder_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(cpp_loader, "missing_tools", lambda: None)
-    with pytest.raises(BackendError, match=r"the C\+\+ loader has no folder: .*TUTOREC_CACHE"):
+    with pytest.raises(BackendError, match=r"the C\+\+ loader's folder cannot be created: .*TUTOREC_CACHE"):
         build_loader(tmp_path / "file" / "below" / "loader")
 
 

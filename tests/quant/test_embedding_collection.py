@@ -105,5 +105,5 @@ def test_ids_are_checked_by_name():
 
 def test_a_quantized_collection_is_not_quantized_again():
     _, quantized = rows([EmbeddingConfig(3, 4, "t", feature_names=["item"])], torch.int8)
-    with pytest.raises(ValueError, match=r"this EmbeddingCollection is quantized already \(tables \['t'\]\)"):
+    with pytest.raises(ValueError, match=r"this EmbeddingCollection is already quantized \(tables \['t'\]\)"):
         QuantEmbeddingCollection.from_float(quantized)

@@ -411,8 +411,8 @@ from_float = QuantEmbeddingBagCollection.from_float
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (lambda: from_float(bags([table()], torch.int8)[1]), ValueError, r"quantized already .*\['t'\]"),
-        (lambda: bags([table()], "int8"), TypeError, "table 't': 'int8' is no number format"),
+        (lambda: from_float(bags([table()], torch.int8)[1]), ValueError, r"already quantized .*\['t'\]"),
+        (lambda: bags([table()], "int8"), TypeError, "table 't': 'int8' is not a number format"),
         (lambda: made(table()).packed_rows("x"), KeyError, r"no table 'x'; the tables are \['t'\]"),
         (lambda: made(table(), table()), ValueError, "named more than once"),
         (lambda: made(table(pooling=PoolingType.NONE)), ValueError, "a bag is pooled by"),

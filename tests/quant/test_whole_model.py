@@ -248,7 +248,7 @@ def test_torchrecs_two_functions_quantize_what_torchrecs_do():
     assert len(model.first.tbes) == 1
     assert "first.embedding_bags.a.weight" in model.state_dict()
     assert not any("tbes" in name for name in model.state_dict())
-    with pytest.raises(ValueError, match="quantized already"):
+    with pytest.raises(ValueError, match="already quantized"):
         quantize_inference_model(model)
     named = quantize_inference_model(Two(), {torch.typename(EmbeddingBagCollection): QuantEmbeddingBagCollection})
     assert type(named.second) is EmbeddingCollection
@@ -271,12 +271,12 @@ quantize = tutorec.quantize
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda: quantize(quantize(Two())), ValueError, r"'first' is quantized already .*\['a', 'b'\]\); quantize"),
-        (lambda: quantize(quantize(bags("a"))), ValueError, "the model is quantized already"),
+        (lambda: quantize(quantize(Two())), ValueError, r"'first' is already quantized .*\['a', 'b'\]\); quantize"),
+        (lambda: quantize(quantize(bags("a"))), ValueError, "the model is already quantized"),
         (lambda: quantize(sharded()), ValueError, "'0' is a ShardedQuant.* spread over devices: load"),
         (lambda: quantize(distributed()), ValueError, "the model is a DistributedModelParallel, .*full_state_dict"),
         (lambda: quantize(nn.Linear(2, 2)), ValueError, "Linear has no EmbeddingBagCollection and no EmbeddingColl"),
-        (lambda: quantize(Two(), "int8"), TypeError, "table 'first.a': 'int8' is no number format"),
+        (lambda: quantize(Two(), "int8"), TypeError, "table 'first.a': 'int8' is not a number format"),
         (lambda: quantize(Two(), torch.uint8), ValueError, "table 'first.a' cannot be quantized to torch.uint8"),
         (lambda: quantize(Two(), per_table={"b": torch.int64}), ValueError, "'first.b' .* torch.int64: .*; use"),
         (lambda: quantize(Two(), per_table={"x": torch.int8}), KeyError, r"no tables \['x'\]; .*'first.a', 'first.b'"),

@@ -1,4 +1,4 @@
-"""Models that answer requests: quantized, sharded, as a graph, as a file that a process without Python loads."""
+"""Serving: quantized and sharded models, as graphs and as files for processes without Python."""
 
 from tutorec._lazy import lazy_package
 

@@ -1,7 +1,7 @@
-"""The C++ loader: built here against the installed torch, and run on a scripted model and a request.
+"""The C++ loader: built against the installed torch, and run on a scripted model and a request.
 
-``cpp/loader.cpp`` is what a server written in C++ does with a model of ours. It is compiled once for each version of
-torch and of the source, and kept in a folder of the user's; nothing is downloaded.
+``cpp/loader.cpp`` shows how a C++ server loads and calls a model. It is compiled once per version
+of torch and of its source, in a folder of the user's; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROGRAM = "tutorec_loader"
 
 
 def missing_tools() -> str | None:
-    """What is missing here to build the loader, with a remedy; None where nothing is."""
+    """What is missing to build the loader, with a remedy; None if nothing is."""
     if sys.platform == "win32":
         return "the C++ loader opens operator libraries as Linux and macOS do, and is not built on Windows"
     absent = [] if shutil.which("cmake") else ["cmake"]
@@ -44,15 +44,17 @@ def missing_tools() -> str | None:
 
 
 def build_loader(folder: str | Path | None = None) -> Path:
-    """The loader's program, built if it is not there yet: about twenty seconds on one core.
+    """Path of the loader program; builds it if necessary, in about 20 s on one core.
 
     Args:
-        folder: Where it is built; by default one for this torch and this source in the user's cache, which is
-            ``TUTOREC_CACHE``, else the system's folder for caches: ``~/.cache/tutorec`` on Linux.
+        folder: Folder of the build; by default one for this torch and this source in the user's
+            cache, which is ``TUTOREC_CACHE``, else the system's folder for caches:
+            ``~/.cache/tutorec`` on Linux.
 
     Raises:
-        BackendError: cmake or a compiler is missing, the folder cannot be made, the folder or the program belongs to
-            another user or can be written by others, or the build fails; the message ends in what the tools said.
+        BackendError: cmake or a compiler is missing, the folder cannot be created, the folder or
+            the program belongs to another user or is writable by others, or the build fails; the
+            message ends with the tools' output.
     """
     folder = _default_folder() if folder is None else Path(folder)
     program = folder / _PROGRAM
@@ -68,9 +70,11 @@ def build_loader(folder: str | Path | None = None) -> Path:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BackendError(
-            f"the C++ loader has no folder: {error}; name another, build_loader(folder), or set TUTOREC_CACHE"
+            f"the C++ loader's folder cannot be created: {error}; "
+            "choose another, build_loader(folder), or set TUTOREC_CACHE"
         ) from error
-    # Built beside its place and moved there whole: two processes may build at once, and one may be interrupted.
+    # Built in a temporary folder and moved: two processes may build at once, and a build may be
+    # interrupted.
     with TemporaryDirectory(dir=folder.parent, prefix="building_") as building:
         _run(["cmake", "-S", str(SOURCE), "-B", building, f"-DTORCH={Path(torch.__file__).parent}"])
         _run(["cmake", "--build", building])
@@ -84,19 +88,21 @@ def build_loader(folder: str | Path | None = None) -> Path:
 def score_with_loader(
     model: str | Path, request: Mapping[str, Tensor] | str | Path, loader: str | Path | None = None
 ) -> Tensor | tuple[Tensor, ...]:
-    """What a scripted model answers to one request in a process without Python.
+    """Run a scripted model on one request in a process without Python.
 
     Args:
         model: File of a scripted model.
-        request: Tensors by the names of the model's inputs, see `request_of`; or a file with their text.
-        loader: The program; by default `build_loader` finds or builds it.
+        request: Tensors by the names of the model's inputs, see `request_of`; or a file with their
+            text.
+        loader: The program; by default that of `build_loader`.
 
     Returns:
-        What the model answers, equal bit for bit to what it answers here on as many threads.
+        The model's result, equal bit for bit to that in Python with the same number of threads.
 
     Raises:
         BackendError: The loader cannot be built.
-        ValueError: The loader gave up: a file is missing or damaged, or the request does not fit the model.
+        ValueError: The loader failed: a file is missing or damaged, or the request does not fit the
+            model.
     """
     loader = build_loader() if loader is None else loader
     with TemporaryDirectory(prefix="tutorec_request_") as folder:
@@ -104,7 +110,7 @@ def score_with_loader(
             path = Path(folder) / "request.txt"
             path.write_text(tensors_to_text(request) + "\n")
             request = path
-        # The order of a sum depends on the number of threads.
+        # The order of summation depends on the number of threads.
         environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
         command = [str(loader), str(model), str(request), *operator_libraries()]
         ran = subprocess.run(
@@ -117,17 +123,17 @@ def score_with_loader(
 
 
 def _default_folder() -> Path:
-    """A folder for this torch, this compiler's kind of library and this source."""
+    """The default folder, for this torch, this C++ library ABI and this source."""
     facts = [torch.__version__, torch.__file__, sys.platform]
     facts += [path.read_text() for path in sorted(SOURCE.iterdir()) if path.is_file()]
     return cache_folder() / f"loader_{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
 def _check_own(path: Path) -> None:
-    """Check that nobody else can have written what is to be run.
+    """Check that only this user can have written a program before it is run.
 
     Raises:
-        BackendError: The file or folder is another user's, or others may write to it.
+        BackendError: The file or folder belongs to another user, or is writable by others.
     """
     if not hasattr(os, "getuid"):
         return
@@ -141,7 +147,7 @@ def _check_own(path: Path) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """Run a tool of the build.
+    """Run a build tool.
 
     Raises:
         BackendError: It fails.

@@ -1,7 +1,7 @@
-"""Models as exported programs: torch's way of taking a model out of Python after TorchScript.
+"""Models as exported programs, torch's successor of TorchScript for serving without Python.
 
-``torch.export`` writes down one run of a model as a graph of torch's operators, for any number of samples and ids. The
-file of such a program can be compiled for a server (AOTInductor), or loaded and called where there is Python.
+``torch.export`` records one run of a model as a graph of torch operators, for any number of samples
+and ids. The file can be compiled for a server (AOTInductor), or loaded and called in Python.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 __all__ = ["export_model", "load_exported", "save_exported"]
 
-# Folders of an archive: the example inputs, and the tensors with their lists.
+# Folders of an archive: the example inputs, and the tensors with their index.
 _SAMPLE_INPUTS, _TENSORS = "data/sample_inputs/", ("data/weights/", "data/constants/")
 
 
 def export_model(model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]) -> torch.export.ExportedProgram:
-    """A model as an exported program that takes batches of any number of samples B >= 1, and of ids N.
+    """Export a model to a program that accepts any number of samples B >= 1 and of ids N.
 
-    The features of a batch, their order, and whether it has weights are those of the example. Of another tensor the
-    first dimension is taken for samples where the example's is B; all others stay what they are.
+    The features of a batch, their order, and the presence of weights are those of the example. In
+    other tensors, the first dimension is B if it equals the example's B; all other dimensions are
+    fixed.
 
-    An id that is no row of its table raises ``RuntimeError`` when the program runs, as it does in TorchScript.
+    An id outside its table raises ``RuntimeError`` when the program runs, as in TorchScript.
 
     Args:
-        model: What is to answer requests.
-        example: Its inputs, in the order of its arguments; with at least two samples and two ids in each batch, so that
-            no size is taken for one that is always 0 or 1.
+        model: The model.
+        example: Its inputs, in the order of its arguments. Each batch needs at least two samples
+            and two ids, so that no size is specialized to 0 or 1.
 
     Returns:
-        The program; ``.module()`` is what one calls.
+        The program; call ``.module()``.
 
     Raises:
         ValueError: The example has no batch of two samples and two ids, or a variable batch.
@@ -76,13 +77,13 @@ def export_model(model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]
 
 
 def save_exported(program: torch.export.ExportedProgram, path: str | Path) -> None:
-    """Write an exported program to a file, whole or not at all, with a digest that `load_exported` checks.
+    """Write an exported program to a file atomically, with a digest that `load_exported` checks.
 
-    ``torch.export.load`` reads the file, too, and does not look at the digest.
+    ``torch.export.load`` can read the file, too, but does not check the digest.
 
     Args:
-        program: What `export_model` gives.
-        path: Of the file, in a folder that exists; torch wants a name that ends in ``.pt2``.
+        program: The result of `export_model`.
+        path: Path of the file, in an existing folder; torch expects the suffix ``.pt2``.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -92,22 +93,23 @@ def save_exported(program: torch.export.ExportedProgram, path: str | Path) -> No
 
 
 def load_exported(path: str | Path) -> torch.export.ExportedProgram:
-    """Read an exported program, after the operators that it calls.
+    """Load an exported program, and the operators that it calls.
 
-    ``torch.export.load`` unpickles what an archive marks as pickled (``use_pickle``, custom and opaque constants,
-    example inputs that are more than tensors and batches) and loads compiled libraries from it. Such archives are
-    refused here; none by `save_exported` is one. That does not make a stranger's file safe: torch evaluates the sizes
-    in its graph as Python expressions and runs code that it makes of the graph. Load only files that you or somebody
-    you trust wrote.
+    ``torch.export.load`` unpickles the parts of an archive that are marked as pickled
+    (``use_pickle``, custom and opaque constants, example inputs that are more than tensors and
+    batches) and loads compiled libraries from it. This function refuses such archives;
+    `save_exported` never writes one. An untrusted file is still not safe: torch evaluates the sizes
+    in its graph as Python expressions and runs code generated from the graph. Load only files from
+    sources that you trust.
 
     Args:
-        path: A file by `save_exported`, whose digest is checked, or by ``torch.export.save``, which writes none: damage
-            to such a file may go unnoticed. Where this function is not to be had, a process that has called
-            ``tutorec.inference.export.load_exported`` before can use ``torch.export.load``.
+        path: A file by `save_exported`, whose digest is checked, or by ``torch.export.save``, which
+            has none: damage may go unnoticed. After one call of this function, a process can use
+            ``torch.export.load``, too.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, holds no exported program, or holds pickles.
+        ValueError: The file is damaged, is not an exported program, or contains pickles.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no exported program {str(path)!r}; save_exported(program, path) writes one")
@@ -124,7 +126,7 @@ def load_exported(path: str | Path) -> torch.export.ExportedProgram:
 
 
 def _pickled_records(path: str | Path) -> list[str]:
-    """The records of an archive that torch.export.load would run as code: pickles and compiled libraries."""
+    """The records of an archive that torch.export.load would run as code: pickles and libraries."""
     archive, records = PT2ArchiveReader(str(path)), []
     for name in archive.get_file_names():
         if name.startswith(_SAMPLE_INPUTS):
@@ -135,7 +137,7 @@ def _pickled_records(path: str | Path) -> list[str]:
                 records.append(name)
         elif name.startswith(_TENSORS) and name.endswith(".json"):
             for key, entry in json.loads(archive.read_string(name))["config"].items():
-                # Of a custom or opaque object the name of its record decides, whatever the entry says.
+                # For a custom or opaque object, the record name decides, whatever the entry says.
                 if entry["use_pickle"] or not entry["path_name"].startswith(("weight_", "tensor_")):
                     records.append(f"{name}: {key}")
         elif name.endswith(".pt") or name.startswith("data/aotinductor/"):
@@ -156,9 +158,9 @@ def _samples(example: Sequence[Tensor | KeyedJaggedTensor]) -> int:
 
 
 def _drop_unused_buffers(program: torch.export.ExportedProgram) -> None:
-    """Take out what no operator reads: a quantized table's own buffer is a view of what its group's lookup reads.
+    """Remove buffers that no operator reads: the tables' views of the operators' buffers.
 
-    A file would hold both.
+    Otherwise the file would contain both.
     """
     specs, state = program.graph_signature.input_specs, program.state_dict
     for node in [node for node in program.graph.nodes if node.op == "placeholder"]:
@@ -172,7 +174,7 @@ def _drop_unused_buffers(program: torch.export.ExportedProgram) -> None:
 
 
 def _no_special_sizes() -> Any:
-    """Sizes 0 and 1 are sizes like others: by default a dynamic one is taken to be at least 2."""
+    """Treat sizes 0 and 1 like others; torch assumes by default that dynamic sizes are >= 2."""
     from torch.fx.experimental import _config as settings
 
     if hasattr(settings, "backed_size_oblivious"):

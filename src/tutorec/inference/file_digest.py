@@ -1,13 +1,15 @@
-"""The digest of a served model's file: a SHA-256 in the comment at the end of its zip archive.
+"""Digest of a served model's file: a SHA-256 in the comment at the end of its zip archive.
 
-Scripted models and exported programs are zip archives, whose checksums torch does not compare: a flipped bit in a file
-would be a model that answers wrong. A zip archive ends with a comment of any length, which all readers skip::
+Scripted models and exported programs are zip archives whose checksums torch does not verify; with a
+flipped bit, a model would return wrong results. A zip archive ends with a comment of any length,
+which all readers skip::
 
-    entries | central directory | end record, with the length of the comment | comment: "tutorec sha256 <64 digits>"
-    <----------------------------- digested ------------------------------->
+    entries | central directory | end record, with comment length | "tutorec sha256 <digits>"
+    <------------------------- digested ------------------------->
 
-So ``torch.jit.load`` and ``torch.export.load`` read such a file, too. ``cpp/file_digest.h`` is the same check in C++.
-The digest finds damage; it is no signature, because whoever changes a file on purpose can write a new digest.
+``torch.jit.load`` and ``torch.export.load`` can therefore read such a file, too.
+``cpp/file_digest.h`` is the same check in C++. The digest detects damage. It is not a signature:
+whoever changes a file can write a new digest.
 """
 
 from __future__ import annotations
@@ -25,20 +27,20 @@ __all__ = ["check_digest", "digested_file"]
 
 _LABEL = b"tutorec sha256 "
 _COMMENT = len(_LABEL) + 2 * hashlib.sha256().digest_size
-# The end record of a zip archive is 22 bytes; its last two are the length of the comment.
+# The end record of a zip archive has 22 bytes; its last two are the length of the comment.
 _END, _SIGNATURE = 22, b"PK\5\6"
 
 
 @contextmanager
 def digested_file(path: str | Path) -> Iterator[Path]:
-    """A draft for a zip archive, which takes its place, whole and with its digest, when the block ends.
+    """Context manager of a temporary zip archive that replaces ``path`` atomically, with digest.
 
     Args:
-        path: Of the file, in a folder that exists.
+        path: Path of the file, in an existing folder.
 
     Raises:
         FileNotFoundError: There is no such folder.
-        OSError: The folder is full or not writable.
+        OSError: The disk is full or the folder not writable.
     """
     folder = Path(path).absolute().parent
     if not folder.is_dir():
@@ -53,13 +55,13 @@ def digested_file(path: str | Path) -> Iterator[Path]:
 
 
 def check_digest(path: str | Path) -> None:
-    """Check that a file is as it was written. A zip archive without a comment, as torch writes it, has no digest.
+    """Check the digest of a file. A zip archive as torch writes it has no digest.
 
     Args:
         path: A file that `digested_file` or torch has written.
 
     Raises:
-        ValueError: The file is damaged, cut, or of another kind.
+        ValueError: The file is damaged, truncated, or of another kind.
     """
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -74,7 +76,7 @@ def check_digest(path: str | Path) -> None:
 
 
 def _comment(file: IO[bytes], size: int) -> bytes:
-    """The comment for the first ``size`` bytes of a file, which is then read up to there."""
+    """The comment for the first ``size`` bytes of a file; reads the file up to there."""
     digest = hashlib.sha256()
     file.seek(0)
     while size > 0 and (block := file.read(min(size, 1 << 20))):

@@ -1,4 +1,4 @@
-"""From a trained model to one that serves: quantized, and laid out over the devices of one process.
+"""From a trained model to a serving model: quantized, and sharded over the devices of one process.
 
 Corresponds to TorchRec's ``torchrec.inference.modules``.
 """
@@ -42,24 +42,24 @@ def quantize_embeddings(
     output_dtype: torch.dtype = torch.float,
     per_table_weight_dtype: dict[str, torch.dtype] | None = None,
 ) -> nn.Module:
-    """Quantize the ``EmbeddingBagCollection`` of a model, and other collections that are named, for inference.
+    """Quantize the ``EmbeddingBagCollection`` modules, and other given classes, of a model.
 
     Args:
-        module: A collection, or a model with collections in it; its mode is ``eval`` afterwards.
-        dtype: What tables are packed to.
+        module: A collection, or a model with collections; it is in ``eval`` mode afterwards.
+        dtype: Format of the tables.
         inplace: Whether the model itself is changed.
-        additional_qconfig_spec_keys: Further classes that are to be quantized.
+        additional_qconfig_spec_keys: Further classes to quantize.
         additional_mapping: The quantized class of each of them.
-        output_dtype: Of what the collections return.
+        output_dtype: Dtype of the collections' results.
         per_table_weight_dtype: Other formats for some tables, by name.
 
     Returns:
-        The model, its collections quantized.
+        The model with quantized collections.
 
     Raises:
-        KeyError: A format is given for a table that there is not, or a further class without its quantized one.
-        TypeError: A format is not one.
-        ValueError: As ``tutorec.quantize``.
+        KeyError: A format is given for an unknown table, or a further class has no quantized class.
+        TypeError: A format has a wrong type.
+        ValueError: As in ``tutorec.quantize``.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -69,7 +69,8 @@ def quantize_embeddings(
         torch.Size([10, 80])
 
     Source:
-        TorchRec's ``torchrec.inference.modules.quantize_embeddings``; ``tutorec.quantize`` takes all collections.
+        TorchRec's ``torchrec.inference.modules.quantize_embeddings``; ``tutorec.quantize`` takes
+        all collections.
     """
     known = {EmbeddingBagCollection: QUANTIZED[EmbeddingBagCollection], **(additional_mapping or {})}
     kinds = {kind: known[kind] for kind in [EmbeddingBagCollection, *(additional_qconfig_spec_keys or [])]}
@@ -85,24 +86,24 @@ def quantize_inference_model(
     quantization_dtype: torch.dtype = torch.int8,
     output_dtype: torch.dtype = torch.float,
 ) -> nn.Module:
-    """Quantize all collections of a model in place, their operators as submodules ``tbes``.
+    """Quantize all collections of a model in place, with their operators as submodules ``tbes``.
 
     Args:
-        model: A collection, whose quantized form is returned, or a model with collections in it.
-        quantization_mapping: The quantized class of each float class, by the latter's ``torch.typename``; by default
-            both collections.
+        model: A collection, whose quantized form is returned, or a model with collections.
+        quantization_mapping: The quantized class of each float class, by the latter's
+            ``torch.typename``; by default both collections.
         per_table_weight_dtype: Other formats for some tables, by name.
-        fp_weight_dtype: For tables behind feature processors, of which there are none here.
-        quantization_dtype: What tables are packed to.
-        output_dtype: Of what the collections return.
+        fp_weight_dtype: TorchRec's, for tables with feature processors; has no effect.
+        quantization_dtype: Format of the tables.
+        output_dtype: Dtype of the collections' results.
 
     Returns:
         The model.
 
     Raises:
-        KeyError: A format is given for a table that there is not.
-        TypeError: A format is not one.
-        ValueError: As ``tutorec.quantize``; or no module is of a class in the mapping.
+        KeyError: A format is given for an unknown table.
+        TypeError: A format has a wrong type.
+        ValueError: As in ``tutorec.quantize``; or no module has a class in the mapping.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingConfig
@@ -136,26 +137,29 @@ def shard_quant_model(
     ddr_cap: int | None = None,
     sharding_plan: ShardingPlan | None = None,
 ) -> tuple[nn.Module, ShardingPlan]:
-    """Lay the tables of a quantized model out over the devices of this process.
+    """Shard the tables of a quantized model over the devices of this process.
 
     Args:
-        model: The quantized model. Collections inside it are replaced in place; if it is a collection itself, its
-            sharded form is returned.
-        world_size: How many devices; on the CPU they are virtual and share its memory.
+        model: The quantized model. Collections inside it are replaced in place; if it is a
+            collection itself, its sharded form is returned.
+        world_size: Number of devices; on the CPU they are virtual and share its memory.
         compute_device: ``"cpu"``, or ``"cuda"`` for ``cuda:0`` to ``cuda:world_size-1``.
-        sharding_device: Where the tables are laid out; by default ``compute_device``.
-        sharders: One for each class of collections; those of both quantized ones by default.
-        device_memory_size: Bytes of a device that tables may take; by default those of the GPU, or 128 GiB on the CPU.
-        constraints: Table name -> what is laid down for it; by default every table stays whole, on one device.
-        ddr_cap: Bytes of host memory for each device.
-        sharding_plan: A plan that is to be carried out; made by `EmbeddingShardingPlanner` by default.
+        sharding_device: Device type of the shards; by default ``compute_device``.
+        sharders: One sharder per class of collections; those of both quantized ones by default.
+        device_memory_size: Bytes per device for tables; by default the GPU's memory, or 128 GiB on
+            the CPU.
+        constraints: Table name -> its constraints; by default every table is whole on one device.
+        ddr_cap: Bytes of host memory per device.
+        sharding_plan: The plan; made by `EmbeddingShardingPlanner` by default.
 
     Returns:
         The sharded model and its plan.
 
     Raises:
-        PlannerError: No plan fits the devices; a table that is larger than one needs a constraint that cuts it.
-        ValueError: There are not so many devices, nothing in the model is quantized, or the given plan does not fit.
+        PlannerError: No plan fits the devices; a table that is larger than one needs a constraint
+            that cuts it.
+        ValueError: There are not so many devices, nothing in the model is quantized, or the given
+            plan does not fit.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -167,7 +171,8 @@ def shard_quant_model(
         ('ShardedQuantEmbeddingBagCollection', {'item': [0], 'user': [1]})
 
     Source:
-        TorchRec's ``torchrec.inference.modules.shard_quant_model``; its devices are GPUs, and it lays out on ``meta``.
+        TorchRec's ``torchrec.inference.modules.shard_quant_model``, which supports GPUs only, and
+        shards on ``meta``.
     """
     require_int("world_size", world_size, 1)
     sharders = default_quant_sharders() if sharders is None else list(sharders)
@@ -189,12 +194,12 @@ def shard_quant_model(
 
 
 def default_quant_sharders() -> list[Any]:
-    """One sharder for each class of quantized collections."""
+    """One sharder per class of quantized collections."""
     return [QuantEmbeddingBagCollectionSharder(), QuantEmbeddingCollectionSharder()]
 
 
 def _whole_tables(names: Any) -> dict[str, Any]:
-    """Every table whole, on one device: whichever results come, they are those of the unsharded model, bit for bit."""
+    """Constraints that keep every table whole; results equal the unsharded ones bit for bit."""
     from tutorec.distributed.planner.constraints import ParameterConstraints
 
     kinds, kernels = [ShardingType.TABLE_WISE.value], [EmbeddingComputeKernel.QUANT.value]
@@ -202,7 +207,7 @@ def _whole_tables(names: Any) -> dict[str, Any]:
 
 
 def _topology(world_size: int, compute_device: str, device_bytes: int | None, ddr_cap: int | None) -> Any:
-    """The devices as the planner sees them."""
+    """The topology of the devices."""
     from tutorec.distributed.planner.topology import Topology
 
     if compute_device == "cpu":
@@ -214,7 +219,7 @@ def _topology(world_size: int, compute_device: str, device_bytes: int | None, dd
 
 
 def _planned(model: nn.Module, sharders: Sequence[Any], topology: Any, constraints: Mapping[str, Any]) -> ShardingPlan:
-    """The planner's plan, for one request at a time; all memory is the tables'."""
+    """The planner's plan, for one request at a time; all memory is available to tables."""
     from tutorec.distributed.planner.planners import EmbeddingShardingPlanner
     from tutorec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 

@@ -1,7 +1,8 @@
-"""Models as TorchScript: a file that holds code and weights, and that a process without Python runs.
+"""Models as TorchScript: a file with code and weights that a process without Python can run.
 
-torch 2.13 deprecates ``torch.jit``; what comes after it, ``export.py``, needs a compiler for each model before C++ can
-run it. TorchScript is called here alone, so that no caller sees the warning at each call.
+torch 2.13 deprecates ``torch.jit``. Its successor, ``export.py``, needs a compiler for each model
+before C++ can run it. All calls of TorchScript are in this module, so that callers do not see the
+deprecation warning.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ __all__ = ["load_scripted", "save_scripted", "script_model"]
 
 
 def script_model(model: nn.Module, leaf_modules: Sequence[str] | None = None) -> torch.jit.ScriptModule:
-    """A model as TorchScript: traced into a graph, which is then compiled.
+    """Convert a model to TorchScript: trace it into a graph and compile the graph.
 
     Args:
-        model: What is to answer requests.
-        leaf_modules: Names of classes whose modules are compiled as they are written, not traced through.
+        model: The model.
+        leaf_modules: Names of classes whose modules are compiled as they are, not traced.
 
     Returns:
-        A module that gives the model's results, and that `save_scripted` writes to a file.
+        A module with the model's results, which `save_scripted` can write to a file.
 
     Example:
         >>> import torch
@@ -43,13 +44,14 @@ def script_model(model: nn.Module, leaf_modules: Sequence[str] | None = None) ->
 
 
 def save_scripted(scripted: torch.jit.ScriptModule, path: str | Path) -> None:
-    """Write a scripted model to a file, whole or not at all, with a digest that `load_scripted` and C++ check.
+    """Write a scripted model to a file atomically, with a digest that readers can check.
 
-    ``torch.jit.load`` reads the file, too, and does not look at the digest.
+    `load_scripted` and the C++ loader check the digest; ``torch.jit.load`` can read the file, too,
+    but does not.
 
     Args:
-        scripted: What `script_model` gives.
-        path: Of the file, in a folder that exists.
+        scripted: The result of `script_model`.
+        path: Path of the file, in an existing folder.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -59,23 +61,23 @@ def save_scripted(scripted: torch.jit.ScriptModule, path: str | Path) -> None:
 
 
 def load_scripted(path: str | Path, device: torch.device | str | None = None) -> torch.jit.ScriptModule:
-    """Read a scripted model, after the operators that it may call.
+    """Load a scripted model, and the operators that it may call.
 
-    The file is a program. Loading it runs no Python, but the model may call every operator of torch, also those that
-    read and write files: load only files that you or somebody you trust wrote.
+    The file is a program. Loading it runs no Python, but the model may call any torch operator,
+    including those that read and write files. Load only files from sources that you trust.
 
     Args:
-        path: A file by `save_scripted`, whose digest is checked, or by ``torch.jit.save``, which writes none: damage
-            to such a file may go unnoticed.
-        device: Where its tensors go; by default where they were.
+        path: A file by `save_scripted`, whose digest is checked, or by ``torch.jit.save``, which
+            has none: damage may go unnoticed.
+        device: Device of its tensors; by default as saved.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, or holds no scripted model.
+        ValueError: The file is damaged, or is not a scripted model.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no scripted model {str(path)!r}; save_scripted(model, path) writes one")
-    backend()  # loads fbgemm's operators, where there is fbgemm
+    backend()  # loads fbgemm's operators, if fbgemm is installed
     check_digest(path)
     try:
         with _without_deprecation():
@@ -86,7 +88,7 @@ def load_scripted(path: str | Path, device: torch.device | str | None = None) ->
 
 @contextmanager
 def _without_deprecation() -> Iterator[None]:
-    """Leave out what torch says about TorchScript itself, and about its own class of traced modules."""
+    """Suppress torch's warnings about TorchScript and about its own class of traced modules."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".torch\.jit\.\w+. is deprecated")
         warnings.filterwarnings(

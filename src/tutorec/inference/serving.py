@@ -1,8 +1,8 @@
 """Models for servers: plain tensors in, one tensor out.
 
-A server in another language knows tensors, and no batches of id lists. `with_tensor_inputs` puts a layer around a model
-that builds its batch from them; a *request* is one such set of tensors by name, and has a text form that people, Python
-and ``cpp/tensor_text.h`` read.
+A server in another language has tensors, not batches of id lists. `with_tensor_inputs` wraps a
+model with a layer that builds its batch from tensors. A *request* is one set of such tensors by
+name; its text form can be read by people, Python and ``cpp/tensor_text.h``.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32,
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-# Stays in a graph although its result is used by nobody; TorchScript compiles it as it stands.
+# Kept in a graph although its result is unused; TorchScript compiles it as it is.
 @has_side_effect
 @torch.fx.wrap
 def check_lists(keys: list[str], values: Tensor, lengths: Tensor, weights: Tensor | None) -> None:
-    """Check that the tensors of a request are one batch: what a lookup would otherwise read beyond.
+    """Check that the tensors of a request form a valid batch, so that a lookup stays in bounds.
 
     Args:
         keys: Its features.
-        values: Ids of all lists [N].
-        lengths: Ids per list [F * B].
+        values: Ids of all bags [N].
+        lengths: Ids per bag [F * B].
         weights: One per id [N], or None.
 
     Raises:
-        ValueError: They do not fit each other; under TorchScript its text is in a ``torch.jit.Error``.
+        ValueError: They do not match; under TorchScript a ``torch.jit.Error`` contains its text.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ def check_lists(keys: list[str], values: Tensor, lengths: Tensor, weights: Tenso
         raise ValueError(f"lengths has a negative number, {int(lengths.min())}")
     if int(lengths.sum()) != values.numel():
         raise ValueError(f"lengths add up to {int(lengths.sum())}, and there are {values.numel()} values")
-    if lengths.numel() > 0 and int(lengths.max()) > values.numel():  # and the sum has wrapped
+    if lengths.numel() > 0 and int(lengths.max()) > values.numel():  # the sum has overflowed
         raise ValueError(f"lengths has the number {int(lengths.max())}, and there are {values.numel()} values")
     if weights is not None and weights.numel() != values.numel():
         raise ValueError(f"there are {weights.numel()} weights for {values.numel()} values")
@@ -64,12 +64,12 @@ def check_lists(keys: list[str], values: Tensor, lengths: Tensor, weights: Tenso
 def batch_of_lists(
     keys: list[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None
 ) -> KeyedJaggedTensor:
-    """A batch of a request's tensors; in a graph behind a check of them, which eager code makes anyhow.
+    """Build a batch from a request's tensors; a graph checks them first, as eager code does.
 
     Args:
         keys: Its features.
-        values: Ids of all lists [N].
-        lengths: Ids per list [F * B].
+        values: Ids of all bags [N].
+        lengths: Ids per bag [F * B].
         weights: One per id [N], or None.
     """
     if isinstance(values, torch.fx.Proxy):
@@ -78,23 +78,25 @@ def batch_of_lists(
 
 
 def with_tensor_inputs(model: nn.Module, example: Sequence[Tensor | KeyedJaggedTensor]) -> torch.fx.GraphModule:
-    """A model whose inputs are plain tensors, around one that takes batches of id lists.
+    """Wrap a model that takes batches of id lists, so that its inputs are plain tensors.
 
-    A batch becomes ``values`` [N] and ``lengths`` [F * B], with weights ``weights`` [N], too; its features and their
-    order are those of the example. Other tensors stay, under the names that the model's ``forward`` gives them. Where
-    a model takes several batches, the names begin with those of its arguments. What it answers stays a tensor, or a
-    tuple of tensors; of a ``KeyedTensor`` it is the values.
+    A batch becomes ``values`` [N] and ``lengths`` [F * B], and with weights also ``weights`` [N];
+    its features and their order are those of the example. Other tensors keep the names of the
+    model's ``forward``. If a model takes several batches, the names begin with those of its
+    arguments. The result is a tensor, or a tuple of tensors; a ``KeyedTensor`` becomes its values.
 
     Args:
         model: The model; it is called, not copied.
-        example: Its inputs, in the order of its arguments; also run, to see what it answers.
+        example: Its inputs, in the order of its arguments; also run, to find the form of the
+            result.
 
     Returns:
-        A module to script, to export, or to call.
+        A module to script, export or call.
 
     Raises:
-        TypeError: The answer holds something that is neither a tensor nor a KeyedTensor.
-        ValueError: The number of inputs is not the number of arguments, or the batch is a variable one.
+        TypeError: The result contains something other than a tensor or a KeyedTensor.
+        ValueError: The number of inputs is not the number of arguments, or the batch is a variable
+            batch.
 
     Example:
         >>> import torch
@@ -115,7 +117,7 @@ def with_tensor_inputs(model: nn.Module, example: Sequence[Tensor | KeyedJaggedT
             arguments.append((part, {field: f"{name}_{field}" if several else field for field in _fields(name, part)}))
         else:
             arguments.append((part, {"": name}))
-    # TorchScript's signature is that of the placeholders, which must come first.
+    # TorchScript's signature follows the placeholders, which must come first.
     inputs = [{field: graph.placeholder(name, Tensor) for field, name in given.items()} for _, given in arguments]
     values = [_argument(graph, part, given) for (part, _), given in zip(arguments, inputs, strict=True)]
     answer = graph.call_module("model", tuple(values))
@@ -125,14 +127,15 @@ def with_tensor_inputs(model: nn.Module, example: Sequence[Tensor | KeyedJaggedT
 
 
 def request_of(served: torch.fx.GraphModule, *inputs: Tensor | KeyedJaggedTensor) -> dict[str, Tensor]:
-    """The tensors by name with which a served model is called, of inputs as the model inside takes them.
+    """The tensors by name with which to call a served model, from inputs of the original model.
 
     Args:
         served: Made by `with_tensor_inputs`.
-        inputs: A dense tensor, a batch, ..., in the order of the model's arguments.
+        inputs: A dense tensor, a batch, and so on, in the order of the model's arguments.
 
     Raises:
-        ValueError: The inputs give another number of tensors; a batch has other features, or the same in another order.
+        ValueError: The inputs give another number of tensors; a batch has other features, or
+            another order.
     """
     names = [node.name for node in served.graph.nodes if node.op == "placeholder"]
     keys = [node.kwargs["keys"] for node in served.graph.nodes if node.target is batch_of_lists]
@@ -143,7 +146,9 @@ def request_of(served: torch.fx.GraphModule, *inputs: Tensor | KeyedJaggedTensor
             continue
         expected = keys.pop(0) if keys else None
         if part.keys() != expected:
-            raise ValueError(f"the model is served for a batch of {expected}, and this one has the keys {part.keys()}")
+            raise ValueError(
+                f"the model is served for a batch of {expected}, and the given batch has the keys {part.keys()}"
+            )
         weights = part.weights_or_none()
         tensors += [part.values(), part.lengths(), *([] if weights is None else [weights])]
     if len(tensors) != len(names):
@@ -152,13 +157,13 @@ def request_of(served: torch.fx.GraphModule, *inputs: Tensor | KeyedJaggedTensor
 
 
 def tensors_to_text(tensors: Mapping[str, Tensor]) -> str:
-    """Tensors as text: for each a line with name, dtype and sizes, and a line with its numbers.
+    """Tensors as text: for each a line with name, dtype and sizes, and a line with its elements.
 
     Args:
         tensors: By name; int64, int32, float32 or float64.
 
     Raises:
-        ValueError: A name holds a blank, or a dtype is none of these.
+        ValueError: A name contains a space, or a dtype is not supported.
 
     Example:
         >>> import torch
@@ -172,7 +177,7 @@ def tensors_to_text(tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES or len(name.split()) != 1:
             raise ValueError(
-                f"tensor {name!r} is {tensor.dtype}; a request holds {list(_DTYPES)} and no blank in a name"
+                f"tensor {name!r} is {tensor.dtype}; a request holds {list(_DTYPES)} and no space in a name"
             )
         lines.append(" ".join([name, _NAMES[tensor.dtype], *map(str, tensor.shape)]))
         lines.append(" ".join(map(repr, tensor.detach().reshape(-1).tolist())))
@@ -180,13 +185,14 @@ def tensors_to_text(tensors: Mapping[str, Tensor]) -> str:
 
 
 def tensors_from_text(text: str) -> dict[str, Tensor]:
-    r"""Tensors of their text form, bit for bit.
+    r"""Parse tensors from their text form, bit for bit.
 
     Args:
         text: As `tensors_to_text` and the C++ loader write it.
 
     Raises:
-        ValueError: A line is no header, or the numbers after it are not those of its dtype and sizes.
+        ValueError: A line is not a header, or the elements after it do not match its dtype and
+            sizes.
 
     Example:
         >>> tensors_from_text("answer float32 1 2\n0.25 1e-3")
@@ -209,7 +215,7 @@ def tensors_from_text(text: str) -> dict[str, Tensor]:
 
 
 def _argument_names(model: nn.Module, inputs: int) -> list[str]:
-    """Names of the arguments of a model's forward that the inputs are for."""
+    """Names of the arguments of a model's forward for the inputs."""
     arguments = inspect.signature(model.forward).parameters
     names = list(arguments)
     needed = [name for name, one in arguments.items() if one.default is one.empty]
@@ -228,14 +234,14 @@ def _fields(name: str, batch: KeyedJaggedTensor) -> list[str]:
 def _argument(
     graph: torch.fx.Graph, part: Tensor | KeyedJaggedTensor, given: dict[str, torch.fx.Node]
 ) -> torch.fx.Node:
-    """What the model is called with: the tensor, or the batch of the tensors."""
+    """The model's argument: the tensor, or a batch built from tensors."""
     if isinstance(part, KeyedJaggedTensor):
         return graph.call_function(batch_of_lists, (), {"keys": list(part.keys()), **given})
     return given[""]
 
 
 def _tensors_of(graph: torch.fx.Graph, answer: torch.fx.Node, example: Any) -> Any:
-    """An answer's tensors, as nodes."""
+    """The tensors of a result, as nodes."""
     if isinstance(example, Tensor):
         return answer
     if isinstance(example, KeyedTensor):

@@ -1,4 +1,4 @@
-"""From a sharded model's state to an unsharded model, under TorchRec's names."""
+"""Transfer of a sharded model's state to an unsharded model, under TorchRec's names."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["state_dict_gather", "state_dict_to_device"]
 def state_dict_to_device(
     state_dict: Mapping[str, torch.Tensor | ShardedTensor], pg: dist.ProcessGroup, device: torch.device
 ) -> dict[str, torch.Tensor | ShardedTensor]:
-    """A state whose tensors are on another device, sharded ones as pieces of a group that can send from there.
+    """A state with its tensors on another device; sharded tensors keep their shards.
 
-    Nothing is sent. What is on the device already is not copied.
+    Nothing is sent between ranks. Tensors that are already on the device are not copied.
 
     Args:
-        state_dict: Of a sharded model, on every rank.
-        pg: The same ranks as the model's, with a backend for the device: gloo for the CPU.
-        device: Where the state is to be.
+        state_dict: State of a sharded model, on every rank.
+        pg: A process group of the model's ranks with a backend for the device: gloo for the CPU.
+        device: The device.
 
     Source:
         TorchRec's ``torchrec.inference.state_dict_transform.state_dict_to_device``.
@@ -51,13 +51,13 @@ def _moved(value: Any, pg: dist.ProcessGroup, device: torch.device) -> ShardedTe
 
 
 def state_dict_gather(src: Mapping[str, torch.Tensor | ShardedTensor], dst: Mapping[str, torch.Tensor]) -> None:
-    """Write a state into the tensors of another one; sharded tensors arrive whole on rank 0. A collective.
+    """Copy a state into another's tensors; sharded tensors are gathered on rank 0. A collective.
 
-    `full_state_dict` does it without a model to write into.
+    `full_state_dict` does this without a destination.
 
     Args:
         src: A sharded model's state, with the names of ``dst``.
-        dst: An unsharded model's state; on other ranks than 0 its tables may be on the meta device.
+        dst: An unsharded model's state; on ranks other than 0 its tables may be on the meta device.
 
     Raises:
         KeyError: ``src`` lacks a name.

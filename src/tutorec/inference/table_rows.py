@@ -1,4 +1,4 @@
-"""What is done to single tables of a model that is to serve: rows are left out, packed rows are read and written."""
+"""Operations on single tables of a serving model: pruning, and access to packed rows."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def set_pruning_data(
     tables_to_rows_post_pruning: Mapping[str, int],
     module_types: Sequence[type[nn.Module]] | None = None,
 ) -> nn.Module:
-    """Say how many first rows of some tables are kept when the model is quantized.
+    """Set the number of first rows of some tables that quantization keeps.
 
     Args:
-        model: A float collection, or a model with some in it.
-        tables_to_rows_post_pruning: Table name -> rows that are left.
-        module_types: Collections that this is for; both by default.
+        model: A float collection, or a model with float collections.
+        tables_to_rows_post_pruning: Table name -> rows to keep.
+        module_types: The collections concerned; both by default.
 
     Returns:
         The model.
 
     Raises:
         KeyError: There is no such table.
-        ValueError: More rows are left than there are, or none.
+        ValueError: A number is less than 1 or more than the table's rows.
 
     Example:
         >>> import torch, tutorec
@@ -48,7 +48,7 @@ def set_pruning_data(
         torch.Size([6, 68])
 
     Source:
-        TorchRec's ``torchrec.inference.modules.set_pruning_data``, which passes over names that no table has.
+        TorchRec's ``torchrec.inference.modules.set_pruning_data``, which ignores unknown names.
     """
     kinds = tuple(module_types or QUANTIZED)
     collections = [
@@ -72,12 +72,12 @@ def get_table_to_weights_from_tbe(model: nn.Module) -> Weights:
     """The packed rows of all quantized tables of a model, sharded or not.
 
     Args:
-        model: A quantized collection, or a model with some in it.
+        model: A quantized collection, or a model with quantized collections.
 
     Returns:
-        Table name -> payload [R, bytes] and scale and bias [R, 4] (None for formats without), both uint8, as the
-        quantized collections take them. They are views where the table lies in one piece. Where two collections have a
-        table of one name, it stands here with the path of its collection, ``path.name``.
+        Table name -> payload [R, bytes] and scale and bias [R, 4] (None for float formats), both
+        uint8, in the form that quantized collections accept. They are views if the table is
+        contiguous. If two collections have tables of the same name, the key is ``path.name``.
 
     Raises:
         ValueError: Nothing in the model is quantized.
@@ -104,12 +104,13 @@ def assign_weights_to_tbe(model: nn.Module, table_to_weight: Mapping[str, tuple[
     """Write the packed rows of all quantized tables of a model, sharded or not.
 
     Args:
-        model: A quantized collection, or a model with some in it.
-        table_to_weight: As `get_table_to_weights_from_tbe` gives it; other tables may be in it, too.
+        model: A quantized collection, or a model with quantized collections.
+        table_to_weight: As returned by `get_table_to_weights_from_tbe`; it may contain other
+            tables, too.
 
     Raises:
-        KeyError: A table's rows are missing; nothing is written then, and neither is after the errors below.
-        ValueError: Nothing in the model is quantized, or rows are of another layout.
+        KeyError: A table's rows are missing. After any error nothing has been written.
+        ValueError: Nothing in the model is quantized, or rows have another layout.
 
     Source:
         TorchRec's ``torchrec.inference.modules.assign_weights_to_tbe``.
@@ -125,7 +126,7 @@ def assign_weights_to_tbe(model: nn.Module, table_to_weight: Mapping[str, tuple[
 
 
 def _tables(model: nn.Module) -> list[tuple[str, Any, str]]:
-    """Name in the model, collection, and name in the collection, of each quantized table."""
+    """For each quantized table: name in the model, collection, name in the collection."""
     tables: list[tuple[str, Any, str]] = []
     for path, module in model.named_modules():
         if isinstance(module, PackedTables | ShardedQuantModule):

@@ -1,4 +1,4 @@
-"""Quantized tables: rows of 8, 4 or 2 bits, packed and looked up."""
+"""Quantized tables: rows of 8, 4 or 2 bits per element, packed and looked up."""
 
 from typing import TYPE_CHECKING
 

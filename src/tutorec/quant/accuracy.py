@@ -1,4 +1,4 @@
-"""How far a quantized table is from the table that it was made of: what its rows promise, and what is measured."""
+"""Errors of a quantized table: the bound that follows from its rows, and the measured error."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tutorec.quant.table_formats import enumerate_chunks
 
 
 def measured_errors(weight: Tensor, packed: Tensor, table: PackedTable) -> tuple[float, float]:
-    """The largest and the mean distance of a table's numbers from what is read back.
+    """The maximum and the mean absolute error of a quantized table.
 
     Args:
-        weight: The float table [R, D]; rows beyond those of the packed table are left out.
+        weight: The float table [R, D]; rows beyond those of the packed table are ignored.
         packed: Its packed rows [R, row_bytes].
-        table: What they are.
+        table: Their layout.
 
     Returns:
-        (largest, mean); NaN where a number is not finite, 0 for an empty table.
+        (maximum, mean); NaN if a value is not finite, 0 for an empty table.
 
     Example:
         >>> import torch
@@ -43,15 +43,16 @@ def measured_errors(weight: Tensor, packed: Tensor, table: PackedTable) -> tuple
 
 
 def promised_error(packed: Tensor, table: PackedTable) -> float:
-    """How far any number of a table can be from what is read, as its packed rows tell: the float table is not needed.
+    """An upper bound on the error of every value, from the packed rows alone.
 
-    A code stands for numbers within half a step, scale / 2. What float16 rounded comes on top where it is more: a
-    number below the rounded bias, or above the last step. A row of one number has no step, and is off by what its bias
-    is. See ``tutorec.quant.packing.round_trip_bound``, which knows the numbers.
+    A code represents values within half a step, scale / 2. Rounding of scale and bias to float16
+    adds errors: for values below the rounded bias, and above the last step. A row with one column
+    has no step, and the error of its bias. ``tutorec.quant.packing.round_trip_bound`` gives a bound
+    from the float values.
 
     Args:
         packed: The rows [R, row_bytes].
-        table: What they are.
+        table: Their layout.
 
     Returns:
         The bound of the worst row; 0 for FP32.
@@ -81,8 +82,8 @@ def promised_error(packed: Tensor, table: PackedTable) -> float:
 
 def _bound(rows: Tensor, payload: Tensor, levels: int) -> Tensor:
     scale, bias = (part.view(torch.float16).double().squeeze(1) for part in rows[:, :4].contiguous().split(2, dim=1))
-    scale = scale.abs()  # below 0 where all numbers are below the rounded bias
-    # The step 1 of a row without any other code than 0 was put in the place of one that float16 rounds to 0.
+    scale = scale.abs()  # negative if all values are below the rounded bias
+    # Rows whose only code is 0 have step 1 instead of a step that float16 rounds to 0.
     flat = (scale == 1) & (payload == 0).all(1)
     step = torch.where(flat, levels * 2.0**-25, scale / 2)
     missed = torch.maximum(_half_step(bias), levels * _half_step(torch.where(flat, 0.0, scale)))
@@ -90,5 +91,5 @@ def _bound(rows: Tensor, payload: Tensor, levels: int) -> Tensor:
 
 
 def _half_step(halves: Tensor) -> Tensor:
-    """How far a number can be from the float16 that it was rounded to."""
+    """The maximum rounding error of each float16 value."""
     return halves.abs() * 2.0**-11 + 2.0**-25

@@ -1,8 +1,8 @@
-"""A number format for each table, so that all tables together fit a number of bytes and lose as little as can be.
+"""Choice of a number format per table, with the least total error for a budget of bytes.
 
-Every table has a *menu*: for each format the bytes that it takes and the error that it makes. Exactly one entry is to
-be chosen from each menu; the sum of the bytes is at most the budget, and the sum of the errors is the least that there
-is, up to a millionth of itself. It is the multiple-choice knapsack problem (Kellerer, Pferschy and Pisinger, 2004,
+Every table has a *menu*: for each format its bytes and its error. One entry is chosen from each
+menu such that the bytes fit the budget and the sum of errors is minimal, up to a relative tolerance
+of 1e-6. This is the multiple-choice knapsack problem (Kellerer, Pferschy and Pisinger, 2004,
 "Knapsack Problems", chapter 11), solved as an integer program by HiGHS.
 """
 
@@ -25,20 +25,20 @@ from tutorec.types import data_type_to_dtype
 
 FORMATS: tuple[torch.dtype, ...] = (torch.quint2x4, torch.quint4x2, torch.int8, torch.float16)
 
-# A choice that is better by less, as a part of the error, is not looked for.
+# Improvements by a smaller fraction of the error are not searched for.
 _CLOSE = 1e-6
-# The largest error of an entry as the solver sees it, whose absolute tolerances are 1e-6 and 1e-7.
+# The scaled maximum error in the program: the solver's absolute tolerances are 1e-6 and 1e-7.
 _SCALE = 1e6
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a table's menu.
+    """One entry of a table's menu.
 
     Attributes:
         dtype: The format.
-        bytes: Of all rows.
-        error: What choosing it costs; see ``table_menu``.
+        bytes: Bytes of all rows.
+        error: The error of the format; see ``table_menu``.
     """
 
     dtype: torch.dtype
@@ -54,28 +54,29 @@ def table_menu(
     sample_rows: int = 65_536,
     row_alignment: RowAlignment = "fast",
 ) -> dict[str, list[Entry]]:
-    """What each table of a float model would take and lose in each format.
+    """Bytes and error of each table of a float model in each format.
 
-    The error of a format is the mean squared distance of a row [D] from the row that is read back, times the rows of
-    the table that a sample looks up: how far what a sample gets is off, squared, if errors of rows are independent.
+    The error of a format is the mean squared distance of a row [D] from its quantized value, times
+    the rows of the table that a sample looks up: the expected squared error of a sample, if errors
+    of rows are independent.
 
     Args:
-        model: A collection, or a model with collections in it, not quantized.
+        model: A collection, or a model with collections, not quantized.
         dtypes: The formats.
-        lookups: Rows that a sample looks up in a table, by its name; by default one for each of its features.
-        sample_rows: Errors are those of so many rows, evenly spaced, where a table has more.
-        row_alignment: As ``tutorec.quantize`` will be given it. Where bytes are short, ``"small"``: at 64 columns an
-            int4 row takes 36 bytes, with ``"fast"`` 64, hardly less than one of int8.
+        lookups: Rows that a sample looks up in a table, by its name; by default one per feature.
+        sample_rows: Maximum number of rows, evenly spaced, from which errors are computed.
+        row_alignment: As passed to ``tutorec.quantize``. With a small budget use ``"small"``: at 64
+            columns an int4 row takes 36 bytes, with ``"fast"`` 64, almost as many as int8.
 
     Returns:
-        For each table, by its name (with the path of its collection where it alone is not unique), an entry for each
-        format.
+        For each table, by name (with the path of its collection if the name is not unique), an
+        entry per format.
 
     Raises:
-        KeyError: ``lookups`` names a table that there is not.
-        TypeError: A format is not one.
-        ValueError: There is nothing to quantize, a format cannot be had, lookups are negative, or a number is not
-            finite.
+        KeyError: ``lookups`` names an unknown table.
+        TypeError: A format has a wrong type.
+        ValueError: There is nothing to quantize, a format is not supported, lookups are negative,
+            or a value is not finite.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -115,23 +116,23 @@ def choose_dtypes(
     sample_rows: int = 65_536,
     row_alignment: RowAlignment = "fast",
 ) -> dict[str, torch.dtype]:
-    """The number format of each table with the least error in all that fits a number of bytes.
+    """Choose the number format of each table with the least total error within a budget of bytes.
 
     Args:
-        model: A collection, or a model with collections in it, not quantized.
-        budget_bytes: For the packed rows of all tables.
+        model: A collection, or a model with collections, not quantized.
+        budget_bytes: Maximum bytes of the packed rows of all tables.
         dtypes: The formats to choose from.
         lookups: As in ``table_menu``.
         sample_rows: As in ``table_menu``.
         row_alignment: As in ``table_menu``.
 
     Returns:
-        A format for each table, as ``tutorec.quantize(model, per_table=...)`` takes it.
+        A format per table, for ``tutorec.quantize(model, per_table=...)``.
 
     Raises:
-        KeyError: ``lookups`` names a table that there is not.
-        TypeError: A format is not one.
-        ValueError: Even the smallest formats do not fit, or as in ``table_menu``.
+        KeyError: ``lookups`` names an unknown table.
+        TypeError: A format has a wrong type.
+        ValueError: Even the smallest formats exceed the budget, or as in ``table_menu``.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -146,14 +147,14 @@ def choose_dtypes(
 
 
 def cheapest_within(menus: Mapping[str, Sequence[Entry]], budget_bytes: int) -> dict[str, Entry]:
-    """One entry of each menu with the least sum of errors among those whose bytes fit the budget.
+    """One entry of each menu with the least sum of errors within the budget.
 
     Args:
         menus: The entries of each table.
-        budget_bytes: The most that the chosen entries may take together.
+        budget_bytes: Maximum bytes of the chosen entries.
 
     Raises:
-        ValueError: Nothing fits.
+        ValueError: No choice fits.
 
     Example:
         >>> menus = {"a": [Entry(torch.int8, 1, 4.0), Entry(torch.float16, 2, 1.0)], "b": [Entry(torch.int8, 1, 2.0)]}
@@ -165,7 +166,7 @@ def cheapest_within(menus: Mapping[str, Sequence[Entry]], budget_bytes: int) -> 
     least, limit = sum(sizes.values()), budget_bytes
     if least > budget_bytes:
         raise ValueError(f"the tables take at least {least:,} bytes, and the budget is {budget_bytes:,}: {sizes}")
-    # A variable that is 1 only up to the solver's tolerance may hide some bytes of a large table.
+    # A variable that is 1 up to the solver's tolerance may hide some bytes of a large table.
     while menus and limit > least:
         chosen = dict(zip(menus, _choose(list(menus.values()), limit), strict=True))
         excess = sum(entry.bytes for entry in chosen.values()) - budget_bytes
@@ -176,7 +177,7 @@ def cheapest_within(menus: Mapping[str, Sequence[Entry]], budget_bytes: int) -> 
 
 
 def _choose(menus: Sequence[Sequence[Entry]], limit: int) -> list[Entry]:
-    """One entry of each menu: an integer program with a binary variable for each entry."""
+    """One entry of each menu: an integer program with a binary variable per entry."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -196,10 +197,10 @@ def _choose(menus: Sequence[Sequence[Entry]], limit: int) -> list[Entry]:
 
 
 def _sample(weight: Tensor, rows: int) -> Tensor:
-    """At most so many rows of a table, evenly spaced."""
+    """At most ``rows`` rows of a table, evenly spaced."""
     weight = weight.detach()
     if weight.is_meta:
-        raise ValueError("a table on the meta device has no numbers, so that its errors cannot be told; load the model")
+        raise ValueError("a table on the meta device has no values, so its errors cannot be computed; load the model")
     if weight.shape[0] <= rows:
         return weight
     places = torch.arange(rows, device=weight.device) * weight.shape[0] // rows
@@ -207,7 +208,7 @@ def _sample(weight: Tensor, rows: int) -> Tensor:
 
 
 def _squared_error(weight: Tensor, table: FloatTable, dtype: Any) -> float:
-    """Mean over rows of the squared distance of a row from what is read back."""
+    """Mean over rows of the squared distance of a row from its quantized value."""
     kind = packed_type(dtype, table.full_name)
     total = 0.0
     for _, rows in enumerate_chunks(weight):

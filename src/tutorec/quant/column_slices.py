@@ -1,7 +1,7 @@
-"""Packed rows cut into ranges of columns, and put together again: codes move, scale and bias stay.
+"""Splitting and joining of packed rows by columns: codes are moved, scale and bias are copied.
 
-A slice is not quantized anew. It keeps the scale and the bias of the row that it is cut from, so that its numbers are
-those of the whole row, bit for bit.
+A column shard is not quantized again. It has the scale and bias of the whole row, so its values
+equal those of the whole row bit for bit.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from tutorec.quant.packing import join_codes
 
 __all__ = ["cut_columns", "join_columns"]
 
-# Numbers that are taken apart at once.
+# Codes processed at once.
 _AT_ONCE = 1 << 20
 
 
 def cut_columns(packed: Tensor, whole: RowLayout, start: int, piece: RowLayout, out: Tensor | None = None) -> Tensor:
-    """Columns ``start`` to ``start + piece.columns`` of packed rows, as packed rows of their own.
+    """Copy columns ``start`` to ``start + piece.columns`` of packed rows, as packed rows.
 
     Args:
         packed: ``[R, whole.row_bytes]``.
         whole: Their layout.
         start: The first column.
-        piece: The layout of the slice, of the same number format.
-        out: Where the slice is written, ``[R, piece.row_bytes]``; a new tensor by default.
+        piece: The layout of the result, of the same number format.
+        out: Tensor to write to, ``[R, piece.row_bytes]``; a new tensor by default.
 
     Returns:
-        The slice.
+        The packed rows of these columns.
 
     Example:
         >>> from tutorec._kernels.packed_layout import row_layout
@@ -50,12 +50,12 @@ def cut_columns(packed: Tensor, whole: RowLayout, start: int, piece: RowLayout, 
 
 
 def join_columns(pieces: Sequence[Tensor], layouts: Sequence[RowLayout], whole: RowLayout) -> Tensor:
-    """Packed rows of all columns, from slices that `cut_columns` made of them.
+    """Join packed rows of all columns from the parts that `cut_columns` returned.
 
     Args:
-        pieces: ``[R, row_bytes]`` each, in column order, together all columns.
+        pieces: ``[R, row_bytes]`` each, in column order; together all columns.
         layouts: Their layouts.
-        whole: The layout of the rows.
+        whole: The layout of the result.
 
     Example:
         >>> from tutorec._kernels.packed_layout import row_layout
@@ -80,7 +80,7 @@ def _chunks(rows: int, columns: int) -> list[slice]:
 
 
 def _codes(packed: Tensor, layout: RowLayout) -> Tensor:
-    """The numbers of packed rows as they are stored ``[R, D]``: codes, or the bytes of floats ``[R, D, bytes]``."""
+    """The codes of packed rows ``[R, D]``, or for floats their bytes ``[R, D, bytes]``."""
     payload = packed[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes]
     if layout.bits >= 8:
         return payload.unflatten(1, (layout.stored_columns, layout.bits // 8))[:, : layout.columns]
@@ -91,7 +91,7 @@ def _codes(packed: Tensor, layout: RowLayout) -> Tensor:
 
 
 def _write(out: Tensor, layout: RowLayout, scale_and_bias: Tensor, codes: Tensor) -> None:
-    """Write rows: scale and bias, codes, and zeros in the place of padding."""
+    """Write rows: scale and bias, codes, and zeros as padding."""
     out.zero_()
     out[:, : layout.scale_bytes] = scale_and_bias
     payload = out[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes]

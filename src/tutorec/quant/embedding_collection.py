@@ -1,4 +1,4 @@
-"""Quantized EmbeddingCollection: one row per id out of tables of a few bits a number, nothing pooled."""
+"""Quantized `EmbeddingCollection`: a row per id, not pooled."""
 
 import torch
 from torch import Tensor, nn
@@ -17,35 +17,38 @@ from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 
-# No `from __future__ import annotations` here: TorchScript reads the annotations of a traced graph as types.
-# Imported names stay whole in a traced graph only where they are wrapped in the module that calls them.
+# No `from __future__ import annotations` here: TorchScript reads the annotations of a traced graph
+# as types. An imported function is a leaf of a traced graph only if the calling module wraps it.
 torch.fx.wrap("features_in_order")
 
 
 class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
-    """Quantized embedding tables side by side: ids in, one row per id out, nothing pooled, no gradients.
+    """Quantized tables without pooling: a row per id, no gradients.
 
-    In: a batch of F features and B samples. Out: for each feature (and table, where several share it) a
-    ``JaggedTensor`` with values ``[N_f, D]`` and the lengths ``[B]`` of the batch, named as the float collection's.
-    A table [R, D] is a buffer ``embeddings.<table>.weight`` [R, bytes of a row] of uint8.
+    The input is a batch of F features and B samples. The output has, for each feature (and table,
+    if several share the feature), a ``JaggedTensor`` with values ``[N_f, D]`` and the lengths
+    ``[B]`` of the batch, under the names of the float collection. A table [R, D] is a uint8 buffer
+    ``embeddings.<table>.weight`` [R, row_bytes].
 
     Args:
-        tables: What each table is; ``data_type`` is the format of its packed rows. Widths and formats may be mixed.
-        device: Where the tables are; ``meta`` allocates nothing.
-        need_indices: Whether the results carry the ids that they belong to, as weights.
-        output_dtype: Of the rows: float32, float16 or bfloat16.
-        table_name_to_quantized_weights: For each table payload [R, bytes] and scale and bias [R, 4] (None for formats
-            without), both uint8. By default rows are zeros.
+        tables: Configuration of each table; ``data_type`` is the format of its packed rows. Tables
+            may have different widths and formats.
+        device: Device of the tables; on ``meta`` nothing is allocated.
+        need_indices: Whether results carry their ids, as weights.
+        output_dtype: Dtype of the rows: float32, float16 or bfloat16.
+        table_name_to_quantized_weights: For each table the payload [R, bytes] and scale and bias
+            [R, 4] (None for float formats), both uint8. Zeros by default.
         register_tbes: Whether the operators are submodules ``tbes``, called as modules.
-        quant_state_dict_split_scale_bias: Whether scale and bias are buffers of their own, ``weight_qscale``
-            and ``weight_qbias`` [R, 2].
-        row_alignment: Bytes that rows are padded to a multiple of, or ``"fast"`` or ``"small"`` as in
-            ``tutorec.quantize``.
+        quant_state_dict_split_scale_bias: Whether scale and bias are separate buffers,
+            ``weight_qscale`` and ``weight_qbias`` [R, 2].
+        row_alignment: Row sizes are multiples of this many bytes; or ``"fast"`` or ``"small"`` as
+            in ``tutorec.quantize``.
 
     Raises:
-        KeyError: Packed rows are given, and a table's are missing.
-        TypeError: A table is no ``EmbeddingConfig``.
-        ValueError: Two tables have one name, a number format cannot be had, or packed rows do not fit.
+        KeyError: Packed rows are given, but not for every table.
+        TypeError: A table is not an ``EmbeddingConfig``.
+        ValueError: Two tables have the same name, a number format is not supported, or packed rows
+            have a wrong shape.
 
     Example:
         >>> import torch
@@ -60,7 +63,8 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         (torch.Size([3, 4]), [2, 0, 1])
 
     See Also:
-        TorchRec's ``torchrec.quant.embedding_modules.EmbeddingCollection``, whose tables have one width.
+        TorchRec's ``torchrec.quant.embedding_modules.EmbeddingCollection``, whose tables have one
+        width.
     """
 
     _holder, _configs, _flag = "embeddings", "embedding_configs", "need_indices"
@@ -104,7 +108,8 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         """Look every id up in the tables of its feature.
 
         Args:
-            features: F features, B samples; or a TensorDict, as ``tutorec.sparse.tensor_dict`` takes it.
+            features: F features, B samples; or a TensorDict, as ``tutorec.sparse.tensor_dict``
+                takes it.
 
         Returns:
             The rows ``[N_f, D]`` of each feature and table, by name.
@@ -128,26 +133,26 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
         return outputs if traced else samples_of_lists(outputs, features, self._features_of_names)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """What each table is, in order; ``data_type`` is the format of its packed rows."""
+        """Configuration of each table, in order; ``data_type`` is the format of its packed rows."""
         return self._embedding_configs
 
     def embedding_names_by_table(self) -> list[list[str]]:
-        """The names of the results, table by table."""
+        """Names of the results, table by table."""
         return self._embedding_names_by_table
 
     def embedding_dim(self) -> int:
-        """Width D of every table; -1 without tables, an error where they differ: see ``embedding_configs()``."""
+        """Number of columns D of every table; -1 without tables, an error if they differ."""
         widths = {table.name: table.embedding_dim for table in self._embedding_configs}
         if len(set(widths.values())) > 1:
             raise ValueError(f"the tables have no common embedding_dim: {widths}; ask embedding_configs() for each")
         return next(iter(widths.values()), -1)
 
     def need_indices(self) -> bool:
-        """Whether the results carry the ids that they belong to, as weights."""
+        """Whether results carry their ids, as weights."""
         return self._need_indices
 
     def _looked_up(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
-        """The rows of each result, of a batch whose features stand as the operators read them."""
+        """The rows of each result, for a batch with its features in operator order."""
         several = len(self._operators) > 1
         parts = features.split(self._feature_splits) if several else [features]
         rows: dict[str, Tensor] = {}
@@ -167,9 +172,9 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
 
 
 def _bounds(features: KeyedJaggedTensor) -> Tensor:
-    """Where each feature's ids begin, as the operator takes it: of its lists [F*B+1], or of the features alone [F+1].
+    """The operator's offsets: of all bags [F*B+1], or of the features only [F+1].
 
-    Features of different numbers of lists have no common offsets; rows that are not pooled do not need them.
+    A variable batch has no regular offsets per bag; unpooled rows do not need them.
     """
     if isinstance(features, torch.fx.Proxy) or not features.variable_stride_per_key():
         return features.offsets()

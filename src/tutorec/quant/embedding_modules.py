@@ -1,4 +1,4 @@
-"""Quantized EmbeddingBagCollection: the same ids in, the same pooled rows out, from tables of a few bits a number."""
+"""Quantized `EmbeddingBagCollection`: pooled rows from packed tables."""
 
 from typing import cast
 
@@ -29,35 +29,38 @@ from tutorec.sparse.keyed import KeyedTensor
 from tutorec.sparse.keyed_jagged import ComputeKJTToJTDict, KeyedJaggedTensor
 from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 
-# No `from __future__ import annotations` here: TorchScript reads the annotations of a traced graph as types.
-# Imported names stay whole in a traced graph only where they are wrapped in the module that calls them.
+# No `from __future__ import annotations` here: TorchScript reads the annotations of a traced graph
+# as types. An imported function is a leaf of a traced graph only if the calling module wraps it.
 torch.fx.wrap("features_in_order")
 
 
 class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
-    """Quantized embedding tables side by side: ids in, one pooled row per feature and sample out, no gradients.
+    """Quantized tables with pooling: one pooled row per feature and sample, no gradients.
 
-    In: a batch of F features and B samples. Out: ``KeyedTensor`` with values ``[B, D]`` and the names and columns of
-    the float collection that it was made of, which is what ``from_float`` is for. A table [R, D] is a buffer
-    ``embedding_bags.<table>.weight`` [R, bytes of a row] of uint8, see ``tutorec._kernels.packed_layout``.
+    The input is a batch of F features and B samples, the output a ``KeyedTensor`` ``[B, D]`` with
+    the names and columns of the float collection from which ``from_float`` made it. A table [R, D]
+    is a uint8 buffer ``embedding_bags.<table>.weight`` [R, row_bytes], see
+    ``tutorec._kernels.packed_layout``.
 
     Args:
-        tables: What each table is; ``data_type`` is the format of its packed rows, and formats may be mixed.
+        tables: Configuration of each table; ``data_type`` is the format of its packed rows. Tables
+            may have different formats.
         is_weighted: Whether each id carries a weight that multiplies its row.
-        device: Where the tables are; ``meta`` allocates nothing.
-        output_dtype: Of the pooled rows: float32, float16 or bfloat16.
-        table_name_to_quantized_weights: For each table payload [R, bytes] and scale and bias [R, 4] (None for formats
-            without), both uint8. By default rows are zeros.
+        device: Device of the tables; on ``meta`` nothing is allocated.
+        output_dtype: Dtype of the pooled rows: float32, float16 or bfloat16.
+        table_name_to_quantized_weights: For each table the payload [R, bytes] and scale and bias
+            [R, 4] (None for float formats), both uint8. Zeros by default.
         register_tbes: Whether the operators are submodules ``tbes``, called as modules.
-        quant_state_dict_split_scale_bias: Whether scale and bias are buffers of their own, ``weight_qscale``
-            and ``weight_qbias`` [R, 2].
-        row_alignment: Bytes that rows are padded to a multiple of, or ``"fast"`` or ``"small"`` as in
-            ``tutorec.quantize``.
+        quant_state_dict_split_scale_bias: Whether scale and bias are separate buffers,
+            ``weight_qscale`` and ``weight_qbias`` [R, 2].
+        row_alignment: Row sizes are multiples of this many bytes; or ``"fast"`` or ``"small"`` as
+            in ``tutorec.quantize``.
 
     Raises:
-        KeyError: Packed rows are given, and a table's are missing.
-        TypeError: A table is no ``EmbeddingBagConfig``.
-        ValueError: Two tables have one name, a pooling or number format cannot be had, or packed rows do not fit.
+        KeyError: Packed rows are given, but not for every table.
+        TypeError: A table is not an ``EmbeddingBagConfig``.
+        ValueError: Two tables have the same name, a pooling or number format is not supported, or
+            packed rows have a wrong shape.
 
     Example:
         >>> import torch
@@ -74,7 +77,8 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         True
 
     See Also:
-        TorchRec's ``torchrec.quant.embedding_modules.EmbeddingBagCollection``, which orders columns by pooling.
+        TorchRec's ``torchrec.quant.embedding_modules.EmbeddingBagCollection``, which orders columns
+        by pooling.
     """
 
     _holder, _configs, _flag = "embedding_bags", "embedding_bag_configs", "is_weighted"
@@ -113,13 +117,14 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         self._fill(table_name_to_quantized_weights)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Look every feature's bags up in its tables and pool each bag to one row.
+        """Look up and pool every feature's bags in its tables.
 
         Args:
-            features: F features, B samples; or a TensorDict, as ``tutorec.sparse.tensor_dict`` takes it.
+            features: F features, B samples; or a TensorDict, as ``tutorec.sparse.tensor_dict``
+                takes it.
 
         Returns:
-            The pooled rows side by side, ``[B, D]``, one key per feature and table.
+            The pooled rows ``[B, D]``, one key per feature and table.
         """
         if isinstance(features, torch.fx.Proxy):
             return self._keyed(self._looked_up(features_in_order(features, self._features)))
@@ -131,7 +136,7 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         return self._keyed(self._looked_up(self._in_order(features)))
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """What each table is, in order; ``data_type`` is the format of its packed rows."""
+        """Configuration of each table, in order; ``data_type`` is the format of its packed rows."""
         return self._embedding_bag_configs
 
     def is_weighted(self) -> bool:
@@ -139,7 +144,7 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         return self._is_weighted
 
     def _looked_up(self, features: KeyedJaggedTensor) -> Tensor:
-        """Pooled rows of a batch whose features stand as the operators read them, columns in the tables' order."""
+        """Pooled rows of a batch with its features in operator order; columns in table order."""
         if not self._operators:
             return torch.empty(features.stride(), 0, dtype=self._output_dtype, device=features.device())
         several = len(self._operators) > 1
@@ -155,7 +160,7 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
         return torch.cat([pooled[index][:, start:stop] for index, start, stop in self._columns], dim=1)
 
     def _of_lists(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """The pooled rows of the samples of a batch that stores lists, and says which of them each sample means."""
+        """The pooled rows of samples, for a batch with inverse indices."""
         strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
         pooled = self._looked_up(self._in_order(with_equal_strides(features)))
         pieces = pooled.split_with_sizes(self._length_per_name, 1)

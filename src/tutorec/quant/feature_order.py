@@ -1,4 +1,4 @@
-"""Batches as an operator reads them: features in its order, all with the same number of lists."""
+"""Reordering and padding of a batch's features for an operator."""
 
 import torch
 from torch import Tensor
@@ -8,14 +8,14 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 def features_in_order(features: KeyedJaggedTensor, names: list[str]) -> KeyedJaggedTensor:
-    """The batch with its features in the given order; the batch itself where they are.
+    """Return the batch with its features in the given order; the batch itself if it has that order.
 
-    A graph cannot know in which order its callers will name their features, so this stays whole as a call in it.
-    TorchScript compiles it as it stands.
+    A leaf of traced graphs, since the order of keys in later batches is unknown. TorchScript
+    compiles the function.
 
     Args:
         features: F features, B samples.
-        names: Features of the result; one may stand twice, and others of the batch are left out.
+        names: Features of the result; one may occur twice, and others of the batch are dropped.
 
     Returns:
         The batch of these features.
@@ -46,10 +46,10 @@ torch.fx.wrap("features_in_order")
 
 
 def with_equal_strides(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """A variable batch whose features have all the most lists that one has: the others got empty ones at their end.
+    """Pad the features of a variable batch with empty bags to the same number of bags.
 
     Args:
-        features: F features, each with a number of lists of its own.
+        features: F features with different numbers of bags.
 
     Returns:
         A batch of the same ids, without inverse indices.

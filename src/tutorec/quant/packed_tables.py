@@ -1,9 +1,10 @@
-"""What both quantized collections are: tables of packed rows, looked up by a few operators.
+"""Base class of both quantized collections: tables of packed rows and their operators.
 
-An operator looks up all tables of one pooling (or of one width, where rows are not pooled) in one call, and holds their
-rows end to end in one buffer. Each table is shown as a buffer of its own, ``embedding_bags.<table>.weight``, which is a
-view of that buffer. Whatever moves a module's tensors or writes to them (``to``, ``load_state_dict``, deep copies,
-``torch.save``) leaves the two one.
+An operator looks up all tables of one pooling (or of one width, for unpooled rows) in one call, and
+stores their rows contiguously in one buffer. Each table has a buffer of its own,
+``embedding_bags.<table>.weight``, which is a view of the operator's buffer. The two keep sharing
+memory when a module's tensors are moved or written to (``to``, ``load_state_dict``, deep copies,
+``torch.save``).
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 Packed = Mapping[str, tuple[Tensor, Tensor | None]]
 
-# Instead of packed rows: they will be written by who makes the module, and zeros would only cost memory until then.
+# Passed instead of packed rows that the caller will write later, so that no zeros are allocated.
 ROWS_FOLLOW: Packed = {}
 
 _MOST_ORDERS = 64
-_FORMATS = "packed_formats"  # in the metadata of a state
+_FORMATS = "packed_formats"  # key in the metadata of a state
 
 
 class PackedTables(nn.Module):
-    """The base of the quantized collections; see the head of this file.
+    """The base of the quantized collections; see this module's docstring.
 
     Attributes:
         register_tbes: Whether the operators are submodules, ``tbes``.
-        row_alignment: Bytes that rows are padded to a multiple of, or ``"fast"`` or ``"small"``.
-        split_scale_bias: Whether scale and bias are shown as buffers of their own.
+        row_alignment: Row sizes are multiples of this many bytes; or ``"fast"`` or ``"small"``.
+        split_scale_bias: Whether scale and bias are separate buffers.
         packed_from: The dtype of the float table that each table was packed from.
-        errors: The largest and the mean error of each table, where they were measured when it was packed.
+        errors: The maximum and the mean error of each table, if they were measured when it was
+            packed.
     """
 
     packed_from: dict[str, torch.dtype]
@@ -50,8 +52,8 @@ class PackedTables(nn.Module):
     split_scale_bias: bool
 
     _output_dtype: torch.dtype
-    _holder: str  # name of the submodule that shows the tables
-    _configs: str  # method of the float collection that gives the tables' configs
+    _holder: str  # name of the submodule with the tables' buffers
+    _configs: str  # method of the float collection that returns the tables' configs
     _flag: str  # method of the float collection, and argument of the quantized one
     _operators: list[tuple[IntNBitTableBatchedEmbeddingBagsCodegen, tuple[str, ...]]]
     _features: list[str]
@@ -59,18 +61,18 @@ class PackedTables(nn.Module):
 
     @classmethod
     def from_float(cls, module: Any, use_precomputed_fake_quant: bool = False) -> Self:
-        """The quantized form of a float collection, which stays as it is; ``module.qconfig`` names the formats.
+        """Quantize a float collection, which is not changed; ``module.qconfig`` gives the formats.
 
         Args:
             module: Its attribute ``qconfig`` is a ``QuantConfig``, or torch's ``QConfig``.
-            use_precomputed_fake_quant: torch's convention; no effect.
+            use_precomputed_fake_quant: Part of torch's convention; has no effect.
 
         Raises:
-            ValueError: It is quantized already, or a table cannot be packed.
+            ValueError: It is already quantized, or a table cannot be packed.
         """
         if isinstance(module, PackedTables):
             tables = f"(tables {module.table_names()})"
-            raise ValueError(f"this {cls.__name__} is quantized already {tables}; quantize the float model")
+            raise ValueError(f"this {cls.__name__} is already quantized {tables}; quantize the float model")
         quantized = cls.without_rows(module, module.qconfig)
         for name, table in getattr(module, cls._holder).items():
             quantized.pack(name, weight_of(table))
@@ -78,7 +80,7 @@ class PackedTables(nn.Module):
 
     @classmethod
     def without_rows(cls, module: Any, qconfig: Any, row_alignment: RowAlignment | None = None) -> Self:
-        """The quantized form of a float collection, its rows still to be packed."""
+        """The quantized form of a float collection, whose rows are packed later."""
         arguments: dict[str, Any] = prepared(module, qconfig, row_alignment)
         arguments[cls._flag] = getattr(module, cls._flag)()
         configs = quantized_configs(getattr(module, cls._configs)(), qconfig, module)
@@ -92,13 +94,13 @@ class PackedTables(nn.Module):
         split_scale_bias: bool,
         device: torch.device,
     ) -> None:
-        """Make the operators and show their tables.
+        """Create the operators and the tables' buffers.
 
         Args:
             tables: The tables.
-            groups: Of each table: its pooling, and what else sets tables apart.
-            split_scale_bias: Whether scale and bias are shown as buffers of their own.
-            device: Where the rows are.
+            groups: For each table its pooling and other properties of its operator.
+            split_scale_bias: Whether scale and bias are separate buffers.
+            device: Device of the rows.
         """
         self.split_scale_bias, self._device = split_scale_bias, device
         self.packed_from, self.errors = {}, {}
@@ -125,7 +127,7 @@ class PackedTables(nn.Module):
         self.register_load_state_dict_post_hook(_take_rows)
 
     def _columns_of(self, tables: Sequence[BaseEmbeddingConfig]) -> list[tuple[int, int, int]]:
-        """Where the columns of each table come from: operator, first column, and the one after the last."""
+        """For each table its operator, and its first and end column in the output."""
         places: dict[str, tuple[int, int, int]] = {}
         widths = {table.name: table.embedding_dim * len(table.feature_names) for table in tables}
         for index, (_, names) in enumerate(self._operators):
@@ -142,16 +144,16 @@ class PackedTables(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the tables are."""
+        """Device of the tables."""
         return self._device
 
     def output_dtype(self) -> torch.dtype:
-        """Of the looked-up rows."""
+        """Dtype of the looked-up rows."""
         return self._output_dtype
 
     @property
     def _shown(self) -> nn.ModuleDict:
-        """An entry for each table, with its buffers."""
+        """The submodules with each table's buffers."""
         return self._modules[self._holder]  # pyright: ignore[reportReturnType]
 
     def table_names(self) -> list[str]:
@@ -159,7 +161,7 @@ class PackedTables(nn.Module):
         return list(self._shown)
 
     def pack(self, table: str, weight: Tensor, on_nonfinite: OnNonfinite = "raise") -> None:
-        """Pack a table's numbers [R, D] into its rows, a part at a time; those of pruned rows are left behind."""
+        """Pack a table's values [R, D] in chunks; rows beyond the pruned number are dropped."""
         rows, packed = self.packed_rows(table), self.packed_table(table)
         self.packed_from[table] = weight.dtype
         if rows.is_meta:
@@ -183,23 +185,23 @@ class PackedTables(nn.Module):
         )
 
     def packed_rows(self, table: str) -> Tensor:
-        """A table's packed rows [R, row_bytes] uint8, scale and bias and padding included: a view."""
+        """A table's packed rows [R, row_bytes] uint8, with scale, bias and padding: a view."""
         operator, index = self._place_of(table)
         return operator.table_rows(index)
 
     def packed_table(self, table: str) -> PackedTable:
-        """What the operator knows of a table: rows, columns, number format, and the layout of a row."""
+        """Rows, columns, number format and row layout of a table."""
         operator, index = self._place_of(table)
         return operator.tables[index]
 
     def clear_rows(self) -> None:
-        """Let all packed rows be zeros, which read as zeros."""
+        """Set all packed rows to zero bytes, which are values of zero."""
         self.errors.clear()
         for operator, _ in self._operators:
             operator.weights.zero_()
 
     def write_rows(self, table: str, payload: Tensor, scale_bias: Tensor | None = None) -> None:
-        """Write a table's packed rows: payload [R, bytes] and, for integers, scale and bias [R, 4], both uint8."""
+        """Write packed rows: payload [R, bytes] and, for integers, scale and bias [R, 4], uint8."""
         self.errors.pop(table, None)
         write_parts(table, self.packed_rows(table), self.packed_table(table), payload, scale_bias)
 
@@ -210,7 +212,7 @@ class PackedTables(nn.Module):
         raise KeyError(f"there is no table {table!r}; the tables are {self.table_names()}")
 
     def _fill(self, weights: Packed | None) -> None:
-        """Write packed rows: (payload, scale and bias) of each table, zeros without any, nothing for ROWS_FOLLOW."""
+        """Write (payload, scale and bias) per table; zeros by default, nothing for ROWS_FOLLOW."""
         if weights is ROWS_FOLLOW:
             return
         if weights is None:
@@ -222,7 +224,7 @@ class PackedTables(nn.Module):
             self.write_rows(name, *weights[name])
 
     def _in_order(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The batch with its features as the operators read them, end to end; the batch itself where they are."""
+        """The batch with its features in operator order; the batch itself if it has that order."""
         keys = features.keys()
         if keys == self._features:
             return features
@@ -238,7 +240,7 @@ class PackedTables(nn.Module):
         return features.permute(order)
 
     def _show(self) -> None:
-        """Let the tables' buffers be views of the operators' buffers."""
+        """Make the tables' buffers views of the operators' buffers."""
         for operator, names in self._operators:
             for index, name in enumerate(names):
                 for part, view in parts_of_rows(
@@ -248,7 +250,7 @@ class PackedTables(nn.Module):
             self._device = operator.weights.device
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedTables:
-        # The rows move once, as the operators' buffers, and are shown anew; moved by themselves they would be copies.
+        # Rows are moved once, as the operators' buffers; then the tables' views are recreated.
         for table in self._shown.values():
             for part in table._buffers:
                 table._buffers[part] = None
@@ -263,10 +265,10 @@ class PackedTables(nn.Module):
 
 
 def rows_of(table: BaseEmbeddingConfig) -> int:
-    """Rows of the quantized table: those left after pruning, where the config says how many.
+    """Number of rows of the quantized table: after pruning, if the config has a number.
 
     Raises:
-        ValueError: More are left than there were, or none.
+        ValueError: It is larger than the number of rows, or less than 1.
     """
     left = table.num_embeddings_post_pruning
     if left is None:
@@ -284,12 +286,12 @@ def _packed_table(table: BaseEmbeddingConfig, requested: RowAlignment, device: t
 
 
 def parts_of_rows(rows: Tensor, table: PackedTable, split: bool) -> list[tuple[str, Tensor]]:
-    """The buffers that show a table: all of its rows, or payload, scale and bias by themselves.
+    """The buffers of a table: its whole rows, or payload, scale and bias separately.
 
     Args:
         rows: Its packed rows [R, row_bytes].
         table: Its layout.
-        split: Whether scale and bias are buffers of their own.
+        split: Whether scale and bias are separate buffers.
 
     Returns:
         Names and views of the rows.
@@ -306,7 +308,7 @@ def parts_of_rows(rows: Tensor, table: PackedTable, split: bool) -> list[tuple[s
     layout = table.layout
     parts = [("weight", rows[:, layout.scale_bytes : layout.scale_bytes + layout.payload_bytes])]
     if layout.scale_bytes:
-        # The bytes of a float16 each: torch.save takes no two dtypes of one memory.
+        # The two bytes of each float16: torch.save does not support two dtypes on one storage.
         parts += [("weight_qscale", rows[:, :2]), ("weight_qbias", rows[:, 2:4])]
     return parts
 
@@ -315,15 +317,15 @@ def write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, sc
     """Write the parts of a table's rows that the caller packed.
 
     Args:
-        name: Of the table.
-        rows: Where they are written [R, row_bytes].
+        name: Name of the table.
+        rows: Destination [R, row_bytes].
         table: The layout.
         payload: Codes, or floats, of each row [R, bytes] uint8.
-        scale_bias: Scale and bias of each row [R, 4] uint8, None for formats without.
+        scale_bias: Scale and bias of each row [R, 4] uint8, None for float formats.
 
     Raises:
-        TypeError: They are no tensors.
-        ValueError: They are of another layout.
+        TypeError: An argument is not a tensor.
+        ValueError: A tensor does not match the layout.
     """
     check_packed(name, table, payload, scale_bias)
     layout = table.layout
@@ -335,17 +337,17 @@ def write_parts(name: str, rows: Tensor, table: PackedTable, payload: Tensor, sc
 
 
 def check_packed(name: str, table: PackedTable, payload: Tensor, scale_bias: Tensor | None) -> None:
-    """Check that what a caller packed are the rows of a table.
+    """Check that packed parts match a table's layout.
 
     Args:
-        name: Of the table.
+        name: Name of the table.
         table: The layout.
-        payload: As ``write_parts`` takes it.
-        scale_bias: Likewise.
+        payload: As in ``write_parts``.
+        scale_bias: As in ``write_parts``.
 
     Raises:
-        TypeError: They are no tensors.
-        ValueError: They are of another layout.
+        TypeError: An argument is not a tensor.
+        ValueError: A tensor does not match the layout.
     """
     layout = table.layout
     expected, shape = [table.rows, layout.payload_bytes], list(payload.shape)
@@ -359,24 +361,24 @@ def check_packed(name: str, table: PackedTable, payload: Tensor, scale_bias: Ten
 
 
 def note_formats(tables: Iterable[PackedTable], metadata: dict[str, Any]) -> None:
-    """Write the formats of tables into what a state says about itself: two formats may have rows of one size.
+    """Store the formats of tables in a state's metadata; row sizes do not determine them.
 
     Args:
         tables: The tables.
-        metadata: Of their module's state.
+        metadata: Metadata of their module's state.
     """
     metadata[_FORMATS] = {table.name: [table.data_type.value, table.columns] for table in tables}
 
 
 def check_format(table: PackedTable, metadata: Mapping[str, Any]) -> None:
-    """Check that a state is of a table of this format, where it says so: a plain dict of tensors does not.
+    """Check the format of a table in a state, if its metadata has one.
 
     Args:
-        table: The table that it is loaded into.
-        metadata: Of the module's state.
+        table: The table to load into.
+        metadata: Metadata of the module's state.
 
     Raises:
-        ValueError: It is of another, and would be read as other numbers.
+        ValueError: The formats differ, so the bytes would be read as other values.
     """
     stored = metadata.get(_FORMATS, {}).get(table.name)
     if stored is not None and tuple(stored) != (table.data_type.value, table.columns):
@@ -385,16 +387,16 @@ def check_format(table: PackedTable, metadata: Mapping[str, Any]) -> None:
 
 
 def check_parts(table: PackedTable, parts: Sequence[tuple[str, Tensor]], stored: Mapping[str, Any]) -> None:
-    """Check that what a state holds for a table can be copied into its buffers: nothing is converted.
+    """Check that a state's values for a table can be copied into its buffers without conversion.
 
     Args:
         table: The table.
         parts: Its buffers by name, see ``parts_of_rows``.
-        stored: What the state holds for them, None where it holds nothing.
+        stored: The state's values for them, or None.
 
     Raises:
-        ValueError: It holds floats, which may have a packed table's shape and would be copied number by number, or
-            rows in another layout.
+        ValueError: The state has floats, which would be converted element by element, or rows in
+            another layout.
     """
     for part, buffer in parts:
         given = stored.get(part)
@@ -412,7 +414,7 @@ def check_parts(table: PackedTable, parts: Sequence[tuple[str, Tensor]], stored:
 
 
 def _why(table: PackedTable, parts: Sequence[tuple[str, Tensor]], given: Tensor) -> str:
-    """What the layout of other rows tells about them, and what is to be done."""
+    """An explanation of a wrong layout, and the remedy."""
     layout = table.layout
     if given.shape[:1] != (table.rows,):
         return ": it is of a table with other rows; load it into a model with the same configs, and the same pruning"
@@ -420,7 +422,7 @@ def _why(table: PackedTable, parts: Sequence[tuple[str, Tensor]], given: Tensor)
     other = len(parts) == 1
     if layout.scale_bytes and given.shape[1:] == (widths[other],):
         return (
-            f": it was stored {'with' if other else 'without'} scale and bias in buffers of their own, see "
+            f": it was stored {'with' if other else 'without'} separate buffers for scale and bias, see "
             "quant_prep_enable_quant_state_dict_split_scale_bias; quantize both models alike"
         )
     return ": it is of other columns, another number format or another row_alignment; quantize both models alike"
@@ -433,7 +435,7 @@ def _note_formats(module: PackedTables, _state: object, _prefix: str, metadata: 
 def _refuse_other_rows(
     module: PackedTables, state_dict: Mapping[str, Any], prefix: str, metadata: Mapping[str, Any], *_: object
 ) -> None:
-    """What is no packed row of this layout is not copied."""
+    """Load hook: refuse values that are not packed rows of this layout."""
     for table, packed in module._shown.items():
         parts = [(part, buffer) for part, buffer in packed._buffers.items() if buffer is not None]
         stored = {part: state_dict.get(f"{prefix}{module._holder}.{table}.{part}") for part, _ in parts}
@@ -443,8 +445,8 @@ def _refuse_other_rows(
 
 
 def _take_rows(module: PackedTables, _: object) -> None:
-    """Rows that were assigned, not copied, become part of the operators' buffers."""
-    module.errors.clear()  # of other rows
+    """Load hook: copy rows that were assigned, not copied, into the operators' buffers."""
+    module.errors.clear()  # of the previous rows
     for operator, names in module._operators:
         given = [module._shown[name].get_buffer("weight") for name in names]
         device = given[0].device

@@ -1,11 +1,12 @@
-"""Rows of numbers to packed rows and back: the quantization itself, in plain torch.
+"""Quantization of rows in plain torch: rows of values to packed rows and back.
 
-One row at a time: its smallest number becomes code 0, its largest the largest code, and the codes between stand at
-equal steps. What is kept is the step (``scale``), the smallest number (``bias``), both in float16, and the codes.
+Each row is quantized separately: its minimum is code 0, its maximum the largest code, and codes are
+equally spaced. A packed row has the step (``scale``) and the minimum (``bias``), both in float16,
+and the codes.
 
-    number = scale * code + bias        scale = (largest - smallest) / (2**bits - 1)
+    value = scale * code + bias        scale = (maximum - minimum) / (2**bits - 1)
 
-Scale and bias are rounded before the codes are chosen, so that the codes make up for what that rounding changed.
+Scale and bias are rounded before codes are chosen, so the codes compensate for that rounding.
 """
 
 from __future__ import annotations
@@ -36,22 +37,23 @@ def pack_rows(
     on_nonfinite: OnNonfinite = "raise",
     alignment: int = ROW_ALIGNMENT,
 ) -> Tensor:
-    """Rows of numbers [R, D] -> packed rows, uint8 [R, row_bytes].
+    """Pack rows of values [R, D] into uint8 [R, row_bytes].
 
     Args:
         rows: float32 or float16.
         data_type: FP32, FP16, INT8, INT4 or INT2.
-        out: Where packed rows are written; new memory by default.
-        name: Of the table, for messages.
-        on_nonfinite: What becomes of a row with a number that is not finite: an error, or packed rows that read as NaN.
-        alignment: Rows are padded to a multiple of so many bytes.
+        out: Tensor to write to; a new tensor by default.
+        name: Name of the table, for messages.
+        on_nonfinite: What to do with a row with a value that is not finite: raise, or keep it as a
+            row that reads as NaN.
+        alignment: Row sizes are multiples of this many bytes.
 
     Returns:
         ``out``, or a new tensor.
 
     Raises:
-        ValueError: The rows are no matrix of float32 or float16, ``out`` has not the shape of the packed rows, or a
-            number is not finite, or is beyond the range of the format.
+        ValueError: The rows are not a float32 or float16 matrix, ``out`` has another shape than the
+            packed rows, or a value is not finite or out of the format's range.
 
     Example:
         >>> import torch
@@ -60,8 +62,8 @@ def pack_rows(
         (torch.Size([1, 16]), True)
 
     See Also:
-        fbgemm's ``FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf``, whose bytes these are, with scale and bias in front
-        (but for the sign of a bias 0 in rows that hold both zeros).
+        fbgemm's ``FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf``, which produces the same bytes,
+        with scale and bias in front. The sign of a bias of 0 may differ for rows with both zeros.
     """
     layout = _layout_of(rows, data_type, name, alignment)
     require_one_of("on_nonfinite", on_nonfinite, ("raise", "keep"))
@@ -80,12 +82,12 @@ def pack_rows(
 
 
 def unpack_rows(packed: Tensor, columns: int, data_type: DataType) -> Tensor:
-    """Packed rows [R, row_bytes] -> numbers, float32 [R, D].
+    """Unpack rows [R, row_bytes] into float32 [R, D].
 
     Args:
-        packed: uint8, as ``pack_rows`` returns it, of any row alignment.
+        packed: uint8, as ``pack_rows`` returns it, with any row alignment.
         columns: D.
-        data_type: As it was packed.
+        data_type: The format in which they were packed.
 
     Raises:
         ValueError: ``packed`` does not have the shape of such rows.
@@ -104,26 +106,26 @@ def unpack_rows(packed: Tensor, columns: int, data_type: DataType) -> Tensor:
 
 
 def round_trip_bound(rows: Tensor, data_type: DataType) -> Tensor:
-    """How far any number of a row can be from what is read back, float32 [R].
+    """An upper bound on the quantization error of each row's values, float32 [R].
 
-    With smallest m and largest M of a row, bias b, scale s and largest code L, a number x becomes code
-    ``round((x - b) / s)``, cut to 0 and L. So it is off by at most
+    With minimum m and maximum M of a row, bias b, scale s and largest code L, a value x becomes
+    code ``round((x - b) / s)``, clamped to 0 and L. Its error is at most the largest of
 
-    * ``s / 2`` where the code was rounded (no more than ``M - b`` where every code is 0),
-    * ``b - m`` where b, rounded to float16, is above the smallest number,
-    * ``M - b - s * L`` where s, rounded to float16, does not reach the largest,
+    * ``s / 2``, where the code was rounded (at most ``M - b`` if every code is 0),
+    * ``b - m``, where b, rounded to float16, is above the minimum,
+    * ``M - b - s * L``, where s, rounded to float16, does not reach the maximum,
 
-    and by float32's rounding on the way there and back, ``2**-22 * (|b| + s * L)``.
+    plus the float32 rounding of both conversions, ``2**-22 * (|b| + s * L)``.
 
     Args:
         rows: [R, D]
         data_type: FP32, FP16, INT8, INT4 or INT2.
 
     Returns:
-        The bound of each row; infinite or NaN where a row cannot be packed.
+        The bound of each row; infinite or NaN for a row that cannot be packed.
 
     Raises:
-        ValueError: The rows are no matrix of float32 or float16.
+        ValueError: The rows are not a float32 or float16 matrix.
 
     Example:
         >>> import torch
@@ -152,7 +154,7 @@ def _bound_of_chunk(rows: Tensor, layout: RowLayout) -> Tensor:
 
 
 def _unfit_rows(rows: Tensor, layout: RowLayout) -> Tensor:
-    """Which rows cannot be read back: a number is not finite, or scale or bias is beyond float16 [R]."""
+    """Which rows cannot be packed: a value is not finite, or scale or bias exceeds float16 [R]."""
     low, high = rows.aminmax(dim=1)
     fit = low.isfinite() & high.isfinite()
     if layout.bits == 16:
@@ -171,7 +173,7 @@ def _describe_unfit(rows: Tensor, unfit: Tensor, first: int, layout: RowLayout, 
         column = int(bad[0])
         return (
             f"table {name!r}: row {first + row}, column {column} is {numbers[column].item()}; find out where training "
-            "went wrong, or pass on_nonfinite='keep' for rows that read as NaN"
+            "went wrong, or pass on_nonfinite='keep' for rows that are read as NaN"
         )
     low, high = (end.item() for end in numbers.aminmax())
     return (
@@ -200,17 +202,17 @@ def _quantize(rows: Tensor, layout: RowLayout) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _scale_and_bias(rows: Tensor, layout: RowLayout) -> tuple[Tensor, Tensor]:
-    """Step and smallest number of each row, in float16 [R, 1]."""
+    """Step and minimum of each row, in float16 [R, 1]."""
     low, high = rows.aminmax(dim=1, keepdim=True)
     bias = low.half()
     scale = ((high - bias.float()) / layout.levels).half()
-    # Where a row is constant, any step does; and a step whose inverse is infinite cannot be divided by.
+    # For a constant row any step is valid; a step with an infinite inverse cannot be divided by.
     unusable = (scale == 0) | (1.0 / scale.float()).isinf()
     return scale.masked_fill(unusable, 1.0), bias
 
 
 def join_codes(codes: Tensor, layout: RowLayout) -> Tensor:
-    """Codes [R, D] -> payload bytes: codes of 4 or 2 bits share a byte, the first column in its lowest bits."""
+    """Codes [R, D] -> payload bytes; codes of 4 or 2 bits share a byte, the first lowest."""
     if layout.bits == 8:
         return codes
     padded = codes.new_zeros(codes.shape[0], layout.stored_columns)

@@ -1,6 +1,6 @@
-"""What a float collection says about its quantized form: formats in ``qconfig``, the rest in attributes of TorchRec's.
+"""The options of a quantized collection, read from ``qconfig`` and attributes of the float one.
 
-torch's ``quantize_dynamic`` hands a module to ``from_float`` and nothing else, so whatever else is wanted is written on
+torch's ``quantize_dynamic`` passes only a module to ``from_float``, so further options are set on
 the module first, by the functions ``quant_prep_*``.
 """
 
@@ -28,12 +28,12 @@ _Config = TypeVar("_Config", bound=BaseEmbeddingConfig)
 def for_each_module_of_type_do(
     module: nn.Module, module_types: Sequence[type[nn.Module]], op: Callable[[nn.Module], None]
 ) -> None:
-    """Do something to each submodule of certain types, the module itself included.
+    """Apply a function to each submodule of certain types, including the module itself.
 
     Args:
-        module: Where they are looked for.
-        module_types: Of the submodules; subclasses count.
-        op: What is done.
+        module: The root module.
+        module_types: Types of the submodules; subclasses count.
+        op: The function.
 
     Example:
         >>> for_each_module_of_type_do(nn.Sequential(nn.Linear(2, 3)), [nn.Linear], print)
@@ -48,11 +48,11 @@ def for_each_module_of_type_do(
 
 
 def quant_prep_enable_register_tbes(module: nn.Module, module_types: Sequence[type[nn.Module]]) -> None:
-    """The operators of the quantized collections will be their submodules ``tbes``.
+    """Make the operators of the quantized collections submodules ``tbes``.
 
     Args:
         module: The model.
-        module_types: Float collections that this is for.
+        module_types: The float collections concerned.
 
     See Also:
         TorchRec's ``torchrec.quant.embedding_modules.quant_prep_enable_register_tbes``.
@@ -61,13 +61,14 @@ def quant_prep_enable_register_tbes(module: nn.Module, module_types: Sequence[ty
 
 
 def quant_prep_enable_quant_state_dict_split_scale_bias(module: nn.Module) -> None:
-    """Scale and bias of this collection's quantized tables will be buffers of their own.
+    """Store scale and bias of a collection's quantized tables in separate buffers.
 
     Args:
         module: The float collection.
 
     See Also:
-        TorchRec's ``torchrec.quant.embedding_modules.quant_prep_enable_quant_state_dict_split_scale_bias``.
+        TorchRec's
+        ``torchrec.quant.embedding_modules.quant_prep_enable_quant_state_dict_split_scale_bias``.
     """
     setattr(module, MODULE_ATTR_QUANT_STATE_DICT_SPLIT_SCALE_BIAS, True)
 
@@ -75,11 +76,11 @@ def quant_prep_enable_quant_state_dict_split_scale_bias(module: nn.Module) -> No
 def quant_prep_enable_quant_state_dict_split_scale_bias_for_types(
     module: nn.Module, module_types: Sequence[type[nn.Module]]
 ) -> None:
-    """Scale and bias of all quantized tables of a model will be buffers of their own.
+    """Store scale and bias of all quantized tables of a model in separate buffers.
 
     Args:
         module: The model.
-        module_types: Float collections that this is for.
+        module_types: The float collections concerned.
 
     See Also:
         TorchRec's function of the same name in ``torchrec.quant.embedding_modules``.
@@ -90,11 +91,11 @@ def quant_prep_enable_quant_state_dict_split_scale_bias_for_types(
 def quant_prep_customize_row_alignment(
     module: nn.Module, module_types: Sequence[type[nn.Module]], row_alignment: RowAlignment
 ) -> None:
-    """Rows of the quantized tables will be padded to a multiple of so many bytes.
+    """Pad the rows of the quantized tables to a multiple of a number of bytes.
 
     Args:
         module: The model.
-        module_types: Float collections that this is for.
+        module_types: The float collections concerned.
         row_alignment: Bytes.
 
     See Also:
@@ -106,15 +107,15 @@ def quant_prep_customize_row_alignment(
 
 
 def prepared(module: nn.Module, qconfig: Any, row_alignment: RowAlignment | None = None) -> dict[str, Any]:
-    """What a float collection asks of its quantized form, as arguments of the constructor.
+    """The options that a float collection has for its quantized form, as constructor arguments.
 
     Args:
         module: The float collection.
         qconfig: A ``QuantConfig``, or torch's ``QConfig``.
-        row_alignment: Bytes; by default what the module says, or 16.
+        row_alignment: Bytes; by default the module's option, or 16.
 
     Raises:
-        ValueError: Rows cannot be looked up in the format that is asked for.
+        ValueError: The output dtype is not supported.
     """
     return {
         "output_dtype": output_type(qconfig.activation),
@@ -125,20 +126,20 @@ def prepared(module: nn.Module, qconfig: Any, row_alignment: RowAlignment | None
 
 
 def alignment_of(module: nn.Module, asked: RowAlignment | None, default: RowAlignment = ROW_ALIGNMENT) -> RowAlignment:
-    """The row alignment of a float collection's quantized rows: as asked, as the collection says, or the default."""
+    """The row alignment: as requested, else the collection's option, else the default."""
     return getattr(module, MODULE_ATTR_ROW_ALIGNMENT_INT, default) if asked is None else asked
 
 
 def quantized_configs(tables: Sequence[_Config], qconfig: Any, module: nn.Module | None = None) -> list[_Config]:
-    """The tables' configs with the formats of the packed rows, and the rows left; those given stay as they are.
+    """Copies of the tables' configs with the packed formats and the numbers of rows after pruning.
 
     Args:
-        tables: Of the float collection.
-        qconfig: A ``QuantConfig``, or torch's ``QConfig``, which knows no table by name.
-        module: The float collection, which may say how many rows are left of some tables.
+        tables: Configs of the float collection.
+        qconfig: A ``QuantConfig``, or torch's ``QConfig``, which has no formats per table.
+        module: The float collection, which may have the number of rows after pruning.
 
     Raises:
-        ValueError: A format that cannot be had.
+        ValueError: A format is not supported.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig, QuantConfig
@@ -158,14 +159,14 @@ def quantized_configs(tables: Sequence[_Config], qconfig: Any, module: nn.Module
 
 
 def weight_of(table: nn.Module) -> Tensor:
-    """The weight [R, D] of one table of a float collection: a parameter, or what is computed in its place."""
+    """The weight [R, D] of a table of a float collection: a parameter, or a computed tensor."""
     weight = table.weight
     assert isinstance(weight, Tensor), f"the weight of a table is a tensor, got {type(weight).__name__}"
     return weight
 
 
 def device_of(tables: nn.ModuleDict, default: torch.device) -> torch.device:
-    """Where the tables of a float collection are now; where it was made, if it has none.
+    """Device of a float collection's tables; the default if it has none.
 
     Raises:
         ValueError: They are on several devices.

@@ -1,4 +1,4 @@
-"""What quantizing a model saved and what it cost: for each table bytes, the error that is possible, the error made."""
+"""Report of a quantized model: bytes, error bound and measured error of each table."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _NOT_KEPT = (
 
 @dataclass(frozen=True)
 class TableAccuracy:
-    """One quantized table beside the table that it was made of; errors are those of single numbers.
+    """One quantized table compared with its float table; errors are absolute errors of elements.
 
     Attributes:
-        path: Of the collection in the model; empty where the model is the collection.
-        name: Of the table.
+        path: Path of the collection in the model; empty if the model is the collection.
+        name: Name of the table.
         data_type: Number format of the packed rows.
         rows: R.
         columns: D.
-        bytes_before: Of the float table.
-        bytes_after: Of the packed rows.
-        bound: No number is off by more.
-        largest: The largest error, or None where it was not measured.
-        mean: The mean error, or None where it was not measured.
+        bytes_before: Bytes of the float table.
+        bytes_after: Bytes of the packed rows.
+        bound: Upper bound on the error.
+        largest: The maximum error, or None if it was not measured.
+        mean: The mean error, or None if it was not measured.
     """
 
     path: str
@@ -53,7 +53,7 @@ class TableAccuracy:
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes that the table takes less."""
+        """Bytes saved by quantization."""
         return self.bytes_before - self.bytes_after
 
     @property
@@ -62,7 +62,7 @@ class TableAccuracy:
         return f"{self.path}.{self.name}" if self.path else self.name
 
     def cells(self, name: str) -> tuple[str, ...]:
-        """A line of the report, under the name that is shown."""
+        """A row of the report, with the given name."""
         sizes = bytes_text(self.bytes_before), bytes_text(self.bytes_after), _share(self.bytes_saved, self.bytes_before)
         errors = (_number(error) for error in (self.bound, self.largest, self.mean))
         return (name, str(self.data_type), f"{self.rows:,}", *sizes, *errors)
@@ -70,26 +70,26 @@ class TableAccuracy:
 
 @dataclass(frozen=True)
 class AccuracyReport:
-    """The tables of a quantized model, with their sums; printed as a table, in a notebook as HTML.
+    """The tables of a quantized model, with sums; prints as a table, in a notebook as HTML.
 
     Attributes:
-        tables: One entry for each table, in the model's order.
+        tables: One entry per table, in model order.
     """
 
     tables: tuple[TableAccuracy, ...]
 
     @property
     def bytes_before(self) -> int:
-        """Of all float tables."""
+        """Bytes of all float tables."""
         return sum(table.bytes_before for table in self.tables)
 
     @property
     def bytes_after(self) -> int:
-        """Of all packed rows."""
+        """Bytes of all packed rows."""
         return sum(table.bytes_after for table in self.tables)
 
     def __getitem__(self, name: str) -> TableAccuracy:
-        """A table by its full name, or by its own where that is unique."""
+        """A table by its full name, or by its own if that is unique."""
         matches = [table for table in self.tables if name == table.full_name]
         matches = matches or [table for table in self.tables if name == table.name]
         if len(matches) != 1:
@@ -97,7 +97,7 @@ class AccuracyReport:
         return matches[0]
 
     def names(self) -> list[str]:
-        """The tables' names; with the path of the collection where it alone is not unique."""
+        """The tables' names; with the path of the collection if the name is not unique."""
         return shown_names(self.tables)
 
     def __str__(self) -> str:
@@ -121,18 +121,19 @@ class AccuracyReport:
 
 
 def accuracy_report(float_model: nn.Module | None, quantized: nn.Module) -> AccuracyReport:
-    """What quantizing a model saved and what it cost, table by table.
+    """Compare a quantized model with its float model, table by table.
 
     Args:
-        float_model: The model that was quantized, or None where it was not kept: errors are then those that
-            ``tutorec.quantize(model, ..., measure=True)`` measured while it packed, or none.
+        float_model: The model that was quantized, or None if it is not available. Errors are then
+            those measured by ``tutorec.quantize(model, ..., measure=True)``, if any.
         quantized: The quantized model, not sharded.
 
     Returns:
         The report; print it.
 
     Raises:
-        ValueError: The second model has no quantized collection, or the first one has not its tables as floats.
+        ValueError: The second model has no quantized collection, or the first does not have its
+            tables as floats.
 
     Example:
         >>> import torch, tutorec
@@ -179,7 +180,7 @@ def _tables(float_model: nn.Module | None, quantized: nn.Module) -> Iterator[Tab
 
 
 def _float_tables(float_model: nn.Module, path: str, quantized: PackedTables) -> dict[str, Tensor]:
-    """The float tables at a place of the model."""
+    """The float tables at a path of the model."""
     where = f"at {path!r}" if path else "as the model itself"
     try:
         module = float_model.get_submodule(path)

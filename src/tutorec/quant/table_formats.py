@@ -1,4 +1,4 @@
-"""Which number format a table is packed in: what callers may write for it, and whether the table's numbers fit."""
+"""Number formats of packed tables: conversion from what callers pass, and checks of values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from tutorec._kernels.packed_layout import PACKED_TYPES
 from tutorec.types import DataType, data_type_to_dtype, dtype_to_data_type
 
-# torch's own names of 8 bits, as its observers carry them.
+# torch's 8-bit dtypes, as its observers have them.
 _BYTES = (torch.int8, torch.qint8, torch.quint8)
 _OUTPUTS = (torch.float32, torch.float16, torch.bfloat16)
 _CHOICE = "torch.int8, torch.quint4x2 (4 bits), torch.quint2x4 (2 bits), torch.float16 or torch.float32"
@@ -24,18 +24,18 @@ _OTHERS = {
 
 
 def packed_type(asked: Any, table: str = "") -> DataType:
-    """The format that is meant by a dtype, a ``DataType``, or an observer (or what makes one) that carries a dtype.
+    """The format of a dtype, a ``DataType``, or an observer (or observer factory) with a dtype.
 
     Args:
-        asked: What the caller wrote.
-        table: The table that it is for, for messages; empty where it is for all.
+        asked: The caller's value.
+        table: Name of the table, for messages; empty for all tables.
 
     Returns:
         INT8, INT4, INT2, FP16 or FP32.
 
     Raises:
-        TypeError: It stands for no dtype.
-        ValueError: Tables are not packed in this format.
+        TypeError: The value has no dtype.
+        ValueError: Tables cannot be packed in this format.
 
     Example:
         >>> packed_type(torch.quint4x2)
@@ -58,17 +58,17 @@ def packed_type(asked: Any, table: str = "") -> DataType:
 
 
 def output_type(asked: Any) -> torch.dtype:
-    """The dtype of the looked-up rows that is meant by a dtype, a ``DataType`` or an observer.
+    """The dtype of the looked-up rows, from a dtype, a ``DataType`` or an observer.
 
     Args:
-        asked: What the caller wrote.
+        asked: The caller's value.
 
     Returns:
         float32, float16 or bfloat16.
 
     Raises:
-        TypeError: It stands for no dtype.
-        ValueError: Rows cannot be looked up in it.
+        TypeError: The value has no dtype.
+        ValueError: The output dtype is not supported.
 
     Example:
         >>> output_type(torch.float)
@@ -83,7 +83,7 @@ def output_type(asked: Any) -> torch.dtype:
 
 
 def check_numbers(table: str, weight: Tensor) -> None:
-    """Check that a table's numbers can be packed: none is NaN or infinite.
+    """Check that no value of a table is NaN or infinite.
 
     Args:
         table: Its name.
@@ -101,7 +101,7 @@ def check_numbers(table: str, weight: Tensor) -> None:
     if weight.is_meta or weight.numel() == 0:
         return
     weight = weight.detach()
-    low, high = torch.aminmax(weight)  # one pass, no copy; NaN comes through
+    low, high = torch.aminmax(weight)  # one pass without a copy; NaN propagates
     if bool(torch.isfinite(low)) and bool(torch.isfinite(high)):
         return
     first, count = -1, 0
@@ -117,11 +117,11 @@ def check_numbers(table: str, weight: Tensor) -> None:
 
 
 def enumerate_chunks(weight: Tensor, numbers: int = 1 << 18) -> Iterable[tuple[int, Tensor]]:
-    """The first row's number and the rows of each piece of a table [R, D], so that what is computed stays small.
+    """Split a table [R, D] into chunks of rows: (first row, rows), to bound temporary memory.
 
     Args:
         weight: The table.
-        numbers: About how many numbers a piece has.
+        numbers: Approximate number of elements per chunk.
 
     Example:
         >>> [(start, tuple(rows.shape)) for start, rows in enumerate_chunks(torch.zeros(5, 2), numbers=4)]
@@ -133,7 +133,7 @@ def enumerate_chunks(weight: Tensor, numbers: int = 1 << 18) -> Iterable[tuple[i
 
 
 def _format_of(asked: Any, table: str, choice: str) -> DataType | torch.dtype:
-    """What the caller means, as a DataType where there is one."""
+    """The caller's value as a DataType, if there is one."""
     carried = asked
     if not isinstance(carried, torch.dtype | DataType):
         if not hasattr(carried, "dtype") and callable(carried):
@@ -142,7 +142,7 @@ def _format_of(asked: Any, table: str, choice: str) -> DataType | torch.dtype:
     if isinstance(carried, DataType):
         return carried
     if not isinstance(carried, torch.dtype):
-        raise TypeError(f"{_of(table)}: {asked!r} is no number format and carries none; use {choice}")
+        raise TypeError(f"{_of(table)}: {asked!r} is not a number format and has none; use {choice}")
     try:
         return dtype_to_data_type(carried)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Quantized models without rows, and how they get some.
+"""Allocation of quantized models that were built without rows.
 
 Corresponds to TorchRec's ``torchrec.quant.utils``.
 """
@@ -15,10 +15,10 @@ __all__ = ["meta_to_cpu_placement"]
 def meta_to_cpu_placement(module: nn.Module) -> None:
     """Allocate the quantized tables of a model that are on the meta device, on the CPU, in place.
 
-    Their rows are zeros until they are loaded. Other tables, and the model's other parts, stay where they are.
+    Their rows are zeros until they are loaded. The rest of the model is not changed.
 
     Args:
-        module: A quantized collection, or a model with some in it.
+        module: A quantized collection, or a model with quantized collections.
 
     Example:
         >>> import torch
@@ -30,8 +30,8 @@ def meta_to_cpu_placement(module: nn.Module) -> None:
         (device(type='cpu'), 0)
 
     Source:
-        TorchRec's ``torchrec.quant.utils.meta_to_cpu_placement``, which replaces the collections by new ones and leaves
-        a model that is one as it is.
+        TorchRec's ``torchrec.quant.utils.meta_to_cpu_placement``, which replaces the collections by
+        new ones, and does not change a model that is itself a collection.
     """
     for each in module.modules():
         if isinstance(each, PackedTables) and each.device.type == "meta":

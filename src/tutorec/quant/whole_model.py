@@ -1,4 +1,4 @@
-"""A whole model quantized: each of its collections of tables replaced by a quantized one, everything else as it is."""
+"""Quantization of a whole model: each collection is replaced by a quantized one."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ QUANTIZED: dict[type[nn.Module], type[Any]] = {
     EmbeddingBagCollection: QuantEmbeddingBagCollection,
     EmbeddingCollection: QuantEmbeddingCollection,
 }
-# The largest number of a float16, of which scale and bias are.
+# The largest float16, the type of scale and bias.
 _LARGEST = 65504.0
-_WORTH_RETURNING = 1 << 24  # bytes of float tables; asking takes a millisecond
+_WORTH_RETURNING = 1 << 24  # bytes of float tables; returning memory takes a millisecond
 _HOOKS = (
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -46,10 +46,10 @@ class FloatTable:
     """A table of a model that is to be quantized.
 
     Attributes:
-        path: Of its collection in the model; empty where the model is the collection.
-        name: Its own.
-        module: What holds its weight.
-        features: How many features look rows up in it.
+        path: Path of its collection in the model; empty if the model is the collection.
+        name: Name of the table.
+        module: The module with its weight.
+        features: Number of features that look rows up in it.
     """
 
     path: str
@@ -59,7 +59,7 @@ class FloatTable:
 
     @property
     def weight(self) -> Tensor:
-        """Its numbers [R, D]."""
+        """Its values [R, D]."""
         return weight_of(self.module)
 
     @property
@@ -79,34 +79,40 @@ def quantize(
     row_alignment: RowAlignment | None = None,
     measure: bool = False,
 ) -> nn.Module:
-    """Quantize all collections of tables of a model, for inference; its float parts stay as they are.
+    """Quantize all collections of a model for inference; the rest of the model stays float.
 
-    Tables are packed one after the other. In place, each float table is given up as soon as it is packed, so that the
-    model never takes more memory than before and one table; whoever holds a float table besides the model keeps it.
-    Otherwise the model is copied without its tables, and the float model stays as it is.
+    Tables are packed one after the other. With ``inplace=True`` each float table is released as
+    soon as it is packed, so peak memory is that of the float model plus one packed table; other
+    references to a float table keep it alive. Otherwise the model is copied without its tables, and
+    the float model is not changed.
 
     Args:
-        model: A collection, or a model with collections in it, not sharded.
-        dtype: What tables are packed to: ``torch.int8``, ``torch.quint4x2``, ``torch.quint2x4``, ``torch.float16``,
-            ``torch.float32``.
-        per_table: Other formats for some tables, by name; ``path.of.collection.name`` where names are not unique.
-        output_dtype: Of what the collections return.
-        inplace: Whether the model itself is changed. What is returned counts where the model *is* a collection.
-        on_nonfinite: ``"raise"``, or ``"keep"``: a row with NaN or infinity is packed, and reads as NaN.
-        row_alignment: How rows are padded. ``"fast"`` (the default): to the fewest bytes at which fbgemm's CPU kernels
-            prefetch every cache line of a row; with 64 columns 68 bytes in int8 and 64 in int4. ``"small"``: to the
-            fewest bytes of the format, 68 and 36; a random lookup in int4 then takes about 1.7 times as long. A number:
-            to a multiple of that many bytes; TorchRec's is 16 (80 and 48 bytes). On CUDA it is always 16.
-        measure: Whether errors are measured while tables are packed, for ``accuracy_report`` without the float model.
+        model: A collection, or a model with collections, not sharded.
+        dtype: Format of the tables: ``torch.int8``, ``torch.quint4x2``, ``torch.quint2x4``,
+            ``torch.float16``, ``torch.float32``.
+        per_table: Other formats for some tables, by name; ``path.of.collection.name`` for names
+            that are not unique.
+        output_dtype: Dtype of the collections' results.
+        inplace: Whether the model itself is changed. If the model *is* a collection, use the
+            returned one.
+        on_nonfinite: ``"raise"``, or ``"keep"``: a row with NaN or infinity is packed, and is read
+            as NaN.
+        row_alignment: Padding of rows. ``"fast"`` (the default) uses the fewest bytes at which
+            fbgemm's CPU kernels prefetch every cache line of a row; with 64 columns 68 bytes in
+            int8 and 64 in int4. ``"small"`` uses the fewest bytes of the format, 68 and 36; a
+            random lookup in int4 then takes about 1.7 times as long. A number pads to a multiple of
+            that many bytes; TorchRec uses 16 (80 and 48 bytes). On CUDA it is always 16.
+        measure: Whether errors are measured while tables are packed, for ``accuracy_report``
+            without the float model.
 
     Returns:
-        The model, its collections quantized.
+        The model with quantized collections.
 
     Raises:
-        KeyError: ``per_table`` names a table that there is not.
-        TypeError: A format is not one.
-        ValueError: There is no collection, one is quantized or sharded already, a table cannot be packed (nothing was
-            changed then), or a format cannot be had.
+        KeyError: ``per_table`` names an unknown table.
+        TypeError: A format has a wrong type.
+        ValueError: There is no collection, one is already quantized or sharded, a table cannot be
+            packed (then nothing is changed), or a format is not supported.
 
     Example:
         >>> import torch, tutorec
@@ -117,7 +123,7 @@ def quantize(
         torch.Size([100, 68])
 
     See Also:
-        TorchRec's way is ``torch.ao.quantization.quantize_dynamic``; see
+        TorchRec uses ``torch.ao.quantization.quantize_dynamic``; see
         ``tutorec.quant.embedding_modules.EmbeddingBagCollection.from_float``.
     """
     config = QuantConfig(output_dtype, dtype, dict(per_table or {}))
@@ -129,12 +135,13 @@ class Swap:
     """How collections are replaced; see ``quantize``.
 
     Attributes:
-        quantized: The quantized class of each float class; collections of other classes stay.
+        quantized: The quantized class of each float class; collections of other classes are not
+            changed.
         inplace: Whether the model itself is changed.
-        on_nonfinite: What becomes of numbers that are not finite.
-        row_alignment: As in ``quantize``; by default what the float collection says.
+        on_nonfinite: What to do with values that are not finite.
+        row_alignment: As in ``quantize``; by default the float collection's option.
         measure: Whether errors are measured.
-        default_alignment: Where neither says it.
+        default_alignment: Alignment if neither sets one.
     """
 
     quantized: Mapping[type[nn.Module], type[Any]]
@@ -146,20 +153,20 @@ class Swap:
 
 
 def swap_collections(model: nn.Module, config: QuantConfig, swap: Swap) -> nn.Module:
-    """Replace the collections of a model by quantized ones: what ``quantize`` does, for any classes.
+    """Replace the collections of a model by quantized ones; ``quantize`` for any classes.
 
     Args:
-        model: A collection, or a model with collections in it.
+        model: A collection, or a model with collections.
         config: The number formats; tables are named as in ``quantize``.
-        swap: Which classes, and how.
+        swap: Which classes are replaced, and how.
 
     Returns:
         The model with quantized collections.
 
     Raises:
-        KeyError: The config names a table that there is not.
-        TypeError: A format is not one.
-        ValueError: As ``quantize``.
+        KeyError: The config names an unknown table.
+        TypeError: A format has a wrong type.
+        ValueError: As in ``quantize``.
     """
     require_one_of("on_nonfinite", swap.on_nonfinite, ("raise", "keep"))
     tables = float_tables(model, swap.quantized)
@@ -204,7 +211,7 @@ def float_tables(model: nn.Module, kinds: Collection[type[nn.Module]] = tuple(QU
     """The tables of a model's collections, after checking that they can be quantized.
 
     Args:
-        model: A collection, or a model with collections in it.
+        model: A collection, or a model with collections.
         kinds: Classes of the collections.
 
     Raises:
@@ -230,17 +237,18 @@ def float_tables(model: nn.Module, kinds: Collection[type[nn.Module]] = tuple(QU
 
 
 def shown_names(tables: Sequence[Any]) -> list[str]:
-    """Names of tables; with the path of the collection where the name alone is not unique."""
+    """Names of tables; with the path of the collection if the name is not unique."""
     names = [table.name for table in tables]
     return [table.name if names.count(table.name) == 1 else table.full_name for table in tables]
 
 
 def named_formats(tables: Sequence[FloatTable], per_table: Mapping[str, Any]) -> dict[str, Any]:
-    """What callers say about tables by name, by full name.
+    """Options per table, from the caller's names to full names.
 
     Args:
         tables: The tables of a model.
-        per_table: By a table's name, which may be that of several, or by its full name, which wins.
+        per_table: Options by a table's name, which may match several tables, or by its full name,
+            which takes precedence.
 
     Raises:
         KeyError: There is no such table.
@@ -270,24 +278,24 @@ def _collections(model: nn.Module, kinds: Collection[type[nn.Module]]) -> Iterat
 
 
 def tables_of(collection: _Float) -> tuple[nn.ModuleDict, Sequence[Any]]:
-    """The modules that hold a float collection's weights, by table, and the tables' configs."""
+    """The modules with a float collection's weights, by table, and the tables' configs."""
     if isinstance(collection, EmbeddingBagCollection):
         return collection.embedding_bags, collection.embedding_bag_configs()
     return collection.embeddings, collection.embedding_configs()
 
 
 def _with_habits_of(collection: nn.Module, quantized: PackedTables) -> PackedTables:
-    """The quantized collection with what callers hung on the float one: hooks of forward, and its mode."""
+    """Copy forward hooks and the training mode from the float collection to the quantized one."""
     for name in _HOOKS:
         getattr(quantized, name).update(getattr(collection, name))
     return quantized.train(collection.training)
 
 
 def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]) -> None:
-    """Check that a submodule is none that this function cannot quantize and must not pass over."""
+    """Raise for a submodule that this function cannot quantize and must not skip."""
     kind, where = type(module), f"{path!r}" if path else "the model"
     if isinstance(module, PackedTables):
-        raise ValueError(f"{where} is quantized already (tables {module.table_names()}); quantize the float model")
+        raise ValueError(f"{where} is already quantized (tables {module.table_names()}); quantize the float model")
     if any(one.__module__.startswith("tutorec.distributed") for one in kind.__mro__):
         remedy = "load checkpoint.full_state_dict(model) into an unsharded one, quantize it, and call shard_quant_model"
         raise ValueError(f"{where} is a {kind.__name__}, whose tables are spread over devices: {remedy}")
@@ -300,7 +308,7 @@ def _check_kind(path: str, module: nn.Module, kinds: Collection[type[nn.Module]]
 
 
 def _check_range(table: FloatTable, data_type: DataType) -> None:
-    """Check that scale and bias, or the numbers themselves, fit float16: packing raises where they do not."""
+    """Check that scale and bias, or the values themselves, fit float16."""
     weight = table.weight
     if weight.is_meta or weight.numel() == 0 or data_type is DataType.FP32:
         return
@@ -311,12 +319,12 @@ def _check_range(table: FloatTable, data_type: DataType) -> None:
 
 
 class _GivenUp:
-    """Float tables of a model that are let go once nothing of it needs them any more.
+    """Releases the float tables of a model once they are no longer needed.
 
     Args:
         model: The model.
-        tables: Its tables that are packed. One that is in two collections is needed until both are packed, and one that
-            the model holds outside of its collections stays.
+        tables: Its tables that are packed. One in two collections is needed until both are packed,
+            and one that the model uses outside its collections is kept.
         kinds: Classes of the collections.
     """
 
@@ -326,11 +334,11 @@ class _GivenUp:
         self._freed = 0
 
     def done_with(self, table: nn.Module) -> None:
-        """One of the collections that hold the table is packed."""
+        """Mark a table as packed for one of its collections."""
         self._needed[id(table)] -= 1
         weight = table._parameters.get("weight")
         if self._needed[id(table)] == 0 and weight is not None:
-            # On the meta device it takes no memory, and a lookup in the float collection says so.
+            # A meta tensor takes no memory, and a lookup in the float collection raises.
             table._parameters["weight"] = nn.Parameter(weight.detach().to("meta"), requires_grad=False)
             self._freed += weight.nbytes
         del weight
@@ -340,7 +348,7 @@ class _GivenUp:
 
 
 def _outside(module: nn.Module, kinds: Collection[type[nn.Module]], seen: set[int]) -> set[int]:
-    """Ids of all modules of a model that are reached without passing a collection."""
+    """Ids of all modules of a model that are reached without entering a collection."""
     if type(module) not in kinds and id(module) not in seen:
         seen.add(id(module))
         for child in module.children():
