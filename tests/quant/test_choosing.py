@@ -145,7 +145,7 @@ def test_errors_of_large_tables_are_those_of_some_rows():
         (lambda: choose_dtypes(collection(a=10), 900, lookups={"a": float("nan")}), ValueError, "lookups of table"),
         (lambda: choose_dtypes(collection(a=10), 900, dtypes=[]), ValueError, "dtypes is empty"),
         (lambda: choose_dtypes(collection(a=10), 900, dtypes=[torch.int64]), ValueError, "'a' cannot be quantized to"),
-        (lambda: choose_dtypes(collection(a=10).to("meta"), 900), ValueError, "meta device has no numbers"),
+        (lambda: choose_dtypes(collection(a=10).to("meta"), 900), ValueError, "meta device has no values"),
         (lambda: choose_dtypes(collection(a=10), float("nan")), ValueError, "budget_bytes=nan must be a finite"),
         (lambda: choose_dtypes(nn.Linear(2, 2), 900), ValueError, "nothing to quantize"),
         (lambda: choose_dtypes(tutorec.quantize(collection(a=10)), 900), ValueError, "already quantized"),

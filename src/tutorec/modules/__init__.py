@@ -1,4 +1,4 @@
-"""Modules that run in one process: embedding tables, their collections, and the dense layers around them."""
+"""Unsharded modules: embedding tables, their collections, and dense layers."""
 
 from tutorec._lazy import lazy_package
 

@@ -1,6 +1,6 @@
-"""Compressed tables one by one, with the interface of ``torch.nn.EmbeddingBag``, and how much memory a model takes.
+"""Compressed tables with the interface of ``torch.nn.EmbeddingBag``, and the memory of a model.
 
-Tables for a model over several ranks are in ``modules/compressed_collection.py``.
+Tables for several ranks are in ``modules/compressed_collection.py``.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ def compute_mem(model: nn.Module) -> int:
 
 
 class BlockEmbeddingBag(nn.Module):
-    """Narrow rows and one matrix: a table [V, E_b] is looked up and pooled, the result multiplied by [E_b, E].
+    """A low-rank table: narrow rows [V, E_b] are looked up and pooled, then multiplied by [E_b, E].
 
-    Sum and mean commute with the matrix, so that the result is that of a table [V, E] of rank E_b; ``max`` is taken of
-    the narrow columns.
+    Sum and mean commute with the matrix, so the result is that of a table [V, E] of rank E_b;
+    ``max`` is taken over the narrow columns.
 
     Args:
         vocab_size: V, rows.
-        block_embedding_dim: E_b, columns that are stored; with E of them there is no matrix.
+        block_embedding_dim: E_b, stored columns; if it equals E, there is no matrix.
         embedding_dim: E, columns of the result.
         mode: ``"sum"``, ``"mean"`` or ``"max"``.
         include_last_offset: Whether offsets end with the number of ids.
-        device: Where the weights live; ``meta`` allocates nothing.
+        device: Device of the weights; on ``meta`` nothing is allocated.
 
     Raises:
-        ValueError: More columns are stored than the result has.
+        ValueError: E_b is larger than E.
 
     Example:
         >>> bag = BlockEmbeddingBag(1000, 4, 16)
@@ -48,7 +48,7 @@ class BlockEmbeddingBag(nn.Module):
         (torch.Size([2, 16]), 4064)
 
     See Also:
-        ``tutorec.modules.compressions.Block``, the same for a table of a collection.
+        ``tutorec.modules.compressions.Block``, for a table of a collection.
     """
 
     def __init__(
@@ -75,34 +75,34 @@ class BlockEmbeddingBag(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw initial values again."""
+        """Initialize the weights."""
         for weight in self.parameters():
             nn.init.xavier_normal_(weight)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """Ids [B, L], or [N] with offsets [B] -> pooled rows [B, E]; weights are of the shape of the ids."""
+        """Ids [B, L], or [N] with offsets [B] -> pooled rows [B, E]; weights shaped like ids."""
         return self.linear(self.embedding(input, offsets, per_sample_weights))
 
 
 class QREmbeddingBag(nn.Module):
-    """Row i is made of row i // buckets of one table and row i % buckets of another; bags are pooled afterwards.
+    """Quotient-remainder table: row i combines row i // buckets and row i % buckets of two tables.
 
-    The playground's class pools quotients and remainders separately, multiplies the results and sums over columns.
-    Here rows are combined id by id and then pooled, ``sum(q * r)``, as of a table [V, E]; the rows [N, E] of all N ids
-    are held in memory.
+    Rows are combined per id and then pooled, ``sum(q * r)``, like the rows of a table [V, E]; the
+    rows [N, E] of all N ids are in memory. The class of the CachedEmbedding playground differs: it
+    pools quotients and remainders separately, multiplies the results and sums over columns.
 
     Args:
         embedding_dim: E, columns.
         num_buckets: Rows of the remainder table.
         num_embeddings: V, rows of the table that the two replace, by default ``num_buckets ** 2``.
         operation: ``"multiply"``, ``"add"`` or ``"concatenate"``.
-        mode: ``"sum"``, ``"mean"`` or ``"max"``; weights go with ``"sum"``.
+        mode: ``"sum"``, ``"mean"`` or ``"max"``; weights require ``"sum"``.
         include_last_offset: Whether offsets end with the number of ids.
-        verbose: Whether the number of parameters is printed.
-        device: Where the weights live; ``meta`` allocates nothing.
+        verbose: Whether to print the number of parameters.
+        device: Device of the weights; on ``meta`` nothing is allocated.
 
     Raises:
-        ValueError: There are no buckets, or there is no such operation.
+        ValueError: There are no buckets, or the operation is unknown.
 
     Example:
         >>> bag = QREmbeddingBag(8, num_buckets=100, verbose=True)
@@ -115,7 +115,7 @@ class QREmbeddingBag(nn.Module):
         Shi et al., *Compositional Embeddings Using Complementary Partitions* (2020).
 
     See Also:
-        ``tutorec.modules.compressions.QR``, the same for a table of a collection.
+        ``tutorec.modules.compressions.QR``, for a table of a collection.
     """
 
     def __init__(
@@ -144,12 +144,12 @@ class QREmbeddingBag(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw initial values again."""
+        """Initialize the weights."""
         for config, weight in zip(self._configs, (self.quotient, self.remainder), strict=True):
             config.init_weight(weight)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """Ids [B, L], or [N] with offsets [B] -> pooled rows [B, E]; weights are of the shape of the ids."""
+        """Ids [B, L], or [N] with offsets [B] -> pooled rows [B, E]; weights shaped like ids."""
         ids = input.flatten()
         if validation_enabled() and ids.is_cpu and ids.numel():
             low, high = ids.aminmax()

@@ -1,4 +1,4 @@
-"""CompressedEmbeddingBagCollection: compressed tables, made of ordinary collections of smaller tables."""
+"""`CompressedEmbeddingBagCollection`: compressed tables, stored in ordinary collections."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 from tutorec.sparse.validate import missing_key
 from tutorec.types import data_type_to_dtype
 
-Features = dict[str, tuple[str, IdMap]]  # a collection's feature -> the caller's feature, and how ids are computed
+Features = dict[str, tuple[str, IdMap]]  # a collection's feature -> the caller's feature, and the map of its ids
 
 
 class TableBytes(NamedTuple):
-    """Bytes of a table's weights, without its compression and with it."""
+    """Bytes of a table's weights, uncompressed and compressed."""
 
     whole: int
     stored: int
@@ -46,10 +46,10 @@ class _Result:
     """One result: a feature's bags in one table.
 
     Attributes:
-        feature: The caller's.
-        table: The caller's.
-        compression: Of the table.
-        lookups: Names of what is found in the table's parts.
+        feature: The caller's feature.
+        table: The caller's table.
+        compression: Compression of the table.
+        lookups: Names of the results from the table's parts.
     """
 
     feature: str
@@ -59,30 +59,31 @@ class _Result:
 
 
 class CompressedEmbeddingBagCollection(nn.Module):
-    """An EmbeddingBagCollection some of whose tables are compressed; results are as wide as those of whole tables.
+    """An `EmbeddingBagCollection` with compressed tables; results have all columns.
 
-    In: a batch of F features and B samples, ``KeyedJaggedTensor``. Out: ``KeyedTensor`` with values ``[B, D]``, the
-    keys of ``EmbeddingBagCollection(tables)``. Stored are plain tables in two ordinary collections, which
-    DistributedModelParallel, the planner, optimizers in backward, checkpoints and ``quantize`` treat as any other:
+    The input is a batch of F features and B samples, the output a ``KeyedTensor`` ``[B, D]`` with
+    the keys of ``EmbeddingBagCollection(tables)``. The weights are plain tables in two ordinary
+    collections, which DistributedModelParallel, the planner, optimizers in backward, checkpoints
+    and ``quantize`` support:
 
-    ==========  ==========================  =================================================================
-    ``pooled``  ``EmbeddingBagCollection``  tables without a compression, and parts whose pooled rows combine
-    ``rows``    ``EmbeddingCollection``     parts whose rows combine id by id; they are pooled here afterwards
-    ==========  ==========================  =================================================================
+    ==========  ==========================  ========================================================
+    ``pooled``  ``EmbeddingBagCollection``  uncompressed tables, and parts whose pooled rows combine
+    ``rows``    ``EmbeddingCollection``     parts whose rows combine per id and are then pooled
+    ==========  ==========================  ========================================================
 
-    A collection without tables is None. The features of these collections are named for how their ids are computed,
-    ``item//1024`` and ``item%1024``. A sharded lookup in ``rows`` sends a row for each id, one in ``pooled`` a row for
-    each bag.
+    A collection without tables is None. The features of these collections are named after the map
+    of their ids, ``item//1024`` and ``item%1024``. A sharded lookup in ``rows`` sends a row per id,
+    one in ``pooled`` a row per bag.
 
     Args:
-        tables: What each table is, as without a compression.
-        compression: How some of them are compressed, by name: ``{"item_table": QR()}``.
+        tables: Configuration of each table, as without compression.
+        compression: Table name -> compression: ``{"item_table": QR()}``.
         is_weighted: Whether each id carries a weight that multiplies its row.
-        device: Where the tables live; ``meta`` allocates nothing.
+        device: Device of the tables; on ``meta`` nothing is allocated.
 
     Raises:
-        KeyError: A compression is for a table that there is not.
-        ValueError: As ``EmbeddingBagCollection``, or a table cannot be compressed so.
+        KeyError: A compression is given for an unknown table.
+        ValueError: As in ``EmbeddingBagCollection``, or a table cannot be compressed in this way.
 
     Example:
         >>> import torch
@@ -124,7 +125,9 @@ class CompressedEmbeddingBagCollection(nn.Module):
                 if (width := how[table.name].width(table)) != table.embedding_dim
             }
         )
-        names = _result_names(configs) | _result_names(row_configs)  # by table: a table is in one of the two
+        names = _result_names(configs) | _result_names(
+            row_configs
+        )  # by table: each table is in one of the two collections
         self._results = [
             _Result(feature, table, how[table.name], _lookups(index, self._parts[table.name], names))
             for table in tables
@@ -138,20 +141,20 @@ class CompressedEmbeddingBagCollection(nn.Module):
         self._keys = list(dict.fromkeys(result.feature for result in self._results))
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Look the parts up, combine them, pool each bag to one row.
+        """Look the parts up, combine them, and pool each bag.
 
         Args:
-            features: F features, B samples. A TensorDict will do.
+            features: F features, B samples; a TensorDict is accepted.
 
         Returns:
-            The pooled rows side by side, ``[B, D]``, one key per feature and table.
+            The pooled rows ``[B, D]``, one key per feature and table.
         """
         features = maybe_td_to_kjt(features, self._keys)
         check_ids(features, self._checked, self._is_weighted, self)
         for key in self._keys:
             if key not in features.index_per_key():
                 raise missing_key("KeyedJaggedTensor", key, features.keys())
-        # Both lookups are started before the results of either are waited for.
+        # Both lookups are started before either result is awaited.
         pooled = None if self.pooled is None else self.pooled(self._pooled_batch(features))
         rows = None if self.rows is None else self.rows(_made(features, self._row_features, weighted=False))
         pooled_of = {} if pooled is None else _waited(pooled).to_dict()
@@ -165,7 +168,7 @@ class CompressedEmbeddingBagCollection(nn.Module):
         return KeyedTensor(self._names, self._widths, values)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """What each table is, in order."""
+        """Configuration of each table, in order."""
         return self._tables
 
     def is_weighted(self) -> bool:
@@ -173,13 +176,13 @@ class CompressedEmbeddingBagCollection(nn.Module):
         return self._is_weighted
 
     def reset_parameters(self) -> None:
-        """Draw initial values again."""
+        """Initialize the weights."""
         for module in (self.pooled, self.rows, *self.projections.values()):
             if module is not None:
                 cast(EmbeddingBagCollection, module).reset_parameters()
 
     def table_bytes(self) -> dict[str, TableBytes]:
-        """Bytes of each table's weights, without its compression and with it; the matrix of a ``Block`` counts."""
+        """Bytes of each table's weights, uncompressed and compressed."""
         sizes: dict[str, TableBytes] = {}
         for table in self._tables:
             size = data_type_to_dtype(table.data_type).itemsize
@@ -191,7 +194,7 @@ class CompressedEmbeddingBagCollection(nn.Module):
         return sizes
 
     def _pooled_batch(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """What the tables that are pooled at once look up."""
+        """The batch for the tables that are pooled directly."""
         batch = _made(features, self._pooled_features, self._is_weighted)
         inverse = features.inverse_indices_or_none()
         if inverse is None:
@@ -208,7 +211,7 @@ class CompressedEmbeddingBagCollection(nn.Module):
         )
 
     def _columns(self, result: _Result, lookups: Mapping[str, Tensor], features: KeyedJaggedTensor) -> Tensor:
-        """One result [B, D] of what its lookups found: pooled rows, or rows id by id."""
+        """One result [B, D] from its lookups: pooled rows, or rows per id."""
         rows = result.compression.combine([lookups[name] for name in result.lookups])
         if result.compression.per_id:
             inverse = features.inverse_indices_or_none()
@@ -219,7 +222,7 @@ class CompressedEmbeddingBagCollection(nn.Module):
         return rows
 
     def _pool(self, rows: Tensor, bags: JaggedTensor, table: EmbeddingBagConfig) -> Tensor:
-        """Rows id by id [N, D] -> one row for each bag."""
+        """Pool rows per id [N, D] to one row per bag."""
         pooling = cast(PoolingKind, pooling_type_to_str(table.pooling))
         weights = bag_weights(pooling, bags.offsets(), bags.weights() if self._is_weighted else None, rows.shape[0])
         return F.embedding_bag(
@@ -233,7 +236,7 @@ class CompressedEmbeddingBagCollection(nn.Module):
 
 
 def _plain(part: Part) -> EmbeddingBagConfig:
-    """A part's table, looked up by the features that are computed for it."""
+    """The table of a part, with the features computed for it."""
     names = [feature + made.suffix for feature in part.table.feature_names for made in part.maps]
     return replace(part.table, feature_names=names)
 
@@ -252,13 +255,13 @@ def _made_features(parts: Sequence[Part]) -> Features:
 
 
 def _result_names(tables: Sequence[BaseEmbeddingConfig]) -> dict[str, list[str]]:
-    """For each table the names of its results."""
+    """Names of each table's results."""
     names = get_embedding_names_by_table(tables)
     return {table.name: of_table for table, of_table in zip(tables, names, strict=True)}
 
 
 def _lookups(index: int, parts: Sequence[Part], names: Mapping[str, list[str]]) -> tuple[str, ...]:
-    """The names of a table's results that belong to its feature of that index, in the order of parts and maps."""
+    """Names of a table's results for its feature at ``index``, in the order of parts and maps."""
     features: list[str] = []
     for part in parts:
         count = len(part.maps)
@@ -267,7 +270,7 @@ def _lookups(index: int, parts: Sequence[Part], names: Mapping[str, list[str]]) 
 
 
 def _made(features: KeyedJaggedTensor, made: Features, weighted: bool) -> KeyedJaggedTensor:
-    """A batch of features whose ids are computed from those of others; lengths and weights are the same."""
+    """A batch of features whose ids are computed from others; lengths and weights are unchanged."""
     batch: dict[str, JaggedTensor] = {}
     lists = features.to_dict()
     for name, (feature, id_map) in made.items():

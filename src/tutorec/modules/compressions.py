@@ -1,7 +1,7 @@
-"""Compressions of a table: which smaller tables are stored instead, and how their rows become its rows.
+"""Compressions of a table: the smaller tables that are stored, and how their rows are combined.
 
-A compression turns one table of R rows and D columns into *parts*, plain tables that are looked up, sharded and trained
-as any other. ``modules/compressed_collection.py`` puts them into collections.
+A compression replaces a table of R rows and D columns by *parts*, plain tables that can be looked
+up, sharded and trained. ``modules/compressed_collection.py`` puts them into collections.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ Operation = Literal["multiply", "add", "concatenate"]
 
 
 class IdMap(NamedTuple):
-    """Ids made of a feature's ids: what is appended to the feature's name, and which row each id means."""
+    """A map from a feature's ids to rows of a part, and a suffix for the feature's name."""
 
     suffix: str
     rows: Callable[[Tensor], Tensor] | None = None
 
 
 class Part(NamedTuple):
-    """A plain table that stores a part of a compressed one, and the ids that look it up: one lookup for each map."""
+    """A plain table that stores a part of a compressed one; it is looked up once per id map."""
 
     table: EmbeddingBagConfig
     maps: tuple[IdMap, ...] = (IdMap(""),)
 
 
 class Compression(ABC):
-    """How one table is stored in others."""
+    """Base of compressions of a table."""
 
     @property
     def per_id(self) -> bool:
-        """Whether rows are combined id by id, before a bag is pooled: where the pooled rows would not do."""
+        """Whether rows must be combined per id, before pooling."""
         return False
 
     @property
     def bounded(self) -> bool:
-        """Whether ids of the table are below its ``num_embeddings`` while none of the parts can check that."""
+        """Whether ids must be less than ``num_embeddings`` although no part checks that."""
         return False
 
     def width(self, table: EmbeddingBagConfig) -> int:
-        """Columns of what ``combine`` gives; a matrix widens them where they are fewer than the table's."""
+        """Columns of ``combine``'s result; if fewer than the table's, a matrix expands them."""
         return table.embedding_dim
 
     @abstractmethod
@@ -58,23 +58,25 @@ class Compression(ABC):
         """The plain tables that are stored instead of a table."""
 
     def combine(self, found: Sequence[Tensor]) -> Tensor:
-        """What the parts' lookups found, in the order of parts and maps, as rows of the table [N, D]: here the sum."""
+        """Combine the results of parts and maps, in order, to [N, D]: here their sum."""
         return sum(found[1:], start=found[0])
 
 
 @dataclass(frozen=True)
 class QR(Compression):
-    """Quotient and remainder: row i is made of row i // buckets of one table and row i % buckets of another.
+    """Quotient-remainder trick: row i combines row i // buckets and row i % buckets of two tables.
 
-    No two ids share both rows, and about ``2 * sqrt(R)`` rows are stored instead of R. Rows are multiplied id by id,
-    before bags are pooled: the product of two sums is not the sum of the products.
+    No two ids share both rows, and about ``2 * sqrt(R)`` rows are stored instead of R. Rows are
+    multiplied per id before pooling: the product of two sums is not the sum of the products.
 
     Args:
-        num_buckets: Rows of the remainder table; by default the root of R, which needs the fewest rows.
-        operation: How the two rows become one. ``"multiply"``; ``"add"``; ``"concatenate"``, each of half the columns.
+        num_buckets: Rows of the remainder table; by default the square root of R, which stores the
+            fewest rows.
+        operation: How two rows are combined: ``"multiply"``, ``"add"``, or ``"concatenate"`` with
+            half of the columns each.
 
     Raises:
-        ValueError: There are no buckets, or there is no such operation.
+        ValueError: There are no buckets, or the operation is unknown.
 
     Example:
         >>> [tuple(part.table.name.split("_")[1:]) for part in QR(4).parts(EmbeddingBagConfig(10, 8, "item"))]
@@ -92,7 +94,7 @@ class QR(Compression):
     def __post_init__(self) -> None:
         if self.num_buckets is not None and self.num_buckets < 1:
             raise ValueError(
-                f"QR: num_buckets={self.num_buckets} must be at least 1; the root of R stores the fewest rows"
+                f"QR: num_buckets={self.num_buckets} must be at least 1; the square root of R stores the fewest rows"
             )
         if self.operation not in get_args(Operation):
             raise ValueError(f"QR: operation={self.operation!r}; there are {', '.join(get_args(Operation))}")
@@ -104,11 +106,11 @@ class QR(Compression):
 
     @property
     def bounded(self) -> bool:
-        """The remainder of any id is a row, and so is a quotient slightly beyond the table's end."""
+        """True: an invalid id has a valid remainder, and perhaps a valid quotient."""
         return True
 
     def parts(self, table: EmbeddingBagConfig) -> list[Part]:
-        """The tables of quotients and of remainders, drawn so that what they combine to is in the table's range."""
+        """The tables of quotients and remainders; initial combined rows have the table's range."""
         buckets = self.num_buckets or math.isqrt(table.num_embeddings - 1) + 1
         first = last = table.embedding_dim
         ends = table.get_weight_init_min(), table.get_weight_init_max()
@@ -128,7 +130,7 @@ class QR(Compression):
         ]
 
     def combine(self, found: Sequence[Tensor]) -> Tensor:
-        """Rows of the quotients and of the remainders, multiplied, added or side by side."""
+        """Multiply, add or concatenate rows of quotients and remainders."""
         if self.operation == "add":
             return found[0] + found[1]
         return found[0] * found[1] if self.per_id else torch.cat(list(found), dim=-1)
@@ -136,15 +138,16 @@ class QR(Compression):
 
 @dataclass(frozen=True)
 class Hash(Compression):
-    """Ids hashed to few rows: row i is the sum of one row for each of several hashes.
+    """Hashing: row i is the sum of the rows to which several hashes map i.
 
-    Two ids that share a row under one hash seldom share all of them. Ids may be any int64 numbers. With importance
-    weights, each id learns by how much it multiplies each of its rows (hash embeddings), and ids are below R again.
+    Two ids that share a row under one hash rarely share all rows. Ids may be any int64. With
+    importance weights (hash embeddings), each id also learns a factor for each of its rows, and ids
+    must be less than R.
 
     Args:
-        rows: Rows of the table that is stored.
-        hashes: Rows that are summed for an id.
-        importance: Whether each of the R ids has ``hashes`` weights of its own, which begin as 1.
+        rows: Rows of the stored table.
+        hashes: Number of rows that are summed per id.
+        importance: Whether each of the R ids has ``hashes`` weights, which are initially 1.
 
     Raises:
         ValueError: There are no rows or no hashes.
@@ -155,7 +158,8 @@ class Hash(Compression):
         [(50, 8), (1000, 2)]
 
     Source:
-        Weinberger et al., *Feature Hashing* (2009), for one hash; Svenstrup et al., *Hash Embeddings* (2017).
+        Weinberger et al., *Feature Hashing* (2009), for one hash; Svenstrup et al., *Hash
+        Embeddings* (2017).
     """
 
     rows: int
@@ -168,11 +172,11 @@ class Hash(Compression):
 
     @property
     def per_id(self) -> bool:
-        """Whether each id has weights of its own."""
+        """Whether each id has importance weights."""
         return self.importance
 
     def parts(self, table: EmbeddingBagConfig) -> list[Part]:
-        """The rows that ids share, drawn so that their sum is in the table's range, and the ids' own weights."""
+        """The shared rows, whose initial sums have the table's range, and importance weights."""
         ends = table.get_weight_init_min() / self.hashes, table.get_weight_init_max() / self.hashes
         hashes = {seed: partial(mixing_hash, rows=self.rows, seed=seed) for seed in range(self.hashes)}
         maps = tuple(IdMap(f"#{seed}%{self.rows}", hashed) for seed, hashed in hashes.items())
@@ -192,10 +196,10 @@ class Hash(Compression):
 
 @dataclass(frozen=True)
 class Block(Compression):
-    """Narrow rows and one matrix: row i [D] is a stored row [columns] times a matrix [columns, D] that all rows share.
+    """Low-rank table: row i is a stored row [columns] times a shared matrix [columns, D].
 
     Args:
-        columns: Of the table that is stored; with D of them there is no matrix.
+        columns: Columns of the stored table; if it has D, there is no matrix.
 
     Raises:
         ValueError: There are no columns, or more than the table has.
@@ -205,13 +209,13 @@ class Block(Compression):
         4
 
     Source:
-        The columns of a table may depend on how popular its rows are, see ``mixed_dimensions``.
+        ``mixed_dimensions`` chooses columns by popularity.
     """
 
     columns: int
 
     def width(self, table: EmbeddingBagConfig) -> int:
-        """The columns that are stored."""
+        """The stored columns."""
         return self.columns
 
     def parts(self, table: EmbeddingBagConfig) -> list[Part]:
@@ -236,7 +240,7 @@ class Whole(Compression):
 def _part(
     table: EmbeddingBagConfig, kind: str, rows: int, columns: int, ends: tuple[float, float]
 ) -> EmbeddingBagConfig:
-    """A table of other rows and columns, with initial values between two ends; the rest is the table's."""
+    """The table with other rows, columns and range of initial values."""
     return replace(
         table,
         name=f"{table.name}_{kind}",
@@ -248,15 +252,16 @@ def _part(
 
 
 def mixed_dimensions(popularity: Mapping[str, float], base: int, alpha: float) -> dict[str, int]:
-    """Columns for each table, the more the more often a row of it is looked up: ``base * (p / max(p)) ** alpha``.
+    """Columns per table that grow with its popularity p: ``base * (p / max(p)) ** alpha``.
 
     Args:
-        popularity: For each table, lookups per row, in any unit. For tables that are looked up equally often, 1 / R.
+        popularity: Lookups per row of each table, in any unit. Use 1 / R for tables with equal
+            numbers of lookups.
         base: D, columns of the most popular table.
         alpha: With 0 every table has D columns, with 1 columns are proportional to popularity.
 
     Returns:
-        For each table a power of two from 4 on, and at most ``base``: what ``Block`` stores.
+        For each table a power of two from 4 to ``base``: the stored columns of its ``Block``.
 
     Raises:
         ValueError: A popularity is not positive.
@@ -266,7 +271,8 @@ def mixed_dimensions(popularity: Mapping[str, float], base: int, alpha: float) -
         {'country': 64, 'item': 4}
 
     Source:
-        Ginart et al., *Mixed Dimension Embeddings with Application to Memory-Efficient Recommendation Systems* (2019).
+        Ginart et al., *Mixed Dimension Embeddings with Application to Memory-Efficient
+        Recommendation Systems* (2019).
     """
     wrong = {name: one for name, one in popularity.items() if not one > 0}
     if wrong:

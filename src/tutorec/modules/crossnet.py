@@ -1,19 +1,21 @@
-"""Cross networks: each layer multiplies its input by the first input, and so learns products of features.
+"""Cross networks: each layer multiplies its input by the first one and so learns products.
 
-With x_0 the input, x_l what enters layer l, and ``*`` element by element, a layer gives
+With x_0 the input, x_l the input of layer l, and ``*`` elementwise, a layer computes
 
-==========================  ======================================================================  ==================
-class                       x_{l+1}                                                                 numbers per layer
-==========================  ======================================================================  ==================
-``CrossNet``                ``x_0 * (W x_l + b) + x_l``                                             N^2 + N
-``LowRankCrossNet``         ``x_0 * (W (V x_l) + b) + x_l``                                         2 N r + N
-``VectorCrossNet``          ``x_0 (w . x_l) + b + x_l``                                             2 N
-``LowRankMixtureCrossNet``  ``sum_k gate_k(x_l) x_0 * (U_k g(C_k g(V_k x_l)) + b) + x_l``           K r (2 N + r) + N
-==========================  ======================================================================  ==================
+======================  ========================================================  =================
+class                   x_{l+1}                                                   weights per layer
+======================  ========================================================  =================
+CrossNet                ``x_0 * (W x_l + b) + x_l``                               N^2 + N
+LowRankCrossNet         ``x_0 * (W (V x_l) + b) + x_l``                           2 N r + N
+VectorCrossNet          ``x_0 (w . x_l) + b + x_l``                               2 N
+LowRankMixtureCrossNet  ``sum_k gate_k x_0 * (U_k g(C_k g(V_k x_l)) + b) + x_l``  K r (2 N + r) + N
+======================  ========================================================  =================
 
-``VectorCrossNet`` is DCN (Wang et al., 2017, https://arxiv.org/abs/1708.05123); the others are DCN-V2 (Wang et al.,
-2020, https://arxiv.org/abs/2008.13535). Names, weights and their order are those of ``torchrec.modules.crossnet``: a
-state_dict of one loads into the other, and one seed gives both the same weights.
+The gates are functions of x_l. ``VectorCrossNet`` is DCN (Wang et al., 2017,
+https://arxiv.org/abs/1708.05123); the others are DCN-V2 (Wang et al., 2020,
+https://arxiv.org/abs/2008.13535). Names, weights and their order are those of
+``torchrec.modules.crossnet``: state dicts are interchangeable, and the same seed gives the same
+weights.
 """
 
 from collections.abc import Callable
@@ -28,7 +30,7 @@ class CrossNet(nn.Module):
 
     Args:
         in_features: N.
-        num_layers: How many layers; each raises the degree of the products by one.
+        num_layers: Number of layers; each raises the degree of the products by one.
 
     Example:
         >>> import torch
@@ -55,11 +57,11 @@ class CrossNet(nn.Module):
 class LowRankCrossNet(nn.Module):
     """Layers whose matrix is a product of two thin ones, N x r and r x N: ``[B, N]`` to ``[B, N]``.
 
-    It takes less work than `CrossNet` where r < N / 2.
+    It has fewer operations than `CrossNet` if r < N / 2.
 
     Args:
         in_features: N.
-        num_layers: How many layers.
+        num_layers: Number of layers.
         low_rank: r.
 
     Raises:
@@ -93,7 +95,7 @@ class VectorCrossNet(nn.Module):
 
     Args:
         in_features: N.
-        num_layers: How many layers.
+        num_layers: Number of layers.
 
     Example:
         >>> import torch
@@ -124,10 +126,10 @@ class LowRankMixtureCrossNet(nn.Module):
 
     Args:
         in_features: N.
-        num_layers: How many layers.
+        num_layers: Number of layers.
         num_experts: K.
         low_rank: r.
-        activation: g, a function of a tensor or a module.
+        activation: g, a function or a module.
 
     Raises:
         ValueError: ``num_experts`` or ``low_rank`` is less than 1.
@@ -174,12 +176,12 @@ class LowRankMixtureCrossNet(nn.Module):
 
 
 def _matrices(layers: int, *shape: int) -> nn.ParameterList:
-    """One drawn weight of this shape for each layer."""
+    """One initialized weight of this shape per layer."""
     return nn.ParameterList([nn.Parameter(nn.init.xavier_normal_(torch.empty(shape))) for _ in range(layers)])
 
 
 def _zeros(layers: int, *shape: int) -> nn.ParameterList:
-    """One bias of this shape for each layer."""
+    """One zero bias of this shape per layer."""
     return nn.ParameterList([nn.Parameter(torch.zeros(shape)) for _ in range(layers)])
 
 

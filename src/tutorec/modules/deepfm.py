@@ -1,14 +1,14 @@
-"""The two halves of DeepFM (Guo et al., 2017, https://arxiv.org/abs/1703.04247), over vectors of features."""
+"""The two parts of DeepFM (Guo et al., 2017, https://arxiv.org/abs/1703.04247)."""
 
 import torch
 from torch import Tensor, nn
 
 
 class DeepFM(nn.Module):
-    """The deep half: a module over all numbers of a sample.
+    """The deep part: a module on the concatenated embeddings of a sample.
 
     Args:
-        dense_module: From [B, sum of N D] to what is wanted.
+        dense_module: Module with the input [B, sum of N D].
 
     Example:
         >>> import torch
@@ -25,12 +25,12 @@ class DeepFM(nn.Module):
         self.dense_module = dense_module
 
     def forward(self, embeddings: list[Tensor]) -> Tensor:
-        """Tensors [B, N, D], of which N and D may differ, to what the module makes of them side by side."""
+        """Concatenate tensors [B, N, D], with any N and D each, and apply the module."""
         return self.dense_module(_side_by_side(embeddings))
 
 
 class FactorizationMachine(nn.Module):
-    """The other half: for each sample the sum of the products of every two of its numbers.
+    """Factorization machine: for each sample the sum of the products of all pairs of elements.
 
     Example:
         >>> import torch
@@ -43,12 +43,12 @@ class FactorizationMachine(nn.Module):
     """
 
     def forward(self, embeddings: list[Tensor]) -> Tensor:
-        """Tensors [B, N, D], of which N and D may differ, to [B, 1]."""
+        """Tensors [B, N, D], with any N and D each -> [B, 1]."""
         numbers = _side_by_side(embeddings)
         return (numbers.sum(1, keepdim=True).square() - numbers.square().sum(1, keepdim=True)) / 2
 
 
 @torch.fx.wrap
 def _side_by_side(embeddings: list[Tensor]) -> Tensor:
-    """All numbers of each sample, [B, sum of N D]."""
+    """All elements of each sample, [B, sum of N D]."""
     return torch.cat([embedding.flatten(1) for embedding in embeddings], dim=1)

@@ -1,4 +1,4 @@
-"""EmbeddingCollection: tables side by side whose rows are returned one per id, for models that read sequences."""
+"""`EmbeddingCollection`: tables without pooling, for models of sequences."""
 
 from abc import ABC, abstractmethod
 from typing import cast
@@ -24,7 +24,7 @@ from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 
 
 class EmbeddingCollectionInterface(nn.Module, ABC):
-    """What collections in one process have in common that return one row per id: with floats, quantized, or fused.
+    """Interface of unsharded collections without pooling: float, quantized and fused.
 
     Source:
         TorchRec's ``torchrec.modules.embedding_modules.EmbeddingCollectionInterface``.
@@ -32,45 +32,48 @@ class EmbeddingCollectionInterface(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Ids of F features to their rows, ``[N_f, D]`` by name."""
+        """Return the rows ``[N_f, D]`` of F features' ids, by name."""
 
     @abstractmethod
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """What each table is, in order."""
+        """Configuration of each table, in order."""
 
     @abstractmethod
     def need_indices(self) -> bool:
-        """Whether the results carry the ids that they belong to, as weights."""
+        """Whether results carry their ids, as weights."""
 
     @abstractmethod
     def embedding_dim(self) -> int:
-        """Width D of every table."""
+        """Number of columns D of every table."""
 
     @abstractmethod
     def embedding_names_by_table(self) -> list[list[str]]:
-        """The names of the results, table by table."""
+        """Names of the results, table by table."""
 
 
 class EmbeddingCollection(EmbeddingCollectionInterface):
-    """Embedding tables side by side: ids in, one row per id out, nothing pooled.
+    """A collection of embedding tables without pooling: every id returns its row.
 
-    In: a batch of F features and B samples, ``KeyedJaggedTensor`` (or a TensorDict). Out: for each feature a
-    ``JaggedTensor`` with values ``[N_f, D]``, the rows of the feature's N_f ids in their order, and the lengths ``[B]``
-    of the batch. This is the module of one process; its tables are plain ``nn.Embedding``. Tables may have different
-    widths, and rows of 16 bits come out as float32. Where a batch has inverse indices, the results are those of its B
-    samples, not of the lists that are stored.
+    The input is a ``KeyedJaggedTensor`` (or a TensorDict) of F features and B samples. The output
+    has for each feature a ``JaggedTensor``: values ``[N_f, D]``, the rows of the feature's N_f ids
+    in their order, and the lengths ``[B]`` of the batch. The module is unsharded; its tables are
+    plain ``nn.Embedding``. Tables may have different widths, and 16-bit rows are returned as
+    float32. For a batch with inverse indices, results are those of its B samples, not of the stored
+    bags.
 
     Args:
-        tables: What each table is. Names are distinct; a feature of several tables gives a result for each, named
-            ``feature@table``.
-        device: Where the tables live, by default torch's default device; ``meta`` allocates nothing.
-        need_indices: Whether the results carry the ids that they belong to, as weights.
-        use_gather_select: Chooses among TorchRec's kernels; no effect here.
-        use_gather_select_per_sharding: As above.
+        tables: Configuration of each table. Names must be distinct; a feature of several tables has
+            a result for each, named ``feature@table``.
+        device: Device of the tables, by default torch's default device; on ``meta`` nothing is
+            allocated.
+        need_indices: Whether results carry their ids, as weights.
+        use_gather_select: TorchRec's; has no effect.
+        use_gather_select_per_sharding: TorchRec's; has no effect.
 
     Raises:
-        TypeError: A table is no ``EmbeddingConfig``.
-        ValueError: Two tables have one name, a table has no name, or its number format cannot be had.
+        TypeError: A table is not an ``EmbeddingConfig``.
+        ValueError: Two tables have the same name, a table has no name, or its number format is not
+            supported.
 
     Example:
         >>> import torch
@@ -83,8 +86,8 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         True
 
     See Also:
-        TorchRec's ``torchrec.modules.embedding_modules.EmbeddingCollection``, whose tables have one width; of its two
-        collections only the sharded one heeds inverse indices.
+        TorchRec's ``torchrec.modules.embedding_modules.EmbeddingCollection``, whose tables have one
+        width; only its sharded collection supports inverse indices.
     """
 
     def __init__(
@@ -117,10 +120,10 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         self.reset_parameters()
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Look every id up in the tables of its feature.
+        """Look up every id in the tables of its feature.
 
         Args:
-            features: F features, B samples; or a TensorDict, as ``tutorec.sparse.tensor_dict`` takes it.
+            features: F features, B samples; a TensorDict is accepted.
 
         Returns:
             The rows ``[N_f, D]`` of each feature and table, by name.
@@ -146,7 +149,7 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
 
     @torch.jit.unused
     def _updated_rows(self, features: KeyedJaggedTensor) -> dict[str, Tensor]:
-        """By name the results of the tables that backward updates: rows [N_f, D], every id a bag of its own."""
+        """By name, the rows [N_f, D] of tables that backward updates, looked up as bags of one."""
         if type(features) is not KeyedJaggedTensor:
             return {}
         weights = {
@@ -164,48 +167,48 @@ class EmbeddingCollection(EmbeddingCollectionInterface):
         return dict(zip(weights, look_up(cast(list[Tensor], [*weights.values()]), batches), strict=True))
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """What each table is, in order."""
+        """Configuration of each table, in order."""
         return self._embedding_configs
 
     def embedding_names_by_table(self) -> list[list[str]]:
-        """The names of the results, table by table."""
+        """Names of the results, table by table."""
         return self._embedding_names_by_table
 
     def embedding_dim(self) -> int:
-        """Width D of every table; -1 without tables, an error where they differ: see ``embedding_configs()``."""
+        """Number of columns D of every table; -1 without tables, an error if they differ."""
         widths = {table.name: table.embedding_dim for table in self._embedding_configs}
         if len(set(widths.values())) > 1:
             raise ValueError(f"the tables have no common embedding_dim: {widths}; ask embedding_configs() for each")
         return next(iter(widths.values()), -1)
 
     def need_indices(self) -> bool:
-        """Whether the results carry the ids that they belong to, as weights."""
+        """Whether results carry their ids, as weights."""
         return self._need_indices
 
     def use_gather_select(self) -> bool:
-        """What was asked for; no effect here."""
+        """As given; has no effect."""
         return self._use_gather_select
 
     def use_gather_select_per_sharding(self) -> dict[str, bool] | None:
-        """What was asked for; no effect here."""
+        """As given; has no effect."""
         return self._use_gather_select_per_sharding
 
     @property
     def device(self) -> torch.device:
-        """Where the tables were made."""
+        """Device on which the tables were created."""
         return self._device
 
     def reset_parameters(self) -> None:
-        """Draw initial values again."""
+        """Initialize the weights."""
         draw_weights(self._embedding_configs, self.embeddings)
 
     def _build(self, table: EmbeddingConfig) -> nn.Embedding:
-        """One table as a module, its weight not yet drawn."""
+        """Create the module of a table, not yet initialized."""
         weight = empty_weight(table, self._device)
         return nn.Embedding(weight.shape[0], weight.shape[1], _weight=weight)
 
 
 def _only_looks_up(table: nn.Module) -> bool:
-    """Whether a table is a plain one, without hooks: another one is to be called."""
+    """Whether a table is a plain one without hooks, so that it need not be called."""
     hooked = table._forward_hooks or table._forward_pre_hooks
     return type(table) is nn.Embedding and not hooked and table.max_norm is None and table.padding_idx is None

@@ -1,4 +1,4 @@
-"""What a table is, before it exists: name, rows, columns, features, pooling, number format."""
+"""Configuration of tables: name, rows, columns, features, pooling, number format."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from tutorec.types import DataType
 from tutorec.types import data_type_to_dtype as data_type_to_dtype
 from tutorec.types import dtype_to_data_type as dtype_to_data_type
 
-# How many bits a number has in each format that a table is quantized to, or made of.
+# Bits per element of the formats of quantized and float tables.
 DATA_TYPE_NUM_BITS: dict[DataType, int] = {
     DataType.FP32: 32,
     DataType.FP16: 16,
@@ -29,10 +29,11 @@ DATA_TYPE_NUM_BITS: dict[DataType, int] = {
 
 @unique
 class PoolingType(Enum):
-    """How the rows of a bag become one row; TorchRec's ``PoolingType``, and SQRTN, which TorchRec has not.
+    """How the rows of a bag are pooled; TorchRec's ``PoolingType`` with an additional SQRTN.
 
-    SUM adds the n rows (times their weights), MEAN divides the sum by n, SQRTN divides it by the root of n, or by the
-    root of the sum of squared weights; NONE keeps the rows apart. A bag without ids gives zeros.
+    SUM adds the n rows (times their weights), MEAN divides the sum by n, SQRTN divides it by the
+    square root of n, or of the sum of squared weights; NONE does not pool. An empty bag returns
+    zeros.
 
     Example:
         >>> PoolingType.MEAN.value
@@ -46,7 +47,7 @@ class PoolingType(Enum):
 
 
 def pooling_type_to_str(pooling_type: PoolingType) -> str:
-    """The pooling as kernels spell it.
+    """The name of a pooling in kernels.
 
     Args:
         pooling_type: SUM, MEAN or SQRTN.
@@ -55,7 +56,7 @@ def pooling_type_to_str(pooling_type: PoolingType) -> str:
         ``"sum"``, ``"mean"`` or ``"sqrtn"``; the first two are modes of ``torch.nn.EmbeddingBag``.
 
     Raises:
-        ValueError: NONE, which pools nothing.
+        ValueError: NONE, which is not a pooling.
 
     Example:
         >>> pooling_type_to_str(PoolingType.MEAN)
@@ -84,7 +85,7 @@ _UNSUPPORTED = {
 
 @dataclass
 class BaseEmbeddingConfig:
-    """One table: R rows of D columns, and the features that look rows up in it.
+    """A table of R rows and D columns, and the features that look rows up in it.
 
     Args:
         num_embeddings: R, rows.
@@ -95,20 +96,21 @@ class BaseEmbeddingConfig:
         weight_init_max: Upper end of the uniform initial values, by default ``1 / sqrt(R)``.
         weight_init_min: Lower end, by default ``-1 / sqrt(R)``.
         num_embeddings_post_pruning: Rows left after pruning, for a quantized table.
-        init_fn: Fills the weight [R, D], or returns what it is to be filled with, instead of the uniform draw.
-        need_pos: Position-weighted tables are not supported: leave it False.
-        input_dim: TorchRec's, and like the next one and the last three without a meaning here: leave them at their
-            defaults.
+        init_fn: Fills the weight [R, D], or returns its initial values, instead of the uniform
+            distribution.
+        need_pos: TorchRec's position weights; not supported, leave it False.
+        input_dim: TorchRec's; not supported, like the next one and the last three: leave them at
+            their defaults.
         total_num_buckets: Buckets of a table that grows.
-        use_virtual_table: Whether R is a cap: rows are zeros, and take memory and initial values when an id is admitted
-            to them by the table's `GrowingManagedCollisionModule`.
-        virtual_table_eviction_policy: Which of those rows are given up.
-        enable_embedding_update: Rows that are written while they are served.
-        stash_weights: Rows that leave the device between steps.
+        use_virtual_table: Whether R is a cap. Rows are zeros; they take memory and get initial
+            values when the table's `GrowingManagedCollisionModule` admits an id to them.
+        virtual_table_eviction_policy: Eviction of such rows.
+        enable_embedding_update: Updates of rows during serving.
+        stash_weights: Moves rows off the device between steps.
 
     Raises:
-        NotImplementedError: A field asks for something that is not supported; it would have no effect.
-        ValueError: Rows or columns are not positive whole numbers, or a feature is named twice.
+        NotImplementedError: A field requests something that is not supported.
+        ValueError: Rows or columns are not positive integers, or a feature is named twice.
     """
 
     num_embeddings: int
@@ -154,17 +156,17 @@ class BaseEmbeddingConfig:
         return -sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
 
     def num_features(self) -> int:
-        """Features that look rows up in this table."""
+        """Number of features that look rows up in this table."""
         return len(self.feature_names)
 
     def init_weight(self, weight: Tensor) -> None:
-        """Fill a weight [R, D], or rows of one, with initial values: ``init_fn``'s, or uniform ones."""
+        """Initialize a weight [R, D], or some of its rows, by ``init_fn`` or uniformly."""
         if self.init_fn is None:
             weight.uniform_(self.get_weight_init_min(), self.get_weight_init_max())
             return
         made = self.init_fn(weight)
         if isinstance(made, Tensor) and made is not weight:
-            # A function that returns new values instead of filling the weight means them.
+            # A function may return new values instead of filling the weight.
             if made.shape != weight.shape:
                 raise ValueError(
                     f"table {self.name!r}: init_fn returned shape {list(made.shape)} for a weight of shape "
@@ -175,10 +177,10 @@ class BaseEmbeddingConfig:
 
 @dataclass
 class EmbeddingBagConfig(BaseEmbeddingConfig):
-    """A table whose rows are pooled per bag; TorchRec's ``EmbeddingBagConfig``.
+    """A table with pooling; TorchRec's ``EmbeddingBagConfig``.
 
     Args:
-        pooling: SUM, MEAN or SQRTN; a bag without ids gives zeros.
+        pooling: SUM, MEAN or SQRTN; an empty bag returns zeros.
 
     Example:
         >>> EmbeddingBagConfig(num_embeddings=4096, embedding_dim=64, name="user").get_weight_init_max()
@@ -190,7 +192,7 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
 
 @dataclass
 class EmbeddingConfig(BaseEmbeddingConfig):
-    """A table whose rows are returned one per id; TorchRec's ``EmbeddingConfig``.
+    """A table without pooling; TorchRec's ``EmbeddingConfig``.
 
     Example:
         >>> EmbeddingConfig(num_embeddings=10, embedding_dim=4, name="user", feature_names=["user_id"]).num_features()
@@ -201,12 +203,13 @@ class EmbeddingConfig(BaseEmbeddingConfig):
 class QuantConfig(NamedTuple):
     """The number formats of a quantized collection; TorchRec's ``QuantConfig``.
 
-    What stands for a format is what torch's quantization passes around, an observer or what makes one, of which only
-    the ``dtype`` is read: ``torch.ao.quantization.PlaceholderObserver.with_args(dtype=torch.int8)``. A plain
-    ``torch.dtype`` or ``DataType`` will do, and needs nothing of ``torch.ao``.
+    A format is given as in torch's quantization, by an observer or an observer factory, of which
+    only the ``dtype`` is used:
+    ``torch.ao.quantization.PlaceholderObserver.with_args(dtype=torch.int8)``. A plain
+    ``torch.dtype`` or ``DataType`` is accepted, too.
 
     Args:
-        activation: Format of the pooled rows that come out.
+        activation: Format of the returned rows.
         weight: Format of the tables.
         per_table_weight_dtype: Other formats for some tables, by name.
 

@@ -1,4 +1,4 @@
-"""EmbeddingBagCollection: tables side by side, looked up and pooled for one batch."""
+"""`EmbeddingBagCollection`: tables with pooling."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from tutorec.sparse.tensor_dict import maybe_td_to_kjt
 
 
 class EmbeddingBagCollectionInterface(nn.Module, ABC):
-    """What collections in one process have in common that pool: with floats, quantized, or fused.
+    """Interface of unsharded collections with pooling: float, quantized and fused.
 
     Source:
         TorchRec's ``torchrec.modules.embedding_modules.EmbeddingBagCollectionInterface``.
@@ -33,11 +33,11 @@ class EmbeddingBagCollectionInterface(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Ids of F features and B samples to pooled rows ``[B, D]``."""
+        """Return the pooled rows ``[B, D]`` of F features and B samples."""
 
     @abstractmethod
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """What each table is, in order."""
+        """Configuration of each table, in order."""
 
     @abstractmethod
     def is_weighted(self) -> bool:
@@ -45,19 +45,22 @@ class EmbeddingBagCollectionInterface(nn.Module, ABC):
 
 
 class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
-    """Embedding tables side by side: ids in, one pooled row per feature and sample out.
+    """A collection of embedding tables with pooling: one pooled row per feature and sample.
 
-    In: a batch of F features and B samples, ``KeyedJaggedTensor``. Out: ``KeyedTensor`` with values ``[B, D]``, where
-    D is the sum of the columns over all features of all tables. This is the module of one process; its tables are
-    plain ``nn.EmbeddingBag``. Sharding replaces it by one that holds a part of the tables on each rank.
+    The input is a ``KeyedJaggedTensor`` of F features and B samples. The output is a
+    ``KeyedTensor`` ``[B, D]``, where D is the sum of the columns over all features of all tables.
+    The module is unsharded; its tables are plain ``nn.EmbeddingBag``. Sharding replaces it by a
+    module with shards on each rank.
 
     Args:
-        tables: What each table is. Names are distinct; one feature may be looked up in several tables.
+        tables: Configuration of each table. Names must be distinct; one feature may be looked up in
+            several tables.
         is_weighted: Whether each id carries a weight that multiplies its row.
-        device: Where the tables live; ``meta`` allocates nothing.
+        device: Device of the tables; on ``meta`` nothing is allocated.
 
     Raises:
-        ValueError: Two tables have one name, a table has no name, or its pooling or number format cannot be had.
+        ValueError: Two tables have the same name, a table has no name, or its pooling or number
+            format is not supported.
 
     Example:
         >>> import torch
@@ -101,19 +104,20 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self.reset_parameters()
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Look every feature's bags up in its tables and pool each bag to one row.
+        """Look up and pool every feature's bags in its tables.
 
         Args:
-            features: F features, B samples; a bag is one feature's ids of one sample. A TensorDict will do.
+            features: F features, B samples; a bag is one feature's ids in one sample. A TensorDict
+                is accepted.
 
         Returns:
-            The pooled rows side by side, ``[B, D]``, one key per feature and table.
+            The pooled rows ``[B, D]``, one key per feature and table.
         """
         if not is_scripting():
             features = maybe_td_to_kjt(features, self._lookups.keys)
             check_ids(features, self._feature_rows, self._is_weighted, self)
             values = pool_at_once(features, self.embedding_bags, self._lookups)
-            if values is not None:  # one call for all tables: where it is to be had, and faster
+            if values is not None:  # one call for all tables, if possible and faster
                 return KeyedTensor(self._embedding_names, self._length_per_name, values)
         bags = features.to_dict()
         pooled: list[Tensor] = []
@@ -125,7 +129,7 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
         return KeyedTensor(self._embedding_names, self._length_per_name, self._side_by_side(features, pooled))
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """What each table is, in order."""
+        """Configuration of each table, in order."""
         return self._embedding_bag_configs
 
     def is_weighted(self) -> bool:
@@ -134,31 +138,31 @@ class EmbeddingBagCollection(EmbeddingBagCollectionInterface):
 
     @property
     def device(self) -> torch.device:
-        """Where the tables were made."""
+        """Device on which the tables were created."""
         return self._device
 
     def reset_parameters(self) -> None:
-        """Draw initial values again."""
+        """Initialize the weights."""
         draw_weights(self._embedding_bag_configs, self.embedding_bags)
 
     def _build(self, table: EmbeddingBagConfig) -> nn.EmbeddingBag:
-        """One table as a module, its weight not yet drawn."""
+        """Create the module of a table, not yet initialized."""
         weight, mode = empty_weight(table, self._device), kernel_pooling(_pooling(table), self._is_weighted)
         rows, columns = weight.shape
         return nn.EmbeddingBag(rows, columns, _weight=weight, mode=mode, include_last_offset=True)
 
     def _weights_of(self, bag: JaggedTensor, table: int) -> Tensor | None:
-        """What each id's row is multiplied by [N]: the caller's weights, and what SQRTN divides by."""
+        """The factor of each id's row [N]: the caller's weights, and the divisor of SQRTN."""
         weights = bag_weights(self._poolings[table], bag.offsets(), bag.weights() if self._is_weighted else None)
         if weights is None:
             return None
-        # TorchScript keeps no list of dtypes.
+        # TorchScript does not support a list of dtypes.
         if self._formats[table] == "FP16":
             return weights.half()
         return weights.to(torch.bfloat16) if self._formats[table] == "BF16" else weights.float()
 
     def _side_by_side(self, features: KeyedJaggedTensor, pooled: list[Tensor]) -> Tensor:
-        """Each result's pooled rows as columns of one tensor [B, D]."""
+        """Concatenate the pooled rows of all results to [B, D]."""
         if is_scripting():
             return torch.cat(pooled, dim=1)
         return side_by_side(features, self._lookups, pooled)
@@ -169,14 +173,14 @@ def _pooling(table: EmbeddingBagConfig) -> PoolingKind:
 
 
 def check_pooling(tables: Sequence[EmbeddingBagConfig], is_weighted: bool) -> None:
-    """Check that every table pools, and that its pooling goes with weights.
+    """Check that every table pools, and that its pooling supports weights.
 
     Args:
         tables: The tables.
         is_weighted: Whether each id carries a weight.
 
     Raises:
-        ValueError: A table does not pool, or averages while ids carry weights.
+        ValueError: A table does not pool, or has MEAN pooling while ids carry weights.
     """
     for table in tables:
         if table.pooling is PoolingType.NONE:

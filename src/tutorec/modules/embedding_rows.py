@@ -1,4 +1,4 @@
-"""How stored lists become the samples of a batch, where rows are not pooled."""
+"""Application of inverse indices to unpooled rows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tutorec.sparse.layout import offsets_of_lengths
 def samples_of_lists(
     outputs: dict[str, JaggedTensor], features: KeyedJaggedTensor, features_of_names: dict[str, str]
 ) -> dict[str, JaggedTensor]:
-    """The results of a batch's samples, where it stores lists and says which of them each sample means.
+    """The results of a batch's samples, for a batch with inverse indices.
 
     Args:
-        outputs: The results of the stored lists, by name.
+        outputs: The results of the stored bags, by name.
         features: The batch.
         features_of_names: The feature of each result.
 
     Returns:
-        The results themselves where the batch has no inverse indices; else those of its B samples.
+        ``outputs`` if the batch has no inverse indices; else the results of its B samples.
 
     Raises:
         KeyError: The inverse indices lack a feature.
@@ -37,7 +37,7 @@ def samples_of_lists(
 
 
 def _take_lists(jagged: JaggedTensor, indices: Tensor) -> JaggedTensor:
-    """The lists at ``indices`` [B], one after the other; a list may be taken several times."""
+    """The bags at ``indices`` [B], concatenated; a bag may be taken several times."""
     lengths = jagged.lengths().index_select(0, indices)
     offsets = offsets_of_lengths(lengths)
     shift = jagged.offsets().index_select(0, indices) - offsets[:-1]

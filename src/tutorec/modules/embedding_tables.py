@@ -1,4 +1,4 @@
-"""What every collection asks of its tables: names that can be paths, formats that can be trained, names of results."""
+"""Checks of a collection's tables, names of its results, and initialization of its weights."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ _TRAINED = (DataType.FP32, DataType.FP16, DataType.BF16)
 
 
 def checked_tables(owner: str, tables: Sequence[_Config], kind: type[_Config], trained: bool = True) -> list[_Config]:
-    """The tables of a collection, each with at least one feature, after what one config alone cannot know is checked.
+    """Check the tables of a collection together, and add missing feature names.
 
-    A table without ``feature_names`` is looked up by the feature of its own name, as TorchRec does; the caller's config
-    is left as it is.
+    A table without ``feature_names`` is looked up by the feature of its own name, as in TorchRec;
+    the caller's config is not changed.
 
     Args:
         owner: The collection's class, for messages.
-        tables: What each table is.
-        kind: The config that this collection takes.
-        trained: Whether the tables are to be trained, which a quantized one cannot be.
+        tables: Configuration of each table.
+        kind: Class of the configs.
+        trained: Whether the tables will be trained, which a quantized format does not support.
 
     Returns:
-        The tables, in order.
+        The tables, in order, each with at least one feature.
 
     Raises:
-        TypeError: A table is described by another kind of config.
-        ValueError: Two tables have one name, a name cannot be part of a path, or a number format cannot be trained.
+        TypeError: A config has another class.
+        ValueError: Two tables have the same name, a name cannot be part of a path, or a number
+            format cannot be trained.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingConfig
@@ -76,13 +77,13 @@ def _check_table(table: BaseEmbeddingConfig, trained: bool) -> None:
 
 
 def get_embedding_names_by_table(tables: Sequence[BaseEmbeddingConfig]) -> list[list[str]]:
-    """The names of the results, table by table: the feature, or ``feature@table`` where several tables share it.
+    """Names of the results, table by table: the feature, or ``feature@table`` for shared features.
 
     Args:
         tables: The tables, in order.
 
     Returns:
-        For each table the name of each feature's result.
+        For each table the result name of each feature.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig
@@ -111,7 +112,7 @@ def empty_weight(config: BaseEmbeddingConfig, device: torch.device) -> torch.Ten
 
 
 def draw_weights(configs: Sequence[BaseEmbeddingConfig], tables: nn.ModuleDict) -> None:
-    """Fill the tables with initial values; not on the meta device, nor virtual tables, whose rows get theirs later."""
+    """Initialize the tables, except on the meta device and except growing (virtual) tables."""
     with torch.no_grad():
         for config, table in zip(configs, tables.values(), strict=True):
             weight = table.get_parameter("weight")

@@ -1,4 +1,4 @@
-"""What changes a batch before its collection looks rows up."""
+"""Base class of modules that change a batch before its collection looks rows up."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
 
 class BaseGroupedFeatureProcessor(nn.Module, ABC):
-    """A module that gives all ids of a batch weights, or other ids; subclasses say how.
+    """A module that sets weights or other ids for a whole batch; to be subclassed.
 
-    A model calls it before its collection, which is built with ``is_weighted=True`` if the ids have weights then.
+    A model calls it before its collection, which needs ``is_weighted=True`` if the processor sets
+    weights.
 
     Example:
         >>> import torch
@@ -30,4 +31,4 @@ class BaseGroupedFeatureProcessor(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """The batch, changed."""
+        """Return the changed batch."""

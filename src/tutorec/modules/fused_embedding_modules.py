@@ -1,7 +1,7 @@
-"""Collections whose optimizer is part of them: backward updates the rows of the batch, and makes no gradient [R, D].
+"""Collections with a fused optimizer: backward updates the rows of the batch.
 
-A fused collection is an `EmbeddingBagCollection` or an `EmbeddingCollection` whose tables are given an optimizer by
-`apply_optimizer_in_backward` when they are made. Sharding reads it there, as it does with every table.
+A fused collection is an `EmbeddingBagCollection` or `EmbeddingCollection` whose constructor calls
+`apply_optimizer_in_backward` on its tables. Sharding uses that optimizer, as for any table.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _FUSED = (torch.optim.SGD, *_ADAGRADS, torch.optim.Adam, torch.optim.AdamW, Part
 
 
 class _Fused(nn.Module):
-    """What both collections have in common."""
+    """Common base of both fused collections."""
 
     def _fuse(self, optimizer_type: type[torch.optim.Optimizer], kwargs: dict[str, Any], location: Any) -> None:
-        """Give every table its optimizer."""
+        """Attach an optimizer to every table."""
         name = type(self).__name__
         if optimizer_type not in _FUSED:
             raise ValueError(
@@ -47,11 +47,11 @@ class _Fused(nn.Module):
         return self._optimizer_type
 
     def optimizer_kwargs(self) -> dict[str, Any]:
-        """The arguments of the optimizer, as they were given."""
+        """The arguments of the optimizer, as given."""
         return self._optimizer_kwargs
 
     def fused_optimizer(self) -> CombinedOptimizer:
-        """The optimizers of all tables as one: rates are changed, and state is read and loaded, through it."""
+        """The optimizers of all tables as one, to change rates and to save and load state."""
         return CombinedOptimizer(
             [
                 KeyedOptimizerWrapper({name: table}, lambda _, table=table: table._in_backward_optimizers[0])  # pyright: ignore[reportAttributeAccessIssue]
@@ -61,7 +61,7 @@ class _Fused(nn.Module):
 
 
 def _under_torchs_names(kind: type[torch.optim.Optimizer], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments for torch's class; a rate and an eps that are not given are those of fused kernels."""
+    """The arguments under torch's names, with the default rate and eps of fused kernels."""
     given = {"lr": kwargs.get("learning_rate", 0.01), **({"eps": 1e-8} if kind in _ADAGRADS else {}), **kwargs}
     given.pop("learning_rate", None)
     if "beta1" in given or "beta2" in given:
@@ -70,19 +70,22 @@ def _under_torchs_names(kind: type[torch.optim.Optimizer], kwargs: dict[str, Any
 
 
 class FusedEmbeddingBagCollection(_Fused, EmbeddingBagCollection):
-    """An `EmbeddingBagCollection` that backward trains.
+    """An `EmbeddingBagCollection` whose tables are updated by backward.
 
     Args:
-        tables: What each table is.
-        optimizer_type: ``torch.optim.SGD``, ``Adagrad``, ``Adam``, ``AdamW``, `RowWiseAdagrad` or `PartialRowWiseAdam`.
-        optimizer_kwargs: Its arguments; fbgemm's names (``learning_rate``, ``beta1``, ``beta2``) will do.
+        tables: Configuration of each table.
+        optimizer_type: ``torch.optim.SGD``, ``Adagrad``, ``Adam``, ``AdamW``, `RowWiseAdagrad` or
+            `PartialRowWiseAdam`.
+        optimizer_kwargs: Its arguments; fbgemm's names (``learning_rate``, ``beta1``, ``beta2``)
+            are accepted.
         is_weighted: Whether each id carries a weight that multiplies its row.
-        device: Where the tables live.
-        location: fbgemm's ``EmbeddingLocation``; managed memory is for sharded tables.
+        device: Device of the tables.
+        location: fbgemm's ``EmbeddingLocation``; managed memory is supported for sharded tables
+            only.
 
     Raises:
-        NotImplementedError: Tables are to lie in managed memory.
-        ValueError: The optimizer has no fused form, or a table cannot be had.
+        NotImplementedError: Managed memory is requested.
+        ValueError: The optimizer has no fused form, or a table is invalid.
 
     Example:
         >>> import torch
@@ -112,19 +115,19 @@ class FusedEmbeddingBagCollection(_Fused, EmbeddingBagCollection):
 
 
 class FusedEmbeddingCollection(_Fused, EmbeddingCollection):
-    """An `EmbeddingCollection` that backward trains; on the CPU too, where TorchRec's does not run.
+    """An `EmbeddingCollection` whose tables are updated by backward; also supported on the CPU.
 
     Args:
-        tables: What each table is.
-        optimizer_type: As of `FusedEmbeddingBagCollection`.
-        optimizer_kwargs: As there.
-        device: Where the tables live.
-        need_indices: Whether the results carry the ids that they belong to, as weights.
-        location: As there.
+        tables: Configuration of each table.
+        optimizer_type: As in `FusedEmbeddingBagCollection`.
+        optimizer_kwargs: As in `FusedEmbeddingBagCollection`.
+        device: Device of the tables.
+        need_indices: Whether results carry their ids, as weights.
+        location: As in `FusedEmbeddingBagCollection`.
 
     Raises:
-        NotImplementedError: Tables are to lie in managed memory.
-        ValueError: The optimizer has no fused form, or a table cannot be had.
+        NotImplementedError: Managed memory is requested.
+        ValueError: The optimizer has no fused form, or a table is invalid.
 
     Source:
         TorchRec's ``torchrec.modules.fused_embedding_modules.FusedEmbeddingCollection``.
@@ -150,14 +153,16 @@ def fuse_embedding_optimizer(
     device: torch.device | None = None,
     location: Any = None,
 ) -> nn.Module:
-    """Replace every collection inside a model by its fused form, which keeps the weights; TorchRec draws them again.
+    """Replace every collection of a model by its fused form, with the same weights.
+
+    TorchRec initializes the weights again.
 
     Args:
         model: The model; collections inside it are replaced in place.
-        optimizer_type: As of `FusedEmbeddingBagCollection`.
-        optimizer_kwargs: As there.
-        device: Where the tables are to live; by default where they are.
-        location: As there.
+        optimizer_type: As in `FusedEmbeddingBagCollection`.
+        optimizer_kwargs: As in `FusedEmbeddingBagCollection`.
+        device: Device of the tables; by default unchanged.
+        location: As in `FusedEmbeddingBagCollection`.
 
     Returns:
         The model; if it is a collection itself, its fused form.

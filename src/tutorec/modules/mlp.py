@@ -1,4 +1,4 @@
-"""Dense layers: a perceptron is one linear layer and its activation, an MLP is several in a row."""
+"""Dense layers: a perceptron is a linear layer with an activation, an MLP a sequence of them."""
 
 from collections.abc import Callable
 from inspect import isfunction, signature
@@ -15,15 +15,15 @@ _SWISH = "swish_layernorm"
 
 
 class Perceptron(nn.Module):
-    """One linear layer and its activation: ``[B, in_size]`` to ``[B, out_size]``; TorchRec's ``Perceptron``.
+    """A linear layer with activation: ``[B, in_size]`` -> ``[B, out_size]``.
 
     Args:
-        in_size: Columns in.
-        out_size: Columns out.
-        bias: Whether a constant is added to each column.
-        activation: What is applied to each number, a function or a module.
-        device: Where the weights live.
-        dtype: Format of the weights.
+        in_size: Input columns.
+        out_size: Output columns.
+        bias: Whether there is a bias.
+        activation: Elementwise activation, a function or a module.
+        device: Device of the weights.
+        dtype: Dtype of the weights.
 
     Example:
         >>> import torch
@@ -45,25 +45,27 @@ class Perceptron(nn.Module):
         self._activation_fn = activation
 
     def forward(self, input: Tensor) -> Tensor:
-        """The activated linear layer, ``[B, out_size]``."""
+        """Apply the layer, ``[B, out_size]``."""
         return self._activation_fn(self._linear(input))
 
 
 class MLP(nn.Module):
-    """Perceptrons in a row: ``[B, in_size]`` to ``[B, layer_sizes[-1]]``; TorchRec's ``MLP``.
+    """A sequence of perceptrons: ``[B, in_size]`` to ``[B, layer_sizes[-1]]``; TorchRec's ``MLP``.
 
     Args:
-        in_size: Columns in.
-        layer_sizes: Columns out of each layer, at least one.
-        bias: Whether each layer adds a constant to each column.
-        activation: ``"relu"``, ``"sigmoid"``, ``"swish_layernorm"`` (a ``SwishLayerNorm`` for each layer), a function,
-            a module, or a class or function that makes a module without arguments, called anew for each layer.
-        device: Where the weights live.
-        dtype: Format of the weights.
-        activation_on_last: Whether the last layer is activated too; False leaves logits.
+        in_size: Input columns.
+        layer_sizes: Output columns of each layer, at least one.
+        bias: Whether each layer has a bias.
+        activation: ``"relu"``, ``"sigmoid"``, ``"swish_layernorm"`` (one ``SwishLayerNorm`` per
+            layer), a function, a module, or a class or function without arguments that makes a
+            module, called once per layer.
+        device: Device of the weights.
+        dtype: Dtype of the weights.
+        activation_on_last: Whether the last layer has an activation; without it the output is
+            logits.
 
     Raises:
-        ValueError: The activation's name is not known.
+        ValueError: The activation's name is unknown.
 
     Example:
         >>> import torch
@@ -95,18 +97,19 @@ class MLP(nn.Module):
         self._mlp = nn.Sequential(*layers)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The last layer's output, ``[B, layer_sizes[-1]]``."""
+        """Return the last layer's output, ``[B, layer_sizes[-1]]``."""
         return self._mlp(input)
 
 
 def _make(activation: str | Activation | Callable[[], nn.Module]) -> Activation:
-    """The activation of one layer: a class or maker of modules is called anew, so that layers share no weights."""
+    """The activation of one layer; a class or factory is called once per layer."""
     if isinstance(activation, str):
         return _NAMED[activation]
     maker = cast(Callable[..., Any], activation)
     if isinstance(activation, type):
         return maker()
-    # Modules and torch's built-in functions take an input; only a plain Python function may take none.
+    # Modules and torch's built-in functions take an input; only a plain Python function may be a
+    # factory.
     if isfunction(activation) and not signature(activation).parameters:
         return maker()
     return maker

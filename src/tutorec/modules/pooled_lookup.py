@@ -1,6 +1,7 @@
-"""All tables of a collection at once: one call where it is faster, and the updates that backward makes.
+"""Pooled lookup of all tables of a collection in one call, and their updates in backward.
 
-``EmbeddingBagCollection.forward`` asks ``pool_at_once`` first and goes table by table where it gets None.
+``EmbeddingBagCollection.forward`` calls ``pool_at_once`` first, and looks table by table if it
+returns None.
 """
 
 from __future__ import annotations
@@ -19,24 +20,25 @@ from tutorec._kernels.tbe_layout import PooledBatch, select_features
 from tutorec.optim.updating_lookup import is_updated_in_backward, look_up
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 
-# Mapped over the bags of every batch, in which a loop would cost more than a small lookup.
+# Mapped over the bags of every batch: a loop would cost more than a small lookup.
 _parameters = attrgetter("_parameters")
 _HOOKS = tuple(map(attrgetter, ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")))
 _own_weight = itemgetter("weight")
 _PLAIN = {nn.EmbeddingBag}
-# The CPU lookup runs on one thread, a call per table on all of them. Calling, waking the threads and waiting for them
-# costs about what the lookup of so many ids of 64 columns does (30 us and 20 ns, 2 cores).
+# One call runs on one thread, a call per table on all threads. Calling, waking the threads and
+# waiting for them takes as long as looking up this many ids of 64 columns (30 us and 20 ns, 2
+# cores).
 _IDS_PER_CALL = 1500
 
 
 @dataclass(frozen=True)
 class PooledLookups:
-    """What a collection looks up, one entry for each result.
+    """The lookups of a collection, one entry per result.
 
     Attributes:
         features: Name of the feature.
-        tables: Index of the table, rising.
-        poolings: How a bag becomes one row.
+        tables: Index of the table, ascending.
+        poolings: How bags are pooled.
         weighted: Whether each id carries a weight.
     """
 
@@ -47,31 +49,32 @@ class PooledLookups:
 
     @cached_property
     def one_pooling(self) -> PoolingKind | None:
-        """The pooling of all results, or None where they differ."""
+        """The pooling of all results, or None if they differ."""
         return self.poolings[0] if len(set(self.poolings)) == 1 else None
 
     @cached_property
     def keys(self) -> list[str]:
-        """The features, each once."""
+        """The distinct features."""
         return list(dict.fromkeys(self.features))
 
 
 def pool_at_once(features: KeyedJaggedTensor, bags: nn.ModuleDict, lookups: PooledLookups) -> Tensor | None:
-    """Pooled rows of all tables side by side [B, D], or None where one call for each table is wanted.
+    """Pooled rows of all tables [B, D], or None if one call per table is needed or faster.
 
-    One call saves the cost of the others, which is most of a small batch; but it runs on one thread, and it has no
-    gradient. So it is made without grad, and for tables that an optimizer updates in backward.
+    One call avoids the overhead of the others, which dominates for a small batch. It runs on one
+    thread and has no gradient, so it is used without grad, and for tables that an optimizer updates
+    in backward.
 
     Args:
-        features: The batch, its ids checked.
+        features: The batch, with checked ids.
         bags: The tables.
-        lookups: Who reads which table.
+        lookups: The lookups of the collection.
 
     Returns:
-        Pooled rows in float32. With float16 tables they are summed in float32, which table by table they are not.
+        Pooled rows in float32. float16 rows are also summed in float32, unlike table by table.
     """
     if torch.compiler.is_compiling() or type(features) is not KeyedJaggedTensor:
-        return None  # traced: what the graph is to hold are the calls table by table
+        return None  # traced: a graph contains the calls table by table
     tables = _weights_of(bags)
     if tables is None or type(features.values()) is not Tensor:
         return None
@@ -86,27 +89,26 @@ def pool_at_once(features: KeyedJaggedTensor, bags: nn.ModuleDict, lookups: Pool
         return None
     if not _one_call_pays(len(lookups.features), features.values().numel()):
         return None
-    scattered = address_tables(tables, lookups.tables)  # None on a device, where the order of a batch is a sync point
+    scattered = address_tables(tables, lookups.tables)  # None on a device, where ordering a batch would be a sync point
     batch = None if scattered is None else _batch_in_order(features, lookups)
     return None if batch is None or scattered is None else scattered.pool(batch)
 
 
 def _one_call_pays(features: int, ids: int) -> bool:
-    """Whether one call for all features, on one thread, is faster than one parallel call for each."""
+    """Whether one call on one thread is faster than a parallel call per feature."""
     threads = torch.get_num_threads()
     return ids * (threads - 1) <= features * threads * _IDS_PER_CALL
 
 
 def side_by_side(features: KeyedJaggedTensor, lookups: PooledLookups, pooled: Sequence[Tensor]) -> Tensor:
-    """Each feature's pooled rows as columns of one tensor [B, D].
+    """Concatenate each feature's pooled rows to [B, D].
 
-    With a variable batch each feature has pooled lists of its own; ``inverse_indices`` say which of them each sample
-    means.
+    For a variable batch, pooled bags are expanded to samples by ``inverse_indices``.
 
     Args:
         features: The batch.
-        lookups: Who reads which table.
-        pooled: One tensor for each result.
+        lookups: The lookups of the collection.
+        pooled: One tensor per result.
 
     Raises:
         KeyError: The inverse indices lack a feature.
@@ -126,13 +128,13 @@ def join_samples(
     inverse_indices: tuple[list[str], Tensor] | None,
     variable: bool,
 ) -> Tensor:
-    """The pooled lists of each result -> the pooled rows of each sample, side by side [B, D].
+    """Expand the pooled bags of each result to samples, and concatenate them to [B, D].
 
     Args:
         features: The feature of each result.
-        pooled: [lists, D] of each result.
-        inverse_indices: Keys, and which list each sample means [F, B]; None where lists are samples.
-        variable: Whether features may have different numbers of lists.
+        pooled: [bags, D] of each result.
+        inverse_indices: Keys, and the stored bag of each sample [F, B]; None if bags are samples.
+        variable: Whether features may have different numbers of bags.
 
     Raises:
         KeyError: The inverse indices lack a feature.
@@ -156,10 +158,11 @@ def join_samples(
 
 
 def reorder_inverse_indices(inverse_indices: tuple[list[str], Tensor] | None, feature_names: Sequence[str]) -> Tensor:
-    """The rows of inverse indices in the order of the results that they belong to.
+    """The rows of inverse indices in the order of the results.
 
     Args:
-        inverse_indices: Keys, and which of a key's lists each sample means [F, B]; None for a batch without them.
+        inverse_indices: Keys, and the stored bag of each sample [F, B]; None for a batch without
+            them.
         feature_names: The feature of each result, or its name ``feature@table``.
 
     Returns:
@@ -187,11 +190,11 @@ def reorder_inverse_indices(inverse_indices: tuple[list[str], Tensor] | None, fe
 
 
 def process_pooled_embeddings(pooled_embeddings: Sequence[Tensor], inverse_indices: Tensor) -> Tensor:
-    """The pooled lists of each result -> the pooled rows of each sample, side by side [B, D].
+    """Expand the pooled bags of each result to samples, and concatenate them to [B, D].
 
     Args:
-        pooled_embeddings: [lists, D] of each result.
-        inverse_indices: Which list each sample means [results, B]; empty where lists are samples.
+        pooled_embeddings: [bags, D] of each result.
+        inverse_indices: The stored bag of each sample [results, B]; empty if bags are samples.
 
     Example:
         >>> pooled = [torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0]])]
@@ -208,20 +211,20 @@ def process_pooled_embeddings(pooled_embeddings: Sequence[Tensor], inverse_indic
 
 
 def _weights_of(bags: nn.ModuleDict) -> list[Tensor] | None:
-    """The tables [R, D]; None where a bag was replaced or has hooks, which a call for all tables would pass over."""
+    """The tables [R, D]; None if a bag was replaced or has hooks, which one call would skip."""
     modules = bags._modules.values()
     if set(map(type, modules)) != _PLAIN or any([any(map(hooks, modules)) for hooks in _HOOKS]):
         return None
     try:
         return list(map(_own_weight, map(_parameters, modules)))
-    except KeyError:  # the weight is computed, as by pruning
+    except KeyError:  # the weight is computed, for example by pruning
         return None
 
 
 def _batch_in_order(features: KeyedJaggedTensor, lookups: PooledLookups) -> PooledBatch | None:
-    """The batch, feature by feature as the tables read them.
+    """The batch, feature by feature in table order.
 
-    None where one call cannot pool it: features differ in their pooling or in their number of samples.
+    None if one call cannot pool it: features differ in pooling or in their number of samples.
     """
     pooling = lookups.one_pooling
     if pooling is None or features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
@@ -240,7 +243,7 @@ def _batch_in_order(features: KeyedJaggedTensor, lookups: PooledLookups) -> Pool
 def _pool_by_feature(
     features: KeyedJaggedTensor, bags: nn.ModuleDict, tables: Sequence[Tensor], lookups: PooledLookups
 ) -> Tensor:
-    """Pooled rows [B, D]; backward updates the tables that have an optimizer, and gives the others their gradients."""
+    """Pooled rows [B, D]; backward updates tables with an optimizer, others get gradients."""
     lists, modules = features.to_dict(), [*bags.values()]
     pooled: list[Tensor | None] = []
     batches: list[PooledBatch] = []

@@ -1,4 +1,4 @@
-"""Optimizers: by parameter name, combined, fused into backward, warmed up and clipped."""
+"""Optimizers: keyed by parameter name, combined, fused into backward, with warmup and clipping."""
 
 from tutorec._lazy import lazy_package
 from tutorec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward

@@ -1,4 +1,4 @@
-"""An optimizer that steps during backward: no gradient outlives the moment in which it is used."""
+"""`apply_optimizer_in_backward`: an optimizer that steps during backward."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ def apply_optimizer_in_backward(
     params: Iterable[nn.Parameter],
     optimizer_kwargs: dict[str, Any],
 ) -> None:
-    """Let backward itself update parameters; each gets an optimizer of its own.
+    """Let backward update parameters; each gets its own optimizer.
 
-    What that does depends on whose parameters they are:
+    The effect depends on the parameter:
 
-    ==================================  ================================================================
-    a table of an unsharded collection  backward moves the rows in the batch, and builds no gradient [R, D]
-    any other parameter                 the optimizer steps as soon as the gradient is there, and drops it
-    a table that is sharded later       the sharder reads the mark and fuses the optimizer into the kernel
-    ==================================  ================================================================
+    ==================================  ============================================================
+    a table of an unsharded collection  backward updates the rows in the batch; no dense gradient
+    any other parameter                 the optimizer steps when the gradient is ready, and drops it
+    a table that is sharded later       the sharder fuses the optimizer into the kernel
+    ==================================  ============================================================
 
-    On tables the semantics are those of fused kernels (``updating_lookup.py``). Learning rates are changed, and state
-    is stored and loaded, through the optimizers, ``parameter._in_backward_optimizers``. A deep copy of a module has
-    optimizers of its own, with the same rates and state; with torch's own ``_apply_optimizer_in_backward`` it has none.
-    Parameters put in by ``load_state_dict(assign=True)`` carry no marks: apply again. Where it is refused, no parameter
-    has been touched.
+    On tables the semantics are those of fused kernels (``updating_lookup.py``). Change learning
+    rates, and save and load state, through the optimizers in ``parameter._in_backward_optimizers``.
+    A deep copy of a module has its own optimizers with the same rates and state; after torch's
+    ``_apply_optimizer_in_backward`` it has none. Parameters that ``load_state_dict(assign=True)``
+    inserts have no optimizer: call this function again. If an error is raised, no parameter has
+    been changed.
 
     Args:
-        optimizer_class: Such as ``torch.optim.SGD`` or ``RowWiseAdagrad``.
-        params: Parameters; a second call for one adds a second optimizer.
-        optimizer_kwargs: For the constructor.
+        optimizer_class: For example ``torch.optim.SGD`` or ``RowWiseAdagrad``.
+        params: Parameters; a second call adds a second optimizer.
+        optimizer_kwargs: Arguments of the constructor.
 
     Raises:
-        TypeError: Arguments that the optimizer does not take.
-        ValueError: A parameter that does not require grad, or one of a table that is sharded already.
+        TypeError: The optimizer does not take these arguments.
+        ValueError: A parameter does not require grad, or belongs to a sharded table.
 
     Example:
         >>> import torch
@@ -58,8 +59,8 @@ def apply_optimizer_in_backward(
         ([0.5, 0.5], None)
 
     Source:
-        TorchRec's ``torchrec.optim.apply_optimizer_in_backward.apply_optimizer_in_backward``, which takes a gradient of
-        the size of the table for every step of an unsharded collection.
+        TorchRec's ``torchrec.optim.apply_optimizer_in_backward.apply_optimizer_in_backward``, which
+        builds a dense gradient of the table in every step of an unsharded collection.
     """
     parameters = _checked(optimizer_class, params, optimizer_kwargs)
     for parameter, optimizer in [(each, optimizer_class([each], **optimizer_kwargs)) for each in parameters]:
@@ -70,16 +71,16 @@ def apply_optimizer_in_backward(
 
 
 def _mark(parameter: torch.Tensor, marks: list[list[Any]]) -> None:
-    """Give a parameter its lists of optimizers, their classes and their arguments, and what heeds them."""
+    """Attach a parameter's optimizers, their classes and arguments, and the hooks that use them."""
     for name, of_parameter in zip(_MARKS, marks, strict=True):
         setattr(parameter, name, of_parameter)
     parameter.register_post_accumulate_grad_hook(_step_and_drop)
-    # ``copy.deepcopy`` asks the object before its class; torch's copy of a parameter leaves attributes out.
+    # ``copy.deepcopy`` looks for the method on the object first; torch's own drops attributes.
     parameter.__deepcopy__ = partial(_copy_marked, parameter)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _copy_marked(parameter: torch.Tensor, memo: dict[int, Any]) -> Any:
-    """A deep copy of a parameter, whose optimizers are copied with it."""
+    """A deep copy of a parameter, including its optimizers."""
     if id(parameter) in memo:
         return memo[id(parameter)]
     rows = parameter.detach().clone(memory_format=torch.preserve_format).requires_grad_(parameter.requires_grad)
@@ -92,8 +93,8 @@ def _copy_marked(parameter: torch.Tensor, memo: dict[int, Any]) -> Any:
 def _checked(
     optimizer_class: type[torch.optim.Optimizer], params: Iterable[nn.Parameter], arguments: dict[str, Any]
 ) -> list[nn.Parameter]:
-    """The parameters, unless their optimizer would be ignored."""
-    # Ours takes any name and ignores it, as TorchRec's does.
+    """The parameters as a list; raises for parameters whose optimizer would have no effect."""
+    # RowWiseAdagrad accepts and ignores any argument, as TorchRec's does.
     known = inspect.signature(RowWiseAdagrad).parameters
     unknown = [name for name in arguments if name not in known] if optimizer_class is RowWiseAdagrad else []
     if unknown:

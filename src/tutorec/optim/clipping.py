@@ -1,7 +1,7 @@
-"""Gradients cut to size before a step, by the norm of all of them or element by element, across ranks where asked.
+"""Gradient clipping before a step, by norm or by value, over several ranks if requested.
 
-What backward has used up cannot be clipped any more: fused tables have no gradient when ``step`` comes. They are
-clipped inside backward, by ``fused_params={"gradient_clipping": True, "max_gradient": ...}``.
+Fused tables have no gradients when ``step`` is called. They are clipped inside backward, with
+``fused_params={"gradient_clipping": True, "max_gradient": ...}``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROUNDING = 1e-6
 
 @unique
 class GradientClipping(Enum):
-    """What is held below the bound: the norm of all gradients together, each element, or nothing.
+    """What is bounded: the norm of all gradients, each element, or nothing.
 
     Source:
         TorchRec's ``torchrec.optim.clipping.GradientClipping``.
@@ -34,40 +34,45 @@ class GradientClipping(Enum):
 
 
 class ReduceNorm(Protocol):
-    """Knows which gradients lie in parts on several ranks, and brings numbers of all ranks together.
+    """Knows which gradients are sharded over ranks, and reduces numbers over ranks.
 
-    ``DistributedModelParallel.reduce_norm()`` makes one. Every rank calls it at every step, also where it holds none.
+    ``DistributedModelParallel.reduce_norm()`` returns one. Every rank calls it at every step, even
+    if it has no gradients.
     """
 
     def is_sharded(self, parameter: Tensor) -> bool:
-        """Whether other ranks hold other parts of it, or of the table that it belongs to."""
+        """Whether other ranks hold other shards of the parameter or of its table."""
         ...
 
     def __call__(self, part: Tensor, largest: bool) -> Tensor:
-        """The sum over ranks of ``part []``, or the largest."""
+        """The sum over ranks of ``part []``, or the maximum."""
         ...
 
 
 class GradientClippingOptimizer(OptimizerWrapper):
     """Clips gradients before each step of another optimizer.
 
-    With NORM all gradients are multiplied by ``max_gradient / norm`` where the norm of all of them, seen as one long
-    vector, is larger. Every rank must use one factor, or copies of dense parameters drift apart; where some gradients
-    lie on one rank only (sharded tables with the ``dense`` kernel) the norm therefore has to be that of all ranks.
+    With NORM all gradients are multiplied by ``max_gradient / norm`` if the norm of all of them, as
+    one vector, is larger than ``max_gradient``. All ranks must use the same factor, or replicas of
+    dense parameters diverge. If some gradients are on one rank only (sharded tables with the
+    ``dense`` kernel), the norm must therefore be computed over all ranks.
 
     Args:
-        optimizer: The other.
+        optimizer: The optimizer.
         clipping: What is bounded.
         max_gradient: The bound.
         norm_type: p of the norm, ``"inf"`` for the largest element.
-        enable_global_grad_clip: Heed ``param_to_pgs``.
-        param_to_pgs: Parameter -> the process groups over which its parts lie. Ranks that hold no such parameter take
-            no part, so that it is for parameters of which every rank has a piece; ``reduce_norm`` has no such limit.
-        track_grad_norm: Compute ``last_total_grad_norm`` with VALUE and NONE, too.
-        reduce_norm: ``model.reduce_norm()`` of a `DistributedModelParallel`: the norm is that of all ranks.
+        enable_global_grad_clip: Whether ``param_to_pgs`` is used.
+        param_to_pgs: Parameter -> the process groups over which it is sharded. Ranks without such a
+            parameter do not take part, so every rank must have a shard of it; ``reduce_norm`` has
+            no such limit.
+        track_grad_norm: Whether ``last_total_grad_norm`` is computed with VALUE and NONE, too.
+        reduce_norm: ``model.reduce_norm()`` of a `DistributedModelParallel`, for the norm over all
+            ranks.
 
     Raises:
-        ValueError: A bound or p that is negative or not a number, or two ways to reach other ranks.
+        ValueError: A bound or p is negative or NaN, or both ``param_to_pgs`` and ``reduce_norm``
+            are given.
 
     Example:
         >>> import torch
@@ -110,7 +115,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
     @property
     def last_total_grad_norm(self) -> Tensor | None:
-        """The norm before clipping at the last step ``[]``; None where none was computed, or there was no gradient."""
+        """The norm before clipping at the last step ``[]``; None if it was not computed."""
         return self._last_total_grad_norm
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -128,18 +133,18 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
     @torch.no_grad()
     def clip_grad_norm_(self) -> Tensor | None:
-        """Multiply all gradients so that their norm is at most the bound; returns what it was ``[]``."""
+        """Scale gradients so that their norm is at most the bound; returns the old norm ``[]``."""
         norm, grads = self.compute_total_grad_norm()
         if not grads:
             return norm if self._reduce is not None else None
-        # The small number is torch's and TorchRec's; without it a norm of 0 would divide.
+        # The small constant is torch's and TorchRec's; it avoids a division by zero.
         factor = (self._max_gradient / (norm + _ROUNDING)).clamp(max=1.0)
         torch._foreach_mul_(grads, factor.to(grads[0].device))  # pyright: ignore[reportPrivateImportUsage]
         return norm
 
     @torch.no_grad()
     def compute_total_grad_norm(self) -> tuple[Tensor, list[Tensor]]:
-        """The norm of all gradients ``[]``, over the ranks where that was asked for, and this rank's gradients."""
+        """The norm of all gradients ``[]``, over ranks if requested, and this rank's gradients."""
         reduce = self._reduce
         sharded = (lambda parameter: False) if reduce is None else reduce.is_sharded
         unsharded = self._gradients(lambda parameter: not sharded(parameter) and id(parameter) not in self._groups_of)
@@ -150,7 +155,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
             every = every + gradients
         for groups in dict.fromkeys(self._groups_of.values()):
             gradients = self._gradients(lambda parameter, groups=groups: self._groups_of.get(id(parameter)) == groups)
-            # A rank without gradients has a zero on the CPU, which another backend would carry than the others' parts.
+            # A rank without gradients has a zero on the CPU, for which another backend than the
+            # other ranks' would be used.
             device = next(each.device for each in self._parameters() if self._groups_of.get(id(each)) == groups)
             parts.append(_reduce_in_groups(self._power(gradients).to(device), groups, self._largest))
             every = every + gradients
@@ -164,7 +170,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         return math.isinf(self._norm_type)
 
     def _power(self, grads: Sequence[Tensor]) -> Tensor:
-        """The sum of all elements' powers of p ``[]``, which adds up over ranks; or the largest element."""
+        """The sum of p-th powers ``[]``, which can be summed over ranks; or the maximum."""
         filled = [grad for grad in grads if grad.numel()]
         if not filled:
             return torch.zeros((), dtype=torch.float64)
@@ -176,14 +182,14 @@ class GradientClippingOptimizer(OptimizerWrapper):
         return (parameter for group in self.param_groups for parameter in group["params"])
 
     def _gradients(self, selected: Callable[[Tensor], bool]) -> list[Tensor]:
-        """What is to be clipped, as dense tensors of this rank that can be written to."""
+        """The gradients to clip, as dense writable tensors of this rank."""
         return [
             _dense(parameter) for parameter in self._parameters() if parameter.grad is not None and selected(parameter)
         ]
 
 
 def _dense(parameter: Tensor) -> Tensor:
-    """The numbers of a gradient: of a sparse one its values, of a DTensor this rank's part."""
+    """The elements of a gradient: the values of a sparse one, the local shard of a DTensor."""
     grad = parameter.grad
     assert grad is not None, "only parameters with a gradient come here"
     if grad.is_sparse:
@@ -195,7 +201,7 @@ def _dense(parameter: Tensor) -> Tensor:
 
 
 def _reduce_in_groups(part: Tensor, groups: Sequence[Any], largest: bool) -> Tensor:
-    """Over the caller's own process groups, by their own method: this layer knows no exchanges between ranks."""
+    """Reduce over the caller's process groups, with the methods of the groups themselves."""
     from torch.distributed import ReduceOp
 
     for group in groups:

@@ -1,4 +1,4 @@
-"""A look at gradients that nobody keeps: those of tables which backward updates as it goes."""
+"""Access to the gradients of tables that backward updates, which are otherwise not kept."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from tutorec.optim.updating_lookup import GRADIENT_LISTENER
 
 @contextmanager
 def debug_grads(model: nn.Module) -> Iterator[Mapping[str, Tensor]]:
-    """Watch the gradients of tables that are updated during backward.
+    """Record the gradients of tables that are updated during backward.
 
-    Inside the block the mapping fills: name of the weights, as in the unsharded model -> gradient ``[R, D]``, a
-    coalesced sparse tensor that holds the touched rows. It is the gradient that the step is made with: ids that repeat
-    are summed and, where there are ranks, so are their gradients, divided as `set_gradient_division` says. Several
-    backward passes add up. Of a sharded table every rank sees its own rows and columns, the others are zero, so that
-    the ranks' sum is the whole; of a table that every rank has a copy of each sees all.
+    Inside the block the mapping is filled: parameter name in the unsharded model -> gradient ``[R,
+    D]``, a coalesced sparse tensor of the touched rows. It is the gradient of the update: repeated
+    ids are summed, and so are the gradients of all ranks, divided as `set_gradient_division` says.
+    Several backward passes accumulate. For a sharded table every rank has its own rows and columns
+    and zeros elsewhere, so the sum over ranks is the whole gradient; for a replicated table every
+    rank has the whole gradient.
 
-    The step is the same with and without the block, and afterwards the model keeps nothing: gradients live as long as
-    the caller's mapping. Both forward and backward belong inside the block. Tables with ordinary gradients
-    (``dense`` kernel, no optimizer in backward) have them in ``.grad`` and are not watched.
+    The step is the same with and without the block, and afterwards the model keeps no gradients.
+    Both forward and backward must run inside the block. Tables with ordinary gradients (``dense``
+    kernel, no optimizer in backward) have them in ``.grad`` and are not recorded.
 
     Args:
         model: A `DistributedModelParallel`, a sharded collection, or a model with tables under
             ``apply_optimizer_in_backward``.
 
     Yields:
-        The mapping; a name that it does not have is a KeyError that says what there is.
+        The mapping; a missing name raises a KeyError that lists the names.
 
     Raises:
-        ValueError: No table of the model is updated during backward, or the model is being watched already.
+        ValueError: No table of the model is updated during backward, or gradients are already being
+            recorded.
 
     Example:
         >>> import torch, tutorec
@@ -72,7 +74,7 @@ def debug_grads(model: nn.Module) -> Iterator[Mapping[str, Tensor]]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the rows and columns that somebody holds lie in a table [rows, columns]."""
+    """Position of the local rows and columns in a table [rows, columns]."""
 
     name: str
     rows: int
@@ -91,19 +93,19 @@ class _Watched:
     listener: Any
 
     def stop(self) -> None:
-        """Report no more."""
+        """Stop reporting."""
         setattr(self.place, self.attribute, None)
 
 
 @dataclass
 class _Gradients(Mapping[str, Tensor]):
-    """Name -> the sum of what was reported."""
+    """Name -> the sum of the reported gradients."""
 
     names: dict[str, None] = field(default_factory=dict)
     held: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, place: _Place, rows: Tensor, sums: Tensor) -> None:
-        """Take in the gradients ``[U, D_mine]`` of rows ``[U]``, counted within what is held."""
+        """Add gradients ``[U, D_local]`` of local rows ``[U]``."""
         whole = sums.detach()
         if place.columns != sums.shape[1]:
             whole = sums.new_zeros(sums.shape[0], place.columns)
@@ -120,7 +122,7 @@ class _Gradients(Mapping[str, Tensor]):
                     f"no gradient of {name!r} was seen: forward and backward both belong inside the block of "
                     "debug_grads, and this rank must hold rows of the table"
                 )
-            raise KeyError(f"{name!r} is no table that backward updates; there are {[*self.names]}")
+            raise KeyError(f"{name!r} is not a table that backward updates; there are {[*self.names]}")
         return self.held[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -137,7 +139,7 @@ class _Gradients(Mapping[str, Tensor]):
 
 def _watch_sharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
     for path, part in model.named_modules():
-        # A whole model may be one, of which the collections inside know where their pieces lie.
+        # The whole model may be a sharded collection, which knows the positions of its shards.
         if not isinstance(part, FusedOptimizerModule) or any(_inner_parts(part)):
             continue
         prefix = _bare(model, f"{path}." if path else "")
@@ -174,7 +176,7 @@ def _watch_unsharded(model: nn.Module, seen: _Gradients) -> Iterator[_Watched]:
 
 
 def _places(part: Any, prefix: str) -> dict[int, _Place]:
-    """Of each parameter of a sharded collection, by its id, where its rows and columns lie in the table."""
+    """Id of each parameter of a sharded collection -> position of its shard in the table."""
     held = part.held_tables() if hasattr(part, "held_tables") else ()
     return {
         id(rows): _Place(prefix + one.name, one.table.rows, one.table.columns, piece.row_offset, piece.column_offset)
@@ -192,7 +194,7 @@ def _leaves(optimizer: KeyedOptimizer) -> Iterator[EmbeddingFusedOptimizer]:
 
 
 def _bare(model: nn.Module, name: str) -> str:
-    """The name without what wrappers put into it; a part that the model's author calls "module" keeps its name."""
+    """The name without the parts that wrappers add; a submodule named "module" stays."""
     kept: list[str] = []
     inside: Any = model
     for part in name.split("."):

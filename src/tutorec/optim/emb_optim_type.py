@@ -1,4 +1,4 @@
-"""The names of fused optimizers, as fbgemm spells them, without importing fbgemm."""
+"""Names of fused optimizers, as in fbgemm, without importing fbgemm."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import enum
 class EmbOptimType(enum.Enum):
     """An optimizer that runs inside backward. Names and values are fbgemm's.
 
-    SGD, Adagrad, row-wise Adagrad, Adam and partial row-wise Adam run; the others are refused by name. All are exact,
-    those too whose name does not say it: ids that repeat in a batch are summed before one update of their row.
+    SGD, Adagrad, row-wise Adagrad, Adam and partial row-wise Adam are supported; the others are
+    refused. All are exact, whatever their name: gradients of repeated ids in a batch are summed
+    before one update of their row.
 
     Example:
         >>> EmbOptimType.EXACT_ROWWISE_ADAGRAD.value

@@ -1,4 +1,4 @@
-"""The optimizer that runs inside backward, seen as an optimizer: its rate can be changed, its state read and loaded."""
+"""The optimizer that runs inside backward, as a keyed optimizer with rates and state."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tutorec.optim.rates import check_rate
 
 
 class FusedOptimizer(KeyedOptimizer):
-    """A keyed optimizer whose update happens during backward; ``step`` and ``zero_grad`` have nothing to do."""
+    """Base of keyed optimizers that update in backward; ``step`` and ``zero_grad`` do nothing."""
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Nothing: backward has updated the rows."""
+        """Do nothing: backward has updated the rows."""
         return closure() if closure is not None else None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: there are no gradients."""
+        """Do nothing: there are no gradients."""
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
-        """Nothing: the state is there from the beginning, and no gradient of a table's size is made."""
+        """Do nothing: the state exists from the beginning."""
 
 
 class EmptyFusedOptimizer(FusedOptimizer):
-    """What a rank without tables has: no parameters, and steps that do nothing.
+    """The fused optimizer of a rank without tables: no parameters, and steps that do nothing.
 
     Example:
         >>> EmptyFusedOptimizer().state_dict()
@@ -44,7 +44,7 @@ class EmptyFusedOptimizer(FusedOptimizer):
 
 
 class FusedOptimizerModule(ABC):
-    """A module that updates parameters of its own during backward.
+    """A module that updates its own parameters during backward.
 
     Source:
         TorchRec's ``torchrec.optim.fused.FusedOptimizerModule``.
@@ -53,32 +53,32 @@ class FusedOptimizerModule(ABC):
     @property
     @abstractmethod
     def fused_optimizer(self) -> KeyedOptimizer:
-        """What updates them."""
+        """The optimizer of these parameters."""
 
 
 class StateForm(Protocol):
-    """How the states of parameters, which are pieces of tables, are stored and loaded as those of tables."""
+    """Conversion of states between parameters, which are shards, and whole tables."""
 
     def stored(self, state: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """By parameter -> by table."""
+        """State by parameter -> state by table."""
         ...
 
     def local(
         self, loaded: Mapping[str, Mapping[str, Any]], state: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, dict[str, Any]]:
-        """By table -> by parameter; ``state`` is that of the parameters here."""
+        """State by table -> state by parameter; ``state`` is the local parameters' state."""
         ...
 
 
 class _OfParameters(dict[str, Any]):
-    """A state dict whose states are those of the parameters here already."""
+    """A state dict that is already keyed by local parameters."""
 
 
 class EmbeddingFusedOptimizer(FusedOptimizer):
     """The optimizer of one table-batched operator.
 
-    A change of ``param_groups[0]["lr"]``, by hand or by a torch scheduler, holds from the next forward on. The rate is
-    kept as the Python float that it was given as.
+    A change of ``param_groups[0]["lr"]``, by hand or by a torch scheduler, takes effect at the next
+    forward. The rate is stored as the given Python float.
 
     Args:
         tables: The operator.
@@ -113,22 +113,23 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._form = form
 
     def state_dict(self) -> dict[str, Any]:
-        """As of every keyed optimizer; of a sharded module each table once, its states as ShardedTensors."""
+        """State by parameter; for a sharded module each table once, as ShardedTensors."""
         self._tables.flush()
         state_dict = super().state_dict()
         return state_dict if self._form is None else {**state_dict, "state": self._form.stored(state_dict["state"])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Copy state in; of a sharded module ShardedTensors of the same plan, or whole tensors.
+        """Copy state in; for a sharded module ShardedTensors of the same plan, or whole tensors.
 
         Raises:
-            ValueError: See ``KeyedOptimizer.load_state_dict``, or it was stored under another plan.
+            ValueError: See ``KeyedOptimizer.load_state_dict``; or the state was saved under another
+                plan.
         """
         self._tables.flush()
         super().load_state_dict(self._of_parameters(state_dict))
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise where ``load_state_dict`` would, and change nothing.
+        """Raise if ``load_state_dict`` would raise, and change nothing.
 
         Raises:
             ValueError: See ``load_state_dict``.
@@ -136,7 +137,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         super().check_state_dict(self._of_parameters(state_dict))
 
     def _of_parameters(self, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What is loaded, by the parameters here."""
+        """The loaded state, by local parameters."""
         check_form(state_dict)
         if self._form is None or isinstance(state_dict, _OfParameters):
             return state_dict
@@ -145,14 +146,14 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
 
     @property
     def operator(self) -> TableBatch:
-        """What makes the updates."""
+        """The operator that applies the updates."""
         return self._tables
 
     def apply_learning_rate(self) -> None:
-        """Hand the rate of the parameter group to the operator; the sharded module does so at each forward.
+        """Pass the group's rate to the operator; the sharded module calls it at each forward.
 
         Raises:
-            ValueError: The rate is negative or not a number.
+            ValueError: The rate is negative or NaN.
         """
         rate = self.param_groups[0]["lr"]
         if rate != self._tables.learning_rate:
@@ -160,10 +161,11 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             self._tables.learning_rate = check_rate(rate, f"the fused optimizer of {names}")
 
     def check_parameters(self) -> None:
-        """Look whether backward would move what the parameters show, and may; the sharded module asks at each forward.
+        """Check that backward can update the parameters' memory; called at each forward.
 
         Raises:
-            ValueError: A parameter's ``.data`` was exchanged, or it is frozen and gradients are recorded.
+            ValueError: A parameter's ``.data`` was replaced, or it is frozen while gradients are
+                recorded.
         """
         if torch.compiler.is_compiling():
             return
@@ -174,7 +176,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
                 raise ValueError(_why_not(name, owner.data_ptr() != place))
 
     def rebind(self) -> None:
-        """Find the state again after the operator's memory has moved."""
+        """Update the state's tensors after the operator's memory has moved."""
         self._places = [rows.data_ptr() for rows in self._tables.table_weights()]
         self.state = self._live_state()
 

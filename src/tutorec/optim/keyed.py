@@ -1,11 +1,12 @@
-"""Optimizers that know their parameters by name.
+"""Keyed optimizers, whose state is keyed by parameter name.
 
-torch numbers parameters, which means nothing once every rank holds other tables. A keyed optimizer's state is found by
-the parameter's name, so that it can be stored by one set of ranks and loaded by another.
+torch numbers parameters, which has no meaning if every rank has other tables. State keyed by name
+can be saved by one set of ranks and loaded by another.
 
-Parameter groups are not stored unless ``save_param_groups(True)`` asks for it: ranks hold different parameters, hence
-different groups, and rates are usually set anew when training is. Groups are shared, never copied: a torch scheduler on
-any optimizer of this module changes the very dict that the optimizer at the bottom reads.
+Parameter groups are saved only after ``save_param_groups(True)``: ranks have different parameters
+and thus different groups, and learning rates are usually set anew when training continues. Groups
+are shared, never copied: a torch scheduler on any optimizer of this module changes the dict that
+the innermost optimizer reads.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ class KeyedOptimizer(Optimizer):
     """A torch optimizer whose state dict is keyed by parameter name.
 
     Args:
-        params: Name -> parameter. May be empty: a rank need not hold anything.
-        state: Parameter -> name of a state -> tensor, ShardedTensor, number or dict; kept, not copied.
-        param_groups: As torch's; kept, not copied, so that a change of ``"lr"`` is seen by their owner.
+        params: Name -> parameter. May be empty on some ranks.
+        state: Parameter -> name of a state -> tensor, ShardedTensor, number or dict; not copied.
+        param_groups: As in torch; not copied, so that a change of ``"lr"`` is seen by their owner.
 
     Raises:
-        ValueError: State of something that is no parameter, or a parameter in no group.
+        ValueError: A key of ``state`` is not a parameter, or a parameter is not in exactly one
+            group.
 
     Source:
         TorchRec's ``torchrec.optim.keyed.KeyedOptimizer``.
@@ -56,42 +58,43 @@ class KeyedOptimizer(Optimizer):
         if grouped != known:
             raise ValueError(
                 f"param_groups hold {len(grouped)} parameters and params names {len(params)}: "
-                "every parameter stands in exactly one group, under one name"
+                "every parameter must be in exactly one group, under one name"
             )
 
     def _prepare(self, defaults: dict[str, Any]) -> None:
-        """Set up what torch's constructor sets up: that one refuses an optimizer without parameters."""
+        """Do what torch's constructor does, which refuses an optimizer without parameters."""
         Optimizer.__setstate__(self, {"defaults": defaults})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything, for pickles and copies."""
+        """All attributes, for pickles and copies."""
         return self.__dict__
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Make one step; subclasses say how, and the base refuses as ``torch.optim.Optimizer`` does."""
+        """Make one step; the base class raises, as ``torch.optim.Optimizer`` does."""
         raise NotImplementedError(
             f"{type(self).__name__} has no step: it keeps state by name; KeyedOptimizerWrapper(params, "
             "lambda params: torch.optim.SGD(params, lr=0.1)) is one that steps"
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: a parameter that comes later has no name."""
+        """Raise: a parameter added later has no name."""
         raise NotImplementedError(
-            f"{type(self).__name__} takes no further parameters: build another optimizer for them, and combine the two "
-            "in a CombinedOptimizer"
+            f"{type(self).__name__} cannot take further parameters: build another optimizer for them, "
+            "and combine the two in a CombinedOptimizer"
         )
 
     def save_param_groups(self, save: bool) -> None:
-        """Whether ``state_dict()`` holds the parameter groups, and ``load_state_dict`` takes them back."""
+        """Set whether ``state_dict()`` and ``load_state_dict`` include the parameter groups."""
         self.defaults["_save_param_groups"] = save
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
-        """Let torch's optimizer make the state that it otherwise makes at the first step.
+        """Create the state that torch's optimizer otherwise creates at the first step.
 
-        That is a step with gradients of zeros, which stay in ``.grad``, at a rate of 0: no parameter moves.
+        It makes a step with zero gradients, which stay in ``.grad``, and a learning rate of 0: no
+        parameter changes.
 
         Args:
-            sparse_grad_parameter_names: Parameters whose gradient is sparse.
+            sparse_grad_parameter_names: Parameters with sparse gradients.
         """
         for name, parameter in self.params.items():
             if parameter.requires_grad:
@@ -110,7 +113,10 @@ class KeyedOptimizer(Optimizer):
     # --- state by name
 
     def state_dict(self) -> dict[str, Any]:
-        """``{"state": {name: {...}}}``; tensors are live. With ``save_param_groups(True)`` also ``"param_groups"``."""
+        """``{"state": {name: {...}}}`` with live tensors.
+
+        After ``save_param_groups(True)`` it also has ``"param_groups"``.
+        """
         state_dict: dict[str, Any] = {
             "state": {
                 name: extract_state(self.state[parameter])
@@ -129,13 +135,14 @@ class KeyedOptimizer(Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Copy state in by name, into the tensors that are there; parameter groups if they are saved.
+        """Copy state by name into the existing tensors; also parameter groups, if they are saved.
 
         Args:
-            state_dict: As ``state_dict()`` gives it.
+            state_dict: In the form of ``state_dict()``.
 
         Raises:
-            ValueError: Parameters, names of states, numbers of shards, shapes or groups differ. Nothing has changed.
+            ValueError: Parameters, names of states, numbers of shards, shapes or groups differ.
+                Nothing has been changed.
         """
         self.check_state_dict(state_dict)
         for name, new in state_dict["state"].items():
@@ -149,10 +156,10 @@ class KeyedOptimizer(Optimizer):
         self.post_load_state_dict()
 
     def post_load_state_dict(self) -> None:
-        """Called when state has been loaded; for subclasses."""
+        """Called after state has been loaded; for subclasses."""
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise where ``load_state_dict`` would, and change nothing.
+        """Raise if ``load_state_dict`` would raise, and change nothing.
 
         Raises:
             ValueError: See ``load_state_dict``.
@@ -170,7 +177,7 @@ class KeyedOptimizer(Optimizer):
             self._check_groups(state_dict)
 
     def _takes_new_state(self) -> bool:
-        """Whether state may be loaded for a parameter that has none yet."""
+        """Whether state can be loaded for a parameter that has none yet."""
         return False
 
     def _load_state(self, parameter: torch.Tensor, new: Mapping[str, Any]) -> None:
@@ -201,13 +208,14 @@ class KeyedOptimizer(Optimizer):
 
 
 class CombinedOptimizer(KeyedOptimizer):
-    """Several keyed optimizers as one: step, zero_grad, state and parameter groups reach all of them.
+    """Several keyed optimizers as one, for step, zero_grad, state and parameter groups.
 
     Args:
-        optims: Keyed optimizers, or pairs (prefix, keyed optimizer); a parameter's name here is ``prefix.name``.
+        optims: Keyed optimizers, or pairs (prefix, keyed optimizer); a parameter's name is then
+            ``prefix.name``.
 
     Raises:
-        ValueError: Two optimizers hold a parameter of the same name.
+        ValueError: Two optimizers have a parameter of the same name.
 
     Example:
         >>> import torch
@@ -241,7 +249,7 @@ class CombinedOptimizer(KeyedOptimizer):
 
     @property
     def params(self) -> Mapping[str, torch.Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Name -> parameter of all optimizers, now."""
+        """Name -> parameter, of all optimizers."""
         return {
             self.prepend_opt_key(name, key): parameter
             for key, optim in self._optims
@@ -250,39 +258,39 @@ class CombinedOptimizer(KeyedOptimizer):
 
     @property
     def state(self) -> Mapping[torch.Tensor, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Parameter -> its state in the optimizer that holds it, now."""
+        """Parameter -> its state, of all optimizers."""
         return {parameter: state for _, optim in self._optims for parameter, state in optim.state.items()}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The groups of all optimizers, their own dicts."""
+        """The groups of all optimizers, not copied."""
         return [group for _, optim in self._optims for group in optim.param_groups]
 
     @staticmethod
     def prepend_opt_key(name: str, opt_key: str) -> str:
-        """``opt_key.name``, or what there is of the two."""
+        """``opt_key.name``; an empty one is omitted."""
         return f"{opt_key}.{name}" if opt_key and name else opt_key or name
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Let every optimizer make a step."""
+        """Call ``step`` of every optimizer."""
         loss = _evaluate(closure)
         for _, optim in self._optims:
             optim.step(closure=None)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop every optimizer's gradients."""
+        """Clear every optimizer's gradients."""
         for _, optim in self._optims:
             optim.zero_grad(set_to_none=set_to_none)
 
     def save_param_groups(self, save: bool) -> None:
-        """Whether parameter groups are stored and loaded, by every optimizer."""
+        """Set whether every optimizer saves and loads parameter groups."""
         super().save_param_groups(save)
         for _, optim in self._optims:
             optim.save_param_groups(save)
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
-        """Let every optimizer make its state; names are those of this optimizer."""
+        """Create every optimizer's state; names are those of this optimizer."""
         for key, optim in self._optims:
             names = {
                 name for name in optim.params if self.prepend_opt_key(name, key) in (sparse_grad_parameter_names or ())
@@ -290,7 +298,7 @@ class CombinedOptimizer(KeyedOptimizer):
             optim.init_state(names)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state dicts of all optimizers in one."""
+        """The merged state dicts of all optimizers."""
         state_dict: dict[str, Any] = {"state": {}}
         for key, optim in self._optims:
             part = optim.state_dict()
@@ -305,17 +313,17 @@ class CombinedOptimizer(KeyedOptimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Give each optimizer its own part, when all parts fit.
+        """Load each optimizer's part, if all parts fit.
 
         Raises:
-            ValueError: See ``KeyedOptimizer.load_state_dict``. Nothing has changed.
+            ValueError: See ``KeyedOptimizer.load_state_dict``. Nothing has been changed.
         """
         self.check_state_dict(state_dict)
         for (_, optim), part in zip(self._optims, self._parts(state_dict), strict=True):
             optim.load_state_dict(part)
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise where ``load_state_dict`` would, and change nothing.
+        """Raise if ``load_state_dict`` would raise, and change nothing.
 
         Raises:
             ValueError: See ``KeyedOptimizer.load_state_dict``.
@@ -332,17 +340,17 @@ class CombinedOptimizer(KeyedOptimizer):
             optim.check_state_dict(part)
 
     def post_load_state_dict(self) -> None:
-        """Tell every optimizer that state has been loaded."""
+        """Call ``post_load_state_dict`` of every optimizer."""
         for _, optim in self._optims:
             optim.post_load_state_dict()
 
     def set_optimizer_step(self, step: int) -> None:
-        """Tell the number of the next step to the optimizers that ask for it."""
+        """Pass the number of the next step to the optimizers that have the method."""
         for _, optim in self._optims:
             _call_if_there(optim, "set_optimizer_step", step)
 
     def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        """Hand hyper-parameters to the optimizers that take them so."""
+        """Pass hyper-parameters to the optimizers that have the method."""
         for _, optim in self._optims:
             _call_if_there(optim, "update_hyper_parameters", params_dict)
 
@@ -350,7 +358,7 @@ class CombinedOptimizer(KeyedOptimizer):
         return ",".join(f"{key}: {optim!r}" for key, optim in self._optims)
 
     def _parts(self, state_dict: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """What each optimizer is to load, under its own names."""
+        """Each optimizer's part of a state dict, under its own names."""
         state = state_dict["state"]
         for key, optim in self._optims:
             names = {self.prepend_opt_key(name, key): name for name in optim.params}
@@ -365,12 +373,12 @@ class CombinedOptimizer(KeyedOptimizer):
 
 
 class KeyedOptimizerWrapper(KeyedOptimizer):
-    """A torch optimizer with names.
+    """A torch optimizer with parameter names.
 
     Args:
         params: Name -> parameter.
-        optim_factory: Makes the optimizer from the list of parameters.
-        pass_params_dict: Give ``params`` itself to ``optim_factory`` instead.
+        optim_factory: Builds the optimizer from the list of parameters.
+        pass_params_dict: Whether ``optim_factory`` gets ``params`` instead of the list.
 
     Raises:
         ValueError: There are no parameters.
@@ -399,28 +407,29 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         check_rates(self.param_groups, type(self._optimizer).__name__)
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """One step of the wrapped optimizer.
+        """Call ``step`` of the wrapped optimizer.
 
         Raises:
-            ValueError: A rate in ``param_groups`` is negative or not a number.
+            ValueError: A rate in ``param_groups`` is negative or NaN.
         """
         check_rates(self.param_groups, type(self._optimizer).__name__)
         return self._optimizer.step(closure=closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients, whatever ``set_to_none`` says: Adam would move a parameter by a gradient of zeros."""
+        """Set gradients to None in any case: Adam would update with zero gradients."""
         self._optimizer.zero_grad()
 
     def set_optimizer_step(self, step: int) -> None:
-        """Tell the number of the next step to the wrapped optimizer, if it asks for it."""
+        """Pass the number of the next step to the wrapped optimizer, if it has the method."""
         _call_if_there(self._optimizer, "set_optimizer_step", step)
 
     def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        """Hand hyper-parameters to the wrapped optimizer, if it takes them so."""
+        """Pass hyper-parameters to the wrapped optimizer, if it has the method."""
         _call_if_there(self._optimizer, "update_hyper_parameters", params_dict)
 
     def _takes_new_state(self) -> bool:
-        # torch optimizers make their state at the first step; before it, what is loaded becomes the state.
+        # torch optimizers create their state at the first step; before it, the loaded state is
+        # installed.
         return True
 
     def _load_state(self, parameter: torch.Tensor, new: Mapping[str, Any]) -> None:
@@ -434,10 +443,10 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
 
 
 class OptimizerWrapper(KeyedOptimizer):
-    """A keyed optimizer around another: everything goes through to it. What it wraps it is seen as.
+    """A keyed optimizer that forwards everything to another one.
 
     Args:
-        optimizer: The other.
+        optimizer: The wrapped optimizer.
 
     Source:
         TorchRec's ``torchrec.optim.keyed.OptimizerWrapper``.
@@ -445,7 +454,7 @@ class OptimizerWrapper(KeyedOptimizer):
 
     def __init__(self, optimizer: KeyedOptimizer) -> None:
         self._optimizer = optimizer
-        # The very dict, so that both save their parameter groups or neither does.
+        # The same dict, so that both save their parameter groups or neither does.
         self._prepare(optimizer.defaults)
 
     @property
@@ -460,7 +469,7 @@ class OptimizerWrapper(KeyedOptimizer):
 
     @property
     def own_state(self) -> dict[torch.Tensor, Any]:
-        """Parameter -> state that the wrapper keeps itself, besides that of the other; may be written to."""
+        """Parameter -> the wrapper's own state, which may be changed."""
         return {}
 
     @property
@@ -469,36 +478,36 @@ class OptimizerWrapper(KeyedOptimizer):
         return self._optimizer.param_groups
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """One step of the wrapped optimizer."""
+        """Call ``step`` of the wrapped optimizer."""
         return self._optimizer.step(closure=closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients."""
+        """Clear the gradients."""
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
     def save_param_groups(self, save: bool) -> None:
-        """Whether parameter groups are stored and loaded."""
+        """Set whether parameter groups are saved and loaded."""
         self._optimizer.save_param_groups(save)
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
-        """Let the wrapped optimizer make its state."""
+        """Create the wrapped optimizer's state."""
         self._optimizer.init_state(sparse_grad_parameter_names)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the wrapped optimizer."""
+        """The state dict of the wrapped optimizer."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the wrapped optimizer load.
+        """Load state into the wrapped optimizer.
 
         Raises:
-            ValueError: See ``KeyedOptimizer.load_state_dict``. Nothing has changed.
+            ValueError: See ``KeyedOptimizer.load_state_dict``. Nothing has been changed.
         """
         self._optimizer.load_state_dict(state_dict)
         self.post_load_state_dict()
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise where ``load_state_dict`` would, and change nothing.
+        """Raise if ``load_state_dict`` would raise, and change nothing.
 
         Raises:
             ValueError: See ``KeyedOptimizer.load_state_dict``.
@@ -506,15 +515,15 @@ class OptimizerWrapper(KeyedOptimizer):
         self._optimizer.check_state_dict(state_dict)
 
     def post_load_state_dict(self) -> None:
-        """Tell the wrapped optimizer that state has been loaded."""
+        """Call ``post_load_state_dict`` of the wrapped optimizer."""
         self._optimizer.post_load_state_dict()
 
     def set_optimizer_step(self, step: int) -> None:
-        """Tell the number of the next step to the wrapped optimizer, if it asks for it."""
+        """Pass the number of the next step to the wrapped optimizer, if it has the method."""
         _call_if_there(self._optimizer, "set_optimizer_step", step)
 
     def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        """Hand hyper-parameters to the wrapped optimizer, if it takes them so."""
+        """Pass hyper-parameters to the wrapped optimizer, if it has the method."""
         _call_if_there(self._optimizer, "update_hyper_parameters", params_dict)
 
     def __repr__(self) -> str:
@@ -522,7 +531,7 @@ class OptimizerWrapper(KeyedOptimizer):
 
 
 def _evaluate(closure: Callable[[], float] | None) -> Any:
-    """The loss of a closure, computed once for all optimizers."""
+    """A closure whose loss is computed once for all optimizers."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -535,12 +544,12 @@ def _call_if_there(optimizer: Any, method: str, argument: Any) -> None:
 
 
 def _groups_by_names(groups: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], Mapping[str, Any]]:
-    """Groups by the names of their parameters; those of ranks without parameters are left out."""
+    """Groups by the names of their parameters; empty groups of other ranks are dropped."""
     return {tuple(sorted(group["params"])): group for group in groups if group["params"]}
 
 
 def _copy_beside(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A copy on the parameter's device; a number, such as a step count, stays where it is."""
+    """A copy on the parameter's device; a number, such as a step count, is returned as it is."""
     copy = value.detach().clone()
     return copy.to(parameter.device) if copy.dim() else copy
 

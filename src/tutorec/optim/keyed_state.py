@@ -1,6 +1,6 @@
-"""State of optimizers on its way out and in: plain values out of it, and a check of everything before anything moves.
+"""Saving and loading of optimizer states: conversion to plain values, and checks before any change.
 
-A state is a dict: name -> tensor, ShardedTensor, number, dict, or an object that has a ``state_dict`` of its own.
+A state is a dict: name -> tensor, ShardedTensor, number, dict, or an object with a ``state_dict``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with dicts copied and objects replaced by their ``state_dict()``; tensors are live.
+    """The state with copied dicts and with ``state_dict()`` of objects; tensors are live.
 
     Example:
         >>> import torch
@@ -32,7 +32,7 @@ def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_form(state_dict: Mapping[str, Any]) -> None:
-    """Raise where what is loaded is not an optimizer's state dict: ``{"state": {name: {...}}}``.
+    """Raise if a loaded value is not an optimizer's state dict: ``{"state": {name: {...}}}``.
 
     Raises:
         ValueError: It has no ``"state"``.
@@ -47,13 +47,13 @@ def check_form(state_dict: Mapping[str, Any]) -> None:
 
 
 def check_names(counted: str, missed: str, own: Iterable[str], new: Iterable[str], of: str = "") -> None:
-    """Raise where names differ; the message begins as TorchRec's does, and names the odd ones.
+    """Raise if names differ; the message begins as TorchRec's, and lists the differing names.
 
     Args:
-        counted: What the message begins with where the numbers differ.
-        missed: What it begins with where they do not, with ``{}`` for a name.
-        own: Names here.
-        new: Names in what is loaded.
+        counted: Start of the message if the numbers of names differ.
+        missed: Start of the message otherwise, with ``{}`` for a name.
+        own: Local names.
+        new: Loaded names.
         of: What they belong to.
 
     Raises:
@@ -73,11 +73,11 @@ def check_names(counted: str, missed: str, own: Iterable[str], new: Iterable[str
 
 
 def check_state(own: Mapping[str, Any], new: Mapping[str, Any], path: Sequence[str]) -> None:
-    """Raise where ``load_state`` could not copy.
+    """Raise if ``load_state`` cannot copy.
 
     Args:
-        own: The state.
-        new: What is to be loaded.
+        own: The local state.
+        new: The loaded state.
         path: Names that lead to it, for messages.
 
     Raises:
@@ -92,7 +92,7 @@ def check_state(own: Mapping[str, Any], new: Mapping[str, Any], path: Sequence[s
 
 
 def load_state(own: dict[str, Any], new: Mapping[str, Any]) -> None:
-    """Copy a checked state in: into tensors where there are tensors, else in place of what was there."""
+    """Copy a checked state: into existing tensors, otherwise as a replacement."""
     for name, value in own.items():
         other = new[name]
         shards, new_shards = _local_shards(value), _local_shards(other)
@@ -139,7 +139,7 @@ def _check_shape(where: str, own: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def _local_shards(value: Any) -> list[torch.Tensor] | None:
-    """This rank's pieces of a ShardedTensor, or of a DTensor over several; None of anything else."""
+    """This rank's shards of a ShardedTensor or a distributed DTensor; None for anything else."""
     held = value.to_local() if hasattr(value, "to_local") else value
     if not hasattr(held, "local_shards"):
         return None

@@ -1,4 +1,4 @@
-"""Optimizers for tables beyond torch's own, and which parameters are left for an ordinary optimizer."""
+"""Optimizers for tables beyond torch's, and the filter of parameters for ordinary optimizers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tutorec.optim.rates import check_number, check_rate
 def in_backward_optimizer_filter(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]], include: bool = False
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The parameters that are *not* updated during backward, which therefore need an optimizer of their own.
+    """The parameters that are *not* updated during backward and need an ordinary optimizer.
 
     Args:
-        named_parameters: As ``model.named_parameters()`` yields them.
-        include: Yield the others instead: those that backward updates.
+        named_parameters: As from ``model.named_parameters()``.
+        include: Whether to yield the parameters that backward updates instead.
 
     Yields:
         (name, parameter).
@@ -40,27 +40,28 @@ def in_backward_optimizer_filter(
 
 
 class PartialRowWiseAdam(Optimizer):
-    """Adam that keeps the mean of squared gradients by row: one number where Adam has D.
+    """Adam with a row-wise second moment: the mean of squared gradients is one number per row.
 
-    For row r with the gradient g, in step t::
+    For row r with gradient g, in step t::
 
         exp_avg[r]    = beta1 * exp_avg[r] + (1 - beta1) * g
         exp_avg_sq[r] = beta2 * exp_avg_sq[r] + (1 - beta2) * mean(g**2)
         table[r] -= lr * (exp_avg[r] / (1 - beta1**t) / (sqrt(exp_avg_sq[r] / (1 - beta2**t)) + eps)
                           + weight_decay * table[r])
 
-    Applied to the tables of a collection by ``apply_optimizer_in_backward`` it moves the rows in the batch only, and is
-    fused where they are sharded (``EmbOptimType.PARTIAL_ROWWISE_ADAM``); called as an ordinary optimizer it moves all.
+    With ``apply_optimizer_in_backward`` it updates only the rows in the batch, and is fused for
+    sharded tables (``EmbOptimType.PARTIAL_ROWWISE_ADAM``). As an ordinary optimizer it updates all
+    rows.
 
     Args:
         params: Matrices [R, D], or groups of them.
         lr: Learning rate.
-        betas: How much of the two means stays from step to step.
-        eps: Added to the root.
-        weight_decay: Taken off the row, not added to the gradient, as AdamW does.
+        betas: Decay rates of the two means.
+        eps: Added to the square root.
+        weight_decay: Decoupled weight decay, as in AdamW.
 
     Raises:
-        ValueError: A number is negative or not a number, or a beta is not below 1.
+        ValueError: A number is negative or NaN, or a beta is not below 1.
 
     Example:
         >>> import torch
@@ -71,7 +72,7 @@ class PartialRowWiseAdam(Optimizer):
         tensor([[-3., -4.]], grad_fn=<MulBackward0>)
 
     Source:
-        TorchRec's ``torchrec.optim.optimizers.PartialRowWiseAdam``, which is a name without a step.
+        TorchRec's ``torchrec.optim.optimizers.PartialRowWiseAdam``, which has no ``step``.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class PartialRowWiseAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -118,7 +119,7 @@ class PartialRowWiseAdam(Optimizer):
 
 
 def _new_state(parameter: Tensor) -> dict[str, Tensor]:
-    # In float32 also for rows of 16 bits, of whose gradients the squares would vanish.
+    # In float32 also for 16-bit rows, whose squared gradients would underflow.
     zeros = unwritten_zeros(parameter.shape, device=parameter.device)
     return {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros.new_zeros(len(zeros), 1)}
 

@@ -1,4 +1,4 @@
-"""Learning rates that no optimizer can use, refused where they are used, however they were set."""
+"""Checks of learning rates and other numbers of optimizers, made where they are used."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def check_rate(rate: Any, owner: str) -> float:
-    """The rate as a float.
+    """The learning rate as a float, checked.
 
     Args:
-        rate: A number, or a tensor of one.
-        owner: Whose it is, for the message.
+        rate: A number, or a tensor with one element.
+        owner: Its optimizer, for the message.
 
     Raises:
-        ValueError: It is negative, infinite or not a number.
+        ValueError: It is negative, infinite or NaN.
 
     Example:
         >>> check_rate(0.5, "SGD")
@@ -31,14 +31,14 @@ def check_rate(rate: Any, owner: str) -> float:
 
 
 def check_number(number: float, what: str) -> float:
-    """A number of at least 0; infinity is one.
+    """Check that a number is at least 0; infinity is allowed.
 
     Args:
         number: The number.
-        what: Whose it is and which, for the message.
+        what: Its optimizer and name, for the message.
 
     Raises:
-        ValueError: It is negative or not a number.
+        ValueError: It is negative or NaN.
 
     Example:
         >>> check_number(-1.0, "SGD: momentum")
@@ -51,10 +51,10 @@ def check_number(number: float, what: str) -> float:
 
 
 def check_rates(groups: Iterable[Mapping[str, Any]], owner: str) -> None:
-    """The same as ``check_rate`` for the rate of every parameter group.
+    """``check_rate`` for the rate of every parameter group.
 
     Raises:
-        ValueError: One is negative, infinite or not a number; the message says of which group.
+        ValueError: A rate is negative, infinite or NaN; the message names the group.
     """
     for index, group in enumerate(groups):
         check_rate(group.get("lr", 0.0), f"param_groups[{index}] of {owner}")

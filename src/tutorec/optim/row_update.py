@@ -1,8 +1,9 @@
-"""One optimizer step for the rows of a table that a batch touched, and for no other.
+"""One optimizer step for the rows of a table that a batch touched, and no others.
 
-Plain SGD and both Adagrads are made by the kernels. Every other optimizer makes its own ``step`` on a small table: the
-touched rows, their gradients and their state are gathered, stepped and written back. That is right for every optimizer
-that treats each row, or each element, by itself.
+The kernels implement plain SGD and both Adagrads. For any other optimizer, the touched rows, their
+gradients and their state are gathered into a small table, on which its own ``step`` is called; the
+results are written back. That is correct for every optimizer that treats rows, or elements,
+independently.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _KERNELS: dict[type[Optimizer], OptimizerKind] = {
     Adagrad: "adagrad",
     RowWiseAdagrad: "rowwise_adagrad",
 }
-# They look at a whole matrix or a whole model at once; rows cannot be stepped apart.
+# They use a whole matrix or a whole model at once, so rows cannot be stepped independently.
 _NOT_BY_ROW = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 
 
 class KernelUpdate(NamedTuple):
-    """What the kernels make of an optimizer's step: the rule with its rate, and the state, [R] or [R, D]."""
+    """An optimizer's step for the kernels: the rule with its rate, and the state, [R] or [R, D]."""
 
     step: UpdateStep
     states: tuple[Tensor, ...]
@@ -37,13 +38,13 @@ class KernelUpdate(NamedTuple):
 
 @torch.no_grad()
 def kernel_update(optimizer: Optimizer, table: Tensor) -> KernelUpdate | None:
-    """The step that an optimizer is to make now, counted as made; None where it makes its own.
+    """The kernels' form of an optimizer's next step, and count the step; None for other optimizers.
 
-    Plain SGD and Adagrad on float32 are known to the kernels; anything more (momentum, weight decay, hooks around
-    ``step``) goes through the optimizer's own ``step``.
+    The kernels know plain SGD and Adagrad on float32. With anything else (momentum, weight decay,
+    hooks around ``step``), the optimizer's own ``step`` is called.
 
     Raises:
-        ValueError: The optimizer does not hold the table any more, or its rate is negative or not a number.
+        ValueError: The optimizer no longer has the table, or its rate is negative or NaN.
     """
     _bring_state(optimizer, table)
     group, kind = _group_of(optimizer, table), _KERNELS.get(type(optimizer))
@@ -61,7 +62,7 @@ def kernel_update(optimizer: Optimizer, table: Tensor) -> KernelUpdate | None:
         count = optimizer.state[table]["step"]
         count += 1
         rate = rate_of_step(group, count.item())
-    # torch's schedulers warn when they are stepped before their optimizer.
+    # torch's schedulers warn if they are stepped before their optimizer.
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
     return KernelUpdate(UpdateStep(OptimizerSpec(kind, rate, group.get("eps", 0.0)), rate), states)
 
@@ -70,17 +71,17 @@ def kernel_update(optimizer: Optimizer, table: Tensor) -> KernelUpdate | None:
 def update_rows(
     optimizer: Optimizer, update: KernelUpdate | None, table: Tensor, grad: Tensor, groups: RowGroups
 ) -> None:
-    """Step the rows of a batch. A batch without ids is a step, too: the optimizer counts it.
+    """Update the rows of a batch. A batch without ids is also a step, which the optimizer counts.
 
     Args:
-        optimizer: What ``apply_optimizer_in_backward`` left on the table.
-        update: Its step as ``kernel_update`` gave it.
+        optimizer: The table's optimizer from ``apply_optimizer_in_backward``.
+        update: The result of ``kernel_update``.
         table: [R, D], changed in place.
         grad: Gradient of each bag [bags, D].
         groups: The batch sorted by row.
 
     Raises:
-        TypeError: The optimizer does not treat each row by itself.
+        TypeError: The optimizer does not treat rows independently.
     """
     if update is None:
         _step_compact(optimizer, _group_of(optimizer, table), table, groups.rows, sum_rows(grad, groups))
@@ -89,7 +90,7 @@ def update_rows(
 
 
 def _bring_state(optimizer: Optimizer, table: Tensor) -> None:
-    """State that was made before its table was moved follows it: ``model.to(device)`` moves parameters only."""
+    """Move state to the table's device: ``model.to(device)`` moves parameters only."""
     state = optimizer.state.get(table, {})
     for key, value in state.items():
         if isinstance(value, Tensor) and value.dim() and value.device != table.device:
@@ -97,7 +98,7 @@ def _bring_state(optimizer: Optimizer, table: Tensor) -> None:
 
 
 def _group_of(optimizer: Optimizer, table: Tensor) -> dict[str, Any]:
-    """The parameter group that holds a table."""
+    """The parameter group that contains a table."""
     for group in optimizer.param_groups:
         if any(parameter is table for parameter in group["params"]):
             check_rate(group.get("lr"), f"{type(optimizer).__name__} in backward, for a table {list(table.shape)}")
@@ -109,10 +110,10 @@ def _group_of(optimizer: Optimizer, table: Tensor) -> dict[str, Any]:
 
 
 def _step_compact(optimizer: Optimizer, group: dict[str, Any], table: Tensor, rows: Tensor, sums: Tensor) -> None:
-    """Let the optimizer step a table of the touched rows alone.
+    """Call the optimizer's step on a table of the touched rows.
 
-    The small table has one row more, of zeros and without gradient: the state that the optimizer gives it is what rows
-    that no batch has touched start from.
+    This table has one additional row of zeros without gradient: its new state is the initial state
+    of rows that no batch has touched.
     """
     if type(optimizer).__name__ in _NOT_BY_ROW:
         raise TypeError(
@@ -120,7 +121,7 @@ def _step_compact(optimizer: Optimizer, group: dict[str, Any], table: Tensor, ro
             "is updated row by row during backward; use SGD, RowWiseAdagrad, Adagrad or Adam for tables"
         )
     weight = table.detach()
-    # Row-wise state is float32 whatever the rows are, and SGD has none: both compute in float32.
+    # Row-wise state is always float32, and SGD has none: both compute in float32.
     exact = type(optimizer) in (SGD, RowWiseAdagrad) and not group.get("momentum")
     dtype = torch.float32 if exact else weight.dtype
     small = nn.Parameter(_with_zero_row(weight[rows].to(dtype)))

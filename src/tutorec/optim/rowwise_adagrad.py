@@ -1,4 +1,4 @@
-"""RowWiseAdagrad: Adagrad with one number of state for a row instead of one for each of its columns."""
+"""`RowWiseAdagrad`: Adagrad with one accumulator per row instead of one per element."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from tutorec.optim.rates import check_number
 
 
 class RowWiseAdagrad(Optimizer):
-    """Adagrad whose state is one number a row: the sum of the row's mean squared gradients.
+    """Adagrad with one accumulator per row: the sum of the row's mean squared gradients.
 
     For row r with the summed gradient g, in step t::
 
         sum[r] += mean(g**2)
         table[r] -= lr / (1 + (t - 1) * lr_decay) * g / (sqrt(sum[r]) + eps)
 
-    A table [R, D] has state ``sum`` [R, 1] and ``step``, the number t of steps. Applied to the tables of a collection
-    by ``apply_optimizer_in_backward`` it moves the rows in the batch only; called as an ordinary optimizer it goes over
-    whole dense gradients, and the two agree: a row without gradient does not move, except through ``weight_decay``,
-    which is added to the gradient of every row here and of the batch's rows there.
+    The state of a table [R, D] is ``sum`` [R, 1] and ``step``, the number t of steps. With
+    ``apply_optimizer_in_backward`` it updates only the rows in the batch; as an ordinary optimizer
+    it uses whole dense gradients. The two agree, since a row without gradient does not change,
+    except through ``weight_decay``: an ordinary optimizer adds it to every row's gradient, backward
+    only to those of the rows in the batch.
 
     Args:
         params: Matrices [R, D], or groups of them.
         lr: Learning rate.
-        lr_decay: How fast the rate falls with the steps.
-        weight_decay: Times the weights, added to the gradient.
-        initial_accumulator_value: What ``sum`` starts from.
-        eps: Added to the root.
-        maximize: Go up the gradient.
-        unused: Taken and ignored, as TorchRec does.
+        lr_decay: Decay of the learning rate per step.
+        weight_decay: Factor of the weights that is added to the gradient.
+        initial_accumulator_value: Initial value of ``sum``.
+        eps: Added to the square root.
+        maximize: Whether to maximize the objective.
+        unused: Accepted and ignored, as in TorchRec.
 
     Raises:
         ValueError: A number is negative.
@@ -84,7 +85,7 @@ class RowWiseAdagrad(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -97,12 +98,12 @@ class RowWiseAdagrad(Optimizer):
 
 
 def rate_of_step(group: dict[str, Any], step: float) -> float:
-    """The learning rate of a parameter group at its t-th step, t counted from 1."""
+    """The learning rate of a parameter group at step t, counted from 1."""
     return float(group["lr"]) / (1 + (step - 1) * group["lr_decay"])
 
 
 def _new_state(parameter: Tensor, value: float) -> dict[str, Tensor]:
-    # In float32 also for rows of 16 bits, in which a growing sum would soon stand still.
+    # In float32 also for 16-bit rows, in which a growing sum would soon stop changing.
     rows = unwritten_zeros((parameter.shape[0], 1), device=parameter.device)
     if value:
         rows.fill_(value)

@@ -1,4 +1,4 @@
-"""What tests of optimizers need: one that does nothing."""
+"""A keyed optimizer that does nothing, for tests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tutorec.optim.keyed import KeyedOptimizer
 
 
 class DummyKeyedOptimizer(KeyedOptimizer):
-    """A keyed optimizer whose step leaves everything as it is.
+    """A keyed optimizer whose step changes nothing.
 
     Source:
         TorchRec's ``torchrec.optim.test_utils.DummyKeyedOptimizer``.
     """
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Nothing."""
+        """Do nothing."""
 
 
 __all__ = ["DummyKeyedOptimizer"]

@@ -1,16 +1,19 @@
-"""Lookups whose backward moves the rows: unsharded tables trained without a gradient of their size.
+"""Lookups whose backward updates the rows: unsharded tables are trained without a dense gradient.
 
-A table of 10 million rows of which a batch touches a thousand should not cost 10 million rows of gradient. Where
-``apply_optimizer_in_backward`` has left an optimizer on a table, the collections look it up through here, and backward
-hands the optimizer the touched rows only. The semantics are those of fused kernels, the same as of sharded tables:
+If ``apply_optimizer_in_backward`` has set an optimizer on a table, the collections look it up
+through this module, and backward passes the touched rows only to the optimizer. The semantics are
+those of fused kernels, the same as for sharded tables:
 
-- Rows that are not in the batch, and their state, do not move; momentum and weight decay reach touched rows only.
-- Ids that repeat in a batch are summed before one update of their row; so are the features that share a table.
-- Every backward is a step, with the learning rate in force then: two forwards that wait for their backwards give two
-  steps, and so does a second backward through a retained graph.
-- It is a step of every table, also of one that the batch has no ids of: its optimizer counts it, and no row moves.
+- Rows that are not in the batch, and their state, do not change; momentum and weight decay apply to
+  touched rows only.
+- Gradients of repeated ids in a batch are summed before one update of their row; so are those of
+  features that share a table.
+- Every backward is a step, with the learning rate at that time: two forwards followed by two
+  backwards are two steps, and so is a second backward through a retained graph.
+- It is a step of every table, also of one without ids in the batch: its optimizer counts it, and no
+  row changes.
 
-Works with torch's ``_apply_optimizer_in_backward`` too, which leaves the same marks.
+It also supports torch's ``_apply_optimizer_in_backward``, which sets the same attributes.
 """
 
 from __future__ import annotations
@@ -31,13 +34,13 @@ from tutorec._kernels.tbe_layout import PooledBatch
 from tutorec._kernels.tbe_update import sum_rows
 from tutorec.optim.row_update import kernel_update, update_rows
 
-# What a table has while somebody listens: called with touched rows [U] and their summed gradients [U, D].
+# Attribute of a table, if set: called with touched rows [U] and their summed gradients [U, D].
 GRADIENT_LISTENER = "_gradient_listener"
 _PLAIN = (Tensor, nn.Parameter)
 
 
 def is_updated_in_backward(table: Tensor) -> bool:
-    """Whether a lookup in a table, made now, is to be followed by its update during backward.
+    """Whether backward would update a table after a lookup made now.
 
     Example:
         >>> import torch
@@ -54,13 +57,13 @@ def is_updated_in_backward(table: Tensor) -> bool:
 
 
 def look_up(tables: Sequence[Tensor], batches: Sequence[PooledBatch]) -> list[Tensor]:
-    """Pool the bags of each batch [B, sum of D] in float32, so that backward updates the tables that are read.
+    """Pool the bags of each batch [B, sum of D] in float32; backward updates the tables.
 
-    All features of a collection go into one call: those that share a table are then one update.
+    All features of a collection are passed in one call, so that those of one table are one update.
 
     Args:
-        tables: [R, D] each; those that are read are updated in backward.
-        batches: What is looked up; one whose weights require a gradient has one feature.
+        tables: [R, D] each; backward updates those that are read.
+        batches: The batches; one whose weights require a gradient has one feature.
 
     Example:
         >>> import torch
@@ -73,19 +76,19 @@ def look_up(tables: Sequence[Tensor], batches: Sequence[PooledBatch]) -> list[Te
         >>> table[:, 0].tolist(), table.grad  # row 2 is in the batch twice, row 1 is not
         ([0.75, 1.0, 0.5], None)
     """
-    read = {id(tables[table]): tables[table] for one in batches for table in one.feature_tables}  # tied ones once
+    read = {id(tables[table]): tables[table] for one in batches for table in one.feature_tables}  # tied tables once
     place = {key: index for index, key in enumerate(read)}
     batches = [
         replace(one, feature_tables=tuple(place[id(tables[table])] for table in one.feature_tables)) for one in batches
     ]
-    # Autograd records the lookup by an anchor: each table as an input would cost a node in backward, for nothing.
+    # The lookup has one anchor as input: each table as an input would cost a node in backward.
     anchor = torch.empty(0, requires_grad=True)
     pooled = _UpdatingLookup.apply(anchor, [*read.values()], batches, *[one.weights for one in batches])
     return list(cast(tuple[Tensor, ...], pooled))
 
 
 def pool(tables: Sequence[Tensor], batch: PooledBatch) -> Tensor:
-    """Pooled rows of a batch, side by side [B, sum of D] in float32: in one call, or feature by feature."""
+    """Pooled rows of a batch [B, sum of D] in float32, in one call or feature by feature."""
     scattered = address_tables(tables, batch.feature_tables)
     if scattered is not None:
         return scattered.pool(batch)
@@ -109,7 +112,7 @@ def pool(tables: Sequence[Tensor], batch: PooledBatch) -> Tensor:
 
 
 class _UpdatingLookup(torch.autograd.Function):
-    """Looks up; backward gives the weights their gradients, and the tables none: it moves their rows."""
+    """Lookup; backward returns the gradients of the weights, and updates the rows of the tables."""
 
     @staticmethod
     def forward(
@@ -117,12 +120,13 @@ class _UpdatingLookup(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.tables, ctx.batches = tables, batches
-        # Rows move before their weights' gradient may be asked for (another backward comes first): a copy is kept.
+        # Another backward may update the rows before the weights' gradient is computed, so copy
+        # them.
         ctx.rows = [
             tables[one.feature_tables[0]].detach()[one.values] if needed else None
             for one, needed in zip(batches, ctx.needs_input_grad[3:], strict=True)
         ]
-        # Ids that change in place until backward are an error, as everywhere in autograd.
+        # Ids that are changed in place before backward are an error, as everywhere in autograd.
         ctx.save_for_backward(*(part for one in batches for part in (one.values, one.offsets, one.weights)))
         return tuple(pool(tables, one) for one in batches)
 
@@ -139,7 +143,7 @@ class _UpdatingLookup(torch.autograd.Function):
 
 
 def _update(tables: Sequence[Tensor], arrived: Sequence[tuple[PooledBatch, Tensor]]) -> None:
-    """One step of the optimizers of each table that got a gradient, from all features that read it."""
+    """One step of the optimizers of each table with a gradient, from all features that read it."""
     stepped = sorted({table for batch, _ in arrived for table in batch.feature_tables})
     optimizers = {table: cast(Any, tables[table])._in_backward_optimizers for table in stepped}
     updates = {table: [kernel_update(one, tables[table]) for one in optimizers[table]] for table in stepped}
@@ -163,7 +167,7 @@ def _update(tables: Sequence[Tensor], arrived: Sequence[tuple[PooledBatch, Tenso
 
 
 def _weights_gradient(one: PooledBatch, rows: Tensor, grad: Tensor) -> Tensor:
-    """Of each id's weight: its row times the gradient of its bag [N]."""
+    """Gradient of each id's weight: its row times the gradient of its bag [N]."""
     assert one.weights is not None and not one.mean, "the mean of weighted rows reaches this as a sum"
     bags = torch.repeat_interleave(one.offsets.diff(), output_size=one.values.numel())
     return (rows.float() * grad[bags]).sum(1).to(one.weights.dtype)

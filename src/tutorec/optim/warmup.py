@@ -1,4 +1,4 @@
-"""Learning rates that follow a schedule of stages, by the number of steps made."""
+"""Learning rate schedules in stages, by the number of steps."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _LAST_ITER = 1 << 63
 
 @unique
 class WarmupPolicy(Enum):
-    """How the factor of the learning rate depends on the number t of steps made; ``v`` is the stage's ``value``.
+    """The factor of the learning rate as a function of the number t of steps; ``v`` is ``value``.
 
-    ==================================  ==================================================================
+    ==================================  ============================================================
     NONE                                1
     LINEAR                              from ``v`` to 1: ``v + (1 - v) * t / max_iters``
     CONSTANT                            ``v``
-    POLY                                ``(1 - t / decay_iters) ** v``, and 0 from ``decay_iters`` on
+    POLY                                ``(1 - t / decay_iters) ** v``; 0 from ``decay_iters`` on
     STEP                                ``v ** (t // decay_iters)``
     INVSQRT                             ``1 / sqrt(t)``, and 1 before the first step
-    COSINE_ANNEALING_WARM_RESTARTS      from 1 to ``v`` along a cosine, anew every ``sgdr_period`` steps
-    INTERPOLATE                         from ``v`` at ``start_interpolating_iters`` to ``end_value`` at ``max_iters``
-    ==================================  ==================================================================
+    COSINE_ANNEALING_WARM_RESTARTS      cosine from 1 to ``v``, restarted every ``sgdr_period``
+    INTERPOLATE                         from ``v`` at ``start_interpolating_iters`` to ``end_value``
+    ==================================  ============================================================
 
     Source:
         TorchRec's ``torchrec.optim.warmup.WarmupPolicy``.
@@ -49,17 +49,17 @@ class WarmupPolicy(Enum):
 
 @dataclass
 class WarmupStage:
-    """A part of the schedule: the steps up to ``max_iters``, counted from the beginning of training.
+    """A stage of the schedule: the steps up to ``max_iters``, counted from the start of training.
 
     Args:
-        policy: How the rate moves.
+        policy: The policy.
         max_iters: The last step of the stage, not its length.
         value: See the policy.
         lr_scale: A further factor.
-        decay_iters: Of POLY, by default ``max_iters``, and of STEP, by default 1.
-        sgdr_period: Steps from restart to restart.
-        start_interpolating_iters: Of INTERPOLATE: the step at which the factor is ``value``.
-        end_value: Of INTERPOLATE: the factor at ``max_iters``.
+        decay_iters: For POLY, by default ``max_iters``, and for STEP, by default 1.
+        sgdr_period: Steps between restarts.
+        start_interpolating_iters: For INTERPOLATE: the step at which the factor is ``value``.
+        end_value: For INTERPOLATE: the factor at ``max_iters``.
 
     Example:
         >>> WarmupStage(WarmupPolicy.LINEAR, max_iters=100, value=0.1).policy
@@ -80,21 +80,23 @@ class WarmupStage:
 
 
 class WarmupOptimizer(OptimizerWrapper):
-    """Sets the learning rate of every parameter group by a schedule: at once, and after each step.
+    """Sets the learning rate of all groups by a schedule: at construction, and after each step.
 
-    Fused tables follow it too: their rate is read from their parameter group at the next forward. After the last stage
-    the rate is ``lr``. The number of steps made is state, stored under the name of a parameter of no elements.
+    Fused tables follow it, too: they read the rate from their parameter group at the next forward.
+    After the last stage the rate is ``lr``. The number of steps is state, stored under the name of
+    a parameter without elements.
 
     Args:
-        optimizer: Whose rates are set.
+        optimizer: The optimizer whose rates are set.
         stages: In the order of their ``max_iters``.
-        lr: The rate where the factor is 1; the rates of all groups are replaced.
-        lr_param: What the rate is called in the groups.
-        param_name: Name of the parameter that stands for the schedule in ``params`` and ``state_dict()``.
+        lr: The rate for a factor of 1; it replaces the rates of all groups.
+        lr_param: Key of the rate in the groups.
+        param_name: Name of the parameter that stands for the schedule in ``params`` and
+            ``state_dict()``.
 
     Raises:
-        ValueError: Stages that do not follow one another, a rate that is negative or not a number, an ``lr_param``
-            that no group has, or a ``param_name`` that is taken.
+        ValueError: Stages are not in order, a rate is negative or NaN, no group has ``lr_param``,
+            or ``param_name`` is already used.
 
     Example:
         >>> import torch
@@ -128,18 +130,18 @@ class WarmupOptimizer(OptimizerWrapper):
         if lr_param != "lr" and optimizer.param_groups and lr_param not in known:
             raise ValueError(f"lr_param={lr_param!r} is in no parameter group, so that it would do nothing: {known}")
         self._parameter = torch.nn.Parameter(torch.empty(0))
-        # Of the schedule alone; made at the first step, as the state of torch's optimizers.
+        # State of the schedule; created at the first step, like that of torch's optimizers.
         self._progress: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self._set_rate()
 
     @property
     def params(self) -> Mapping[str, torch.Tensor]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Name -> parameter, and the one that stands for the schedule."""
+        """Name -> parameter, including the one that stands for the schedule."""
         return {**self._optimizer.params, self._param_name: self._parameter}
 
     @property
     def state(self) -> Mapping[torch.Tensor, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Parameter -> its state, and ``{"warmup": [steps made, stage]}``."""
+        """Parameter -> its state, including ``{"warmup": [steps made, stage]}``."""
         return {**self._optimizer.state, **self._progress}
 
     @property
@@ -148,7 +150,7 @@ class WarmupOptimizer(OptimizerWrapper):
         return self._progress
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """One step with the rate of now, then the rate of the next."""
+        """Step with the current rate, then set the rate of the next step."""
         loss = super().step(closure)
         made, stage = self._position()
         made += 1
@@ -159,17 +161,17 @@ class WarmupOptimizer(OptimizerWrapper):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the wrapped optimizer, and the schedule's position."""
+        """State of the wrapped optimizer, and the position in the schedule."""
         state_dict = super().state_dict()
         if not self._progress:
             return state_dict
         return {**state_dict, "state": {**state_dict["state"], self._param_name: dict(self._progress[self._parameter])}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load, go to the schedule's position, and set its rate.
+        """Load the state and the position in the schedule, and set the rate.
 
         Raises:
-            ValueError: See ``KeyedOptimizer.load_state_dict``. Nothing has changed.
+            ValueError: See ``KeyedOptimizer.load_state_dict``. Nothing has been changed.
         """
         self.check_state_dict(state_dict)
         progress = state_dict["state"].get(self._param_name)
@@ -179,7 +181,7 @@ class WarmupOptimizer(OptimizerWrapper):
         super().load_state_dict(self._of_others(state_dict))
 
     def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Raise where ``load_state_dict`` would, and change nothing.
+        """Raise if ``load_state_dict`` would raise, and change nothing.
 
         Raises:
             ValueError: See ``KeyedOptimizer.load_state_dict``.
@@ -202,12 +204,12 @@ class WarmupOptimizer(OptimizerWrapper):
             )
 
     def post_load_state_dict(self) -> None:
-        """Set the rate of the position that has been loaded."""
+        """Set the rate of the loaded position."""
         super().post_load_state_dict()
         self._set_rate()
 
     def _position(self) -> tuple[int, int]:
-        """Steps made, and the stage that the next belongs to."""
+        """Number of steps made, and the stage of the next step."""
         if not self._progress:
             return 0, 0
         made, stage = self._progress[self._parameter][_STATE].tolist()
@@ -227,7 +229,7 @@ class WarmupOptimizer(OptimizerWrapper):
 
 
 def _checked_stages(stages: Sequence[WarmupStage]) -> list[WarmupStage]:
-    """The stages with what they leave open filled in, and one of factor 1 that does not end."""
+    """The stages with defaults filled in, and a final stage with factor 1 and no end."""
     filled: list[WarmupStage] = []
     for stage in stages:
         stage = replace(stage, policy=WarmupPolicy(stage.policy))
