@@ -103,7 +103,7 @@ def test_requests_of_other_batches_are_refused():
     served = with_tensor_inputs(dlrm("float"), inputs(2))
     dense, features = inputs(2)
     swapped = features.permute([1, 0, 2, 3])
-    with pytest.raises(ValueError, match=r"served for a batch of \['item', 'clicked', 'user', 'shop'\], and this one"):
+    with pytest.raises(ValueError, match=r"served for a batch of \['item', 'clicked', 'user', 'shop'\], and the given batch"):
         request_of(served, dense, swapped)
     with pytest.raises(ValueError, match=r"served with 3 tensors \['dense_features', 'values', 'lengths'\].*hold 4"):
         request_of(served, dense, batch(2, weighted=True))
@@ -181,7 +181,7 @@ def test_text_that_is_no_tensor_is_refused(text: str, words: str):
 
 @pytest.mark.parametrize("tensors", [{"a b": torch.ones(1)}, {"a": torch.ones(1, dtype=torch.bool)}])
 def test_tensors_without_a_text_form_are_refused(tensors):
-    with pytest.raises(ValueError, match=r"a request holds \['int64', 'int32', 'float32', 'float64'\] and no blank"):
+    with pytest.raises(ValueError, match=r"a request holds \['int64', 'int32', 'float32', 'float64'\] and no space"):
         tensors_to_text(tensors)
 
 
