@@ -102,7 +102,7 @@ def ranks_per_host(ranks: Sequence[int], local_size: int) -> int:
     """How many of some ranks share a host; all of them where that differs from host to host.
 
     Args:
-        ranks: Of the program, ascending.
+        ranks: Global ranks, ascending.
         local_size: L, ranks of the program on each host.
 
     Example:

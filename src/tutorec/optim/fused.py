@@ -109,7 +109,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         super().__init__(params, self._live_state(), [{"params": list(parameters), "lr": tables.learning_rate}])
 
     def store_as(self, form: StateForm) -> None:
-        """Let ``state_dict()`` speak of whole tables, where this rank has pieces of them."""
+        """Make ``state_dict()`` use whole tables, of which this rank has shards."""
         self._form = form
 
     def state_dict(self) -> dict[str, Any]:

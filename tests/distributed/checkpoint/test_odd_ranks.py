@@ -92,7 +92,7 @@ def test_what_one_rank_alone_knows_is_never_written(tmp_path):
     blocks.paths["optimizer.state.weight.step"] = ("optimizer", "state", "weight", "step")
     folder = folder_of(tmp_path)
     written = write_blocks(folder, "0" * 8, blocks)
-    with pytest.raises(CheckpointError, match=r"'optimizer.state.weight.step' and 0 more .* none has brought"):
+    with pytest.raises(CheckpointError, match=r"'optimizer.state.weight.step' and 0 more .* no rank has written"):
         write_metadata(folder, "0" * 8, [written])
 
 

@@ -87,15 +87,15 @@ class CheckpointManager:
         """Save as ``step-<step>``, atomically, and remove surplus checkpoints. A collective.
 
         Args:
-            model: As of `save_checkpoint`.
-            optimizer: As of `save_checkpoint`.
+            model: As in `save_checkpoint`.
+            optimizer: As in `save_checkpoint`.
             step: Steps made so far; not less than that of the latest checkpoint.
-            position: As of `save_checkpoint`.
-            extra: As of `save_checkpoint`.
+            position: As in `save_checkpoint`.
+            extra: As in `save_checkpoint`.
 
         Raises:
             AgreementError: Ranks differ in what they save.
-            CheckpointError: As of `save_checkpoint`; or the previous save has failed; or there is a
+            CheckpointError: As in `save_checkpoint`; or the previous save has failed; or there is a
                 later checkpoint.
         """
         self.wait()
@@ -132,16 +132,16 @@ class CheckpointManager:
         """Load the latest checkpoint. A collective.
 
         Args:
-            model: As of `load_checkpoint`.
-            optimizer: As of `load_checkpoint`.
-            optimizer_state: As of `load_checkpoint`.
+            model: As in `load_checkpoint`.
+            optimizer: As in `load_checkpoint`.
+            optimizer_state: As in `load_checkpoint`.
 
         Returns:
             The checkpoint's info; None if there is no checkpoint.
 
         Raises:
-            AgreementError: As of `load_checkpoint`.
-            CheckpointError: As of `load_checkpoint`.
+            AgreementError: As in `load_checkpoint`.
+            CheckpointError: As in `load_checkpoint`.
         """
         self.wait()
         ranks = RankBarrier(all_ranks_of(model), f"loading the latest checkpoint in {self._folder}")

@@ -80,7 +80,7 @@ class Manifest:
     version: int = VERSION
 
     def to_text(self) -> str:
-        """As a JSON document that carries the CRC-32 of its own content."""
+        """The manifest as a JSON document, with the CRC-32 of its content."""
         content = asdict(self)
         content.pop("version")
         return json.dumps(

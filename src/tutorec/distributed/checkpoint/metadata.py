@@ -89,8 +89,8 @@ def parse_metadata(content: bytes, manifest: Manifest) -> Metadata:
     """Parse the metadata; every block must be in a file that the manifest lists.
 
     Args:
-        content: Of the file, its size and CRC-32 already checked.
-        manifest: Of the same save.
+        content: Content of the file, whose size and CRC-32 have been checked.
+        manifest: Manifest of the same save.
 
     Raises:
         CheckpointError: It is malformed.

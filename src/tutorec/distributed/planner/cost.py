@@ -474,7 +474,7 @@ def _perf(facts: TableFacts, kernel: KernelModel, size: Size, work: Work, topolo
 
 
 def _distinct(ids: float, rows: int) -> float:
-    """Expected number of distinct rows of a piece that so many ids hit when they spread evenly."""
+    """Expected number of distinct rows of a shard among uniformly distributed ids."""
     return -rows * math.expm1(ids * math.log1p(-1 / rows)) if rows > 1 else min(ids, rows)
 
 

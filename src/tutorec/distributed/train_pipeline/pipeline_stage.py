@@ -88,8 +88,7 @@ class SparseDataDistUtil(Generic[In]):
             streams there.
         apply_jit: Compile the parts without sharded modules by TorchScript.
         prefetch_stream: That of the stage `prefetch`.
-        pipeline_postproc: Run modules without parameters that stand before a sharded one ahead,
-            too.
+        pipeline_postproc: Whether preprocessing modules without parameters run ahead, too.
         embedding_lookup_stream: That of the stage `start_embedding_lookup`, with which rows miss
             one update, as with `TrainPipelineSemiSync`.
 
