@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -155,14 +155,33 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         return (self._per_bucket - 1 - self._used).sum().view(1)
 
     def validate_state(self) -> None:
-        """Check that the loaded state has these buckets, and index its ids."""
-        stored = self._output_segments_tensor[self._output_segments_tensor >= 0].tolist()
-        if stored != self._output_segments:
+        """Check that the loaded ids have rows of their buckets, and index them."""
+        boundaries = torch.tensor(self._output_segments)
+        self._output_segments_tensor.fill_(-1)[: len(boundaries)] = boundaries
+        held = self._counts > 0
+        rows = held.nonzero().view(-1)
+        if bool((self._bucket(self._row_ids[rows]) != rows // self._per_bucket).any()):
             raise ValueError(
-                f"the state of a table of {self._max_rows} rows in {self._buckets} buckets was loaded from one of "
-                f"{stored[-1]} rows in {len(stored) - 1}: make it with the same max_rows and buckets"
+                f"the loaded state gives ids rows of other buckets than the {self._buckets} of this mapping: make it "
+                "with as many buckets as the mapping that was stored"
             )
-        self._restore()
+        self._used.copy_(held.view(len(self._used), -1).sum(1))
+        self._index.replace(rows, self._row_ids)
+        self._waiting, self._reassigned, self._looked_up = [], None, None
+
+    def state_by_row(self) -> dict[str, Tensor]:
+        """A copy of the state [R, ...], and of the number of iterations [1]; rows not in use take no memory."""
+        state = {name: unwritten_zeros(self._rows, torch.int64, self.device) for name in _OF_ROWS}
+        for name, value in state.items():
+            copy_written_rows(value, self.get_buffer(name))
+        return {**state, "_current_iter_tensor": self._current_iter_tensor.clone()}
+
+    def load_state_by_row(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what `state_by_row` of a mapping onto the same rows gave."""
+        for name in _OF_ROWS:
+            copy_written_rows(self.get_buffer(name), state[name])
+        self._current_iter_tensor.copy_(state["_current_iter_tensor"])
+        self.validate_state()
 
     def rebuild_with_output_id_range(
         self, output_id_range: tuple[int, int], output_segments: list[int], device: torch.device | None = None
@@ -181,10 +200,8 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         if shard.device.type == "meta":
             return shard
         first, last = (row - self.first_row for row in output_id_range)
-        for name in _OF_ROWS:
-            copy_written_rows(shard.get_buffer(name), self.get_buffer(name)[first:last])
-        shard._current_iter_tensor.copy_(self._current_iter_tensor)
-        shard._restore()
+        state = {name: self.get_buffer(name)[first:last] for name in _OF_ROWS}
+        shard.load_state_by_row({**state, "_current_iter_tensor": self._current_iter_tensor})
         return shard
 
     def _find(self, ids: Tensor) -> Tensor:
@@ -272,12 +289,6 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
     def _shared_row(self, ids: Tensor) -> Tensor:
         """Row of this shard that an id reads while it has none."""
         return (self._bucket(ids) + 1) * self._per_bucket - 1
-
-    def _restore(self) -> None:
-        """Find out from the state of rows which are in use, and index their ids."""
-        held = self._counts > 0
-        self._used.copy_(held.view(len(self._used), -1).sum(1))
-        self._index.replace(held.nonzero().view(-1), self._row_ids)
 
 
 def _with_values(features: dict[str, JaggedTensor], change: Callable[[Tensor], Tensor]) -> dict[str, JaggedTensor]:
