@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tutorec.modules.frequency import FrequencySketch
 from tutorec.modules.growing import GrowingManagedCollisionModule
-from tutorec.modules.id_index import IdIndex
+from tutorec.modules.row_index import RowIndex
 from tutorec.modules.mc_evictions import (
     DistanceLFU_EvictionPolicy,
     LFU_EvictionPolicy,
@@ -199,7 +199,7 @@ def test_mixed_bits_are_a_permutation_without_a_pattern() -> None:
 def test_the_index_finds_what_was_added_and_nothing_else(spread: int) -> None:
     """Neighbouring ids whose highest bits are equal all begin at one slot."""
     rows, batch = 1 << 11, 100
-    index, ids = IdIndex(rows), torch.zeros(rows, dtype=torch.int64)
+    index, ids = RowIndex(rows), torch.zeros(rows, dtype=torch.int64)
     known: dict[int, int] = {}
     for first in range(0, 1500, batch):
         new = torch.arange(first, first + batch)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tutorec._kernels.unwritten import copy_written_rows, unwritten_zeros
 from tutorec.modules.frequency import FrequencySketch
-from tutorec.modules.id_index import IdIndex
+from tutorec.modules.row_index import RowIndex
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy, MCHEvictionPolicy
 from tutorec.modules.mc_modules import ManagedCollisionModule
 from tutorec.sparse.hashing import mix_bits, unmix_bits
@@ -89,7 +89,7 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
             self.register_buffer(name, unwritten_zeros(self._rows, torch.int64, device))
         used = torch.zeros(self._rows // per_bucket, dtype=torch.int64, device=device)
         self.register_buffer("_used", used, persistent=False)
-        self._index, self._sketch = IdIndex(self._rows, device), FrequencySketch(sketch_width, device)
+        self._index, self._sketch = RowIndex(self._rows, device), FrequencySketch(sketch_width, device)
         self._waiting: list[Tensor] = []
         self._reassigned: Tensor | None = None
         self._looked_up: tuple[Tensor, Tensor] | None = None

@@ -15,7 +15,7 @@ _REBUILT_AT_ONCE = 1 << 14
 _WINDOW = 8
 
 
-class IdIndex(nn.Module):
+class RowIndex(nn.Module):
     """Ids to rows: open addressing with linear probing (Knuth, The Art of Computer Programming, volume 3, section 6.4).
 
     A slot holds the number of a row, and the row's id is compared with the id that is looked up. So a slot takes 4
@@ -27,7 +27,7 @@ class IdIndex(nn.Module):
         device: Where the slots live.
 
     Example:
-        >>> index, ids = IdIndex(rows=8), torch.zeros(8, dtype=torch.int64)
+        >>> index, ids = RowIndex(rows=8), torch.zeros(8, dtype=torch.int64)
         >>> ids[:2] = torch.tensor([5 << 60, -7])
         >>> index.add(torch.tensor([0, 1]), ids, held=2)
         >>> index.find(torch.tensor([-7, 3, 5 << 60]), ids).tolist()
