@@ -41,6 +41,8 @@ LONG_SIGNATURES = frozenset(
         "tutorec.modules.mc_adapter.McEmbeddingBagCollectionAdapter.__init__",
         "tutorec.modules.mc_adapter.McEmbeddingCollectionAdapter.__init__",
         "tutorec.modules.mch_module.MCHManagedCollisionModule.__init__",
+        "tutorec.quant.embedding_collection.QuantManagedCollisionEmbeddingCollection.__init__",
+        "tutorec.quant.embedding_modules.QuantManagedCollisionEmbeddingBagCollection.__init__",
     }
 )
 

@@ -1,5 +1,7 @@
 """Quantized `EmbeddingCollection`: a row per id, not pooled."""
 
+from typing import Any, Self
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,8 @@ from tutorec.modules.embedding_collection import EmbeddingCollectionInterface
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
+from tutorec.modules.mc_modules import ManagedCollisionCollection
+from tutorec.quant.behind_mappings import mappings_for, quantized_behind_mappings
 from tutorec.quant.feature_order import features_in_order
 from tutorec.quant.packed_tables import Packed, PackedTables, rows_of
 from tutorec.quant.table_formats import output_type, packed_type
@@ -169,6 +173,69 @@ class EmbeddingCollection(PackedTables, EmbeddingCollectionInterface):
 
     def _get_name(self) -> str:
         return "QuantizedEmbeddingCollection"
+
+
+class QuantManagedCollisionEmbeddingCollection(EmbeddingCollection):
+    """A quantized `EmbeddingCollection` of raw ids, for inference: the mappings do not change.
+
+    Args:
+        tables: As of `EmbeddingCollection`, and so are the next seven.
+        device: As there.
+        need_indices: As there.
+        output_dtype: As there.
+        table_name_to_quantized_weights: As there.
+        register_tbes: As there.
+        quant_state_dict_split_scale_bias: As there.
+        row_alignment: As there.
+        managed_collision_collection: The mappings of raw ids to rows.
+        return_remapped_features: No effect, as in TorchRec: the rows that were looked up are always returned.
+
+    Raises:
+        ValueError: The mappings are missing or of other tables, or as of `EmbeddingCollection`.
+
+    Source:
+        TorchRec's ``torchrec.quant.embedding_modules.QuantManagedCollisionEmbeddingCollection``.
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingConfig],
+        device: torch.device,
+        need_indices: bool = False,
+        output_dtype: torch.dtype = torch.float,
+        table_name_to_quantized_weights: Packed | None = None,
+        register_tbes: bool = False,
+        quant_state_dict_split_scale_bias: bool = False,
+        row_alignment: RowAlignment = ROW_ALIGNMENT,
+        managed_collision_collection: ManagedCollisionCollection | None = None,
+        return_remapped_features: bool = False,
+    ) -> None:
+        super().__init__(
+            tables,
+            device,
+            need_indices,
+            output_dtype,
+            table_name_to_quantized_weights,
+            register_tbes,
+            quant_state_dict_split_scale_bias,
+            row_alignment,
+        )
+        self._managed_collision_collection = mappings_for(tables, managed_collision_collection)
+
+    @classmethod
+    def from_float(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, module: Any, return_remapped_features: bool = False
+    ) -> Self:
+        """The quantized form of a `ManagedCollisionEmbeddingCollection`, which stays as it is."""
+        return quantized_behind_mappings(cls, module)
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[dict[str, JaggedTensor], KeyedJaggedTensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Raw ids -> rows by feature, and the batch of rows that were looked up."""
+        remapped = self._managed_collision_collection(features)
+        return super().forward(remapped), remapped
+
+    def _get_name(self) -> str:
+        return "QuantManagedCollisionEmbeddingCollection"
 
 
 def _bounds(features: KeyedJaggedTensor) -> Tensor:

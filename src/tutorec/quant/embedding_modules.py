@@ -1,6 +1,6 @@
 """Quantized `EmbeddingBagCollection`: pooled rows from packed tables."""
 
-from typing import cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,13 @@ from tutorec._kernels.pooling import PoolingKind
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, pooling_type_to_str
 from tutorec.modules.embedding_modules import EmbeddingBagCollectionInterface, check_pooling
 from tutorec.modules.embedding_tables import checked_tables, get_embedding_names_by_table
+from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.modules.pooled_lookup import join_samples
+from tutorec.quant.behind_mappings import mappings_for, quantized_behind_mappings
 from tutorec.quant.embedding_collection import EmbeddingCollection as EmbeddingCollection
+from tutorec.quant.embedding_collection import (
+    QuantManagedCollisionEmbeddingCollection as QuantManagedCollisionEmbeddingCollection,
+)
 from tutorec.quant.feature_order import features_in_order, with_equal_strides
 from tutorec.quant.packed_tables import Packed, PackedTables, rows_of
 from tutorec.quant.preparing import for_each_module_of_type_do as for_each_module_of_type_do
@@ -175,3 +180,66 @@ class EmbeddingBagCollection(PackedTables, EmbeddingBagCollectionInterface):
 
     def _get_name(self) -> str:
         return "QuantizedEmbeddingBagCollection"
+
+
+class QuantManagedCollisionEmbeddingBagCollection(EmbeddingBagCollection):
+    """A quantized `EmbeddingBagCollection` of raw ids, for inference: the mappings do not change.
+
+    Args:
+        tables: As of `EmbeddingBagCollection`, and so are the next seven.
+        is_weighted: As there.
+        device: As there.
+        output_dtype: As there.
+        table_name_to_quantized_weights: As there.
+        register_tbes: As there.
+        quant_state_dict_split_scale_bias: As there.
+        row_alignment: As there.
+        managed_collision_collection: The mappings of raw ids to rows.
+        return_remapped_features: No effect, as in TorchRec: the rows that were looked up are always returned.
+
+    Raises:
+        ValueError: The mappings are missing or of other tables, or as of `EmbeddingBagCollection`.
+
+    Source:
+        TorchRec's ``torchrec.quant.embedding_modules.QuantManagedCollisionEmbeddingBagCollection``.
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingBagConfig],
+        is_weighted: bool,
+        device: torch.device,
+        output_dtype: torch.dtype = torch.float,
+        table_name_to_quantized_weights: Packed | None = None,
+        register_tbes: bool = False,
+        quant_state_dict_split_scale_bias: bool = False,
+        row_alignment: RowAlignment = ROW_ALIGNMENT,
+        managed_collision_collection: ManagedCollisionCollection | None = None,
+        return_remapped_features: bool = False,
+    ) -> None:
+        super().__init__(
+            tables,
+            is_weighted,
+            device,
+            output_dtype,
+            table_name_to_quantized_weights,
+            register_tbes,
+            quant_state_dict_split_scale_bias,
+            row_alignment,
+        )
+        self._managed_collision_collection = mappings_for(tables, managed_collision_collection)
+
+    @classmethod
+    def from_float(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, module: Any, return_remapped_features: bool = False
+    ) -> Self:
+        """The quantized form of a `ManagedCollisionEmbeddingBagCollection`, which stays as it is."""
+        return quantized_behind_mappings(cls, module)
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[KeyedTensor, KeyedJaggedTensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Raw ids -> pooled rows [B, D], and the batch of rows that were looked up."""
+        remapped = self._managed_collision_collection(features)
+        return super().forward(remapped), remapped
+
+    def _get_name(self) -> str:
+        return "QuantManagedCollisionEmbeddingBagCollection"

@@ -79,9 +79,9 @@ class PackedTables(nn.Module):
         return quantized
 
     @classmethod
-    def without_rows(cls, module: Any, qconfig: Any, row_alignment: RowAlignment | None = None) -> Self:
-        """The quantized form of a float collection, whose rows are packed later."""
-        arguments: dict[str, Any] = prepared(module, qconfig, row_alignment)
+    def without_rows(cls, module: Any, qconfig: Any, row_alignment: RowAlignment | None = None, **more: Any) -> Self:
+        """The quantized form of a float collection, whose rows are packed later; ``more`` is for its constructor."""
+        arguments: dict[str, Any] = prepared(module, qconfig, row_alignment) | more
         arguments[cls._flag] = getattr(module, cls._flag)()
         configs = quantized_configs(getattr(module, cls._configs)(), qconfig, module)
         device = device_of(getattr(module, cls._holder), module.device)

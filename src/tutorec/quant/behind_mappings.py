@@ -1,0 +1,50 @@
+"""Quantized collections of raw ids: what both kinds do with the mappings of ids to rows."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig
+from tutorec.modules.mc_modules import ManagedCollisionCollection
+from tutorec.quant.packed_tables import PackedTables
+from tutorec.quant.preparing import weight_of
+
+_Quantized = TypeVar("_Quantized", bound=PackedTables)
+
+
+def mappings_for(
+    tables: Sequence[BaseEmbeddingConfig], mappings: ManagedCollisionCollection | None
+) -> ManagedCollisionCollection:
+    """The mappings of quantized tables, in eval mode.
+
+    Raises:
+        ValueError: There are none, or those of other tables.
+    """
+    wanted = [table.name for table in tables]
+    mapped = None if mappings is None else [config.name for config in mappings.embedding_configs()]
+    if mappings is None or mapped != wanted:
+        raise ValueError(
+            f"managed_collision_collection maps raw ids of tables {mapped}, and the tables are {wanted}; give the "
+            "mappings of these tables, in their order"
+        )
+    for module in mappings.eval()._managed_collision_modules.values():
+        getattr(module, "reset_inference_mode", module.eval)()
+    return mappings
+
+
+def quantized_behind_mappings(kind: type[_Quantized], module: Any) -> _Quantized:
+    """The quantized form of a collection of raw ids, with copies of its mappings.
+
+    Args:
+        kind: The quantized class.
+        module: A managed collision collection of float tables; its ``qconfig`` names the formats.
+
+    Returns:
+        The quantized collection, in eval mode.
+    """
+    held = module._embedding_module
+    mappings = copy.deepcopy(module._managed_collision_collection)
+    quantized = kind.without_rows(held, module.qconfig, managed_collision_collection=mappings)
+    for name, table in getattr(held, kind._holder).items():
+        quantized.pack(name, weight_of(table))
+    return quantized.eval()
