@@ -19,14 +19,14 @@ __all__ = ["main"]
 _PLAN_EXAMPLE = """\
 tables.yaml lists tables by the names of EmbeddingBagConfig's and ParameterConstraints' fields:
 
-  batch_size: 512                     # samples of a rank's batch; may be left out, as all but the tables may
+  batch_size: 512                     # samples per rank; only the tables are required
   fused_params: {optimizer: exact_row_wise_adagrad, learning_rate: 0.02}
   tables:
     - name: item
       num_embeddings: 100_000_000     # or 1e8
       embedding_dim: 64
-      feature_names: [item, seen]     # [item] where left out
-      pooling_factors: [1, 20]        # ids of a sample, on average, for each feature
+      feature_names: [item, seen]     # [item] by default
+      pooling_factors: [1, 20]        # mean ids per bag, for each feature
     - name: user
       num_embeddings: 5_000_000
       embedding_dim: 128

@@ -1,6 +1,6 @@
 """Check that the shards listed in a plan cover their table and match the sharding type.
 
-Each sharding type can rely on:
+Each sharding type can rely on::
 
     data_parallel        the whole table on every rank
     table_wise           one shard

@@ -4,6 +4,8 @@ A document also has a *fingerprint* of its tables: a digest of each table's modu
 columns. It shows whether two plans are for the same model, and it reveals a document in which a
 table was lost or resized by accident.
 
+::
+
     {"format": "tutorec sharding plan", "version": 1, "fingerprint": "5b0c...",
      "modules": {"sparse": {"item": {"sharding_type": "row_wise", "compute_kernel": "fused",
        "rows": 8, "columns": 4, "ranks": [0, 1], "shards": [{"offsets": [0, 0], "sizes": [4, 4],

@@ -16,6 +16,8 @@ R replicas average their shards in blocks of at most 2 ** 22 elements. Each repl
 share of a block. For each block of E elements, of which replica r adds E_r = E / R (the first E % R
 replicas one more), replica r sends replica s
 
+::
+
     replica weights    4 * (E_s + E_r)        all weights that a rank holds
     replica states     4 * (E_s + E_r)        of its optimizer, but no step counts
 """

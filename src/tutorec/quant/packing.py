@@ -4,6 +4,8 @@ Each row is quantized separately: its minimum is code 0, its maximum the largest
 equally spaced. A packed row has the step (``scale``) and the minimum (``bias``), both in float16,
 and the codes.
 
+::
+
     value = scale * code + bias        scale = (maximum - minimum) / (2**bits - 1)
 
 Scale and bias are rounded before codes are chosen, so the codes compensate for that rounding.

@@ -1,5 +1,7 @@
 """The manifest of a checkpoint: it marks a complete checkpoint and lists its files.
 
+::
+
     <path>/manifest.json               step, data position, plan; name, size, CRC-32 of each file
     <path>/3fa9c1d2.metadata           index of the blocks, by torch.distributed.checkpoint
     <path>/__0_3fa9c1d2_0.distcp ...   the blocks that rank 0 wrote, ...

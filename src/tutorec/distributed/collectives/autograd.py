@@ -4,6 +4,8 @@ An exchange is two nodes of the graph. *Issue* starts it and returns at once; *c
 the result. Backward runs them in reverse: collect's backward issues the reverse exchange, and
 issue's backward waits for it.
 
+::
+
     forward    x -> issue .... (in flight: compute something else) .... collect -> y
     backward   dx <- issue's backward ......... (in flight) ......... collect's backward <- dy
 

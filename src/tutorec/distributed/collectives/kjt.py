@@ -6,6 +6,8 @@ buffer, since a round has a high fixed cost. Weights are sent in a third round, 
 the second. If features have different numbers of samples on some rank, all ranks exchange those
 numbers between rounds 1 and 2.
 
+::
+
     sent to rank r            [lengths of r's slots, F_r * B    | their ids, N_r]  one buffer slice
     received from rank s      [lengths of local slots, F * B_s  | their ids, N_s]
     result                    F slots, sum of B_s samples, samples of rank 0 first

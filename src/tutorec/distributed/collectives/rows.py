@@ -1,5 +1,7 @@
 """The exchanges of rows: back to the ranks of their samples or ids, and their gradients in reverse.
 
+::
+
     PooledEmbeddingsAllToAll        whole rows: each rank has some columns of a sample  concatenated
     PooledEmbeddingsReduceScatter   split rows: each rank has a partial sum             added
     HostPooledEmbeddings            split inside a host: added there, concatenated across hosts

@@ -16,6 +16,8 @@ Bytes that rank r sends to each other rank, with F features, B_r samples, N_rf i
 sums E_r (E / W; the first E % W ranks have one more). Some optimizers, such as Adam, update rows
 whose gradient is zero; their tables have one more element per row, which marks rows in the batch.
 
+::
+
     gradient sizes     8 * (1 + F)
     gradient ids       sum over f as bags of  4 * (B_r + N_rf)
     gradient weights   sum over f as bags of  4 * N_rf                where ids carry weights

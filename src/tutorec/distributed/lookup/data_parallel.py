@@ -1,5 +1,7 @@
 """Lookup of replicated tables, which backward updates on every rank with all ranks' samples.
 
+::
+
     forward    local bags -> local pooled rows                         (no communication)
     backward   local bags and the gradient of their rows -> those of all ranks -> lookup's backward
 

@@ -1,8 +1,10 @@
 """Lookup of unpooled rows: a row per id, in order of arrival.
 
-ids of rank 0 (slot a, slot b, ...), ids of rank 1 (slot a, ...)      [N]
-  | one call per group of tables
-their rows in the same order, concatenated                            [sum of N_slot * D_slot]
+Rows are returned in the order of their ids::
+
+    ids of rank 0 (slot a, slot b, ...), ids of rank 1 (slot a, ...)      [N]
+      | one call per group of tables
+    their rows in the same order, concatenated                            [sum of N_slot * D_slot]
 """
 
 from __future__ import annotations

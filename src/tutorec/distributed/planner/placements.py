@@ -2,7 +2,7 @@
 
 The cost of a placement is that of its slowest rank, but a search that looks at the slowest rank
 only makes no progress on the others. Shards are therefore placed where a potential over all ranks
-grows least:
+grows least::
 
     sum over ranks r of (exp(b * load_r / target) + sum over k of exp(b * held_rk / room_k))
 

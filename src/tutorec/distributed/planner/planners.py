@@ -1,5 +1,7 @@
 """Planners: from a model and a topology to a plan.
 
+::
+
     enumerate    every way to shard each table                  enumerators
     estimate     milliseconds and bytes of every shard          shard_estimators, cost, storage
     reserve      reserve memory for everything but tables       storage_reservations

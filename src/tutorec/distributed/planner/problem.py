@@ -1,7 +1,7 @@
 """The planning problem in numbers, and its solutions.
 
 For each table choose one of its options, and a rank for each of the option's shards, such that no
-rank exceeds its memory and the slowest rank is as fast as possible:
+rank exceeds its memory and the slowest rank is as fast as possible::
 
     cost = max over ranks r of (sum of the times of r's shards) + sum of fixed[g] over used groups g
 

@@ -130,9 +130,11 @@ class FixedAbsoluteStorageReservation(_Reservation):
 class HeuristicalStorageReservation(_Reservation):
     """Reserves a fraction of memory, the dense parameters, and batches of ids.
 
-    bytes kept = percentage * memory
-               + parameter_multiplier * (bytes of dense parameters) + (bytes of buffers)
-               + 20 * 8 * (ids of a rank's batch)
+    ::
+
+        bytes kept = percentage * memory
+                   + parameter_multiplier * (bytes of dense parameters) + (bytes of buffers)
+                   + 20 * 8 * (ids of a rank's batch)
 
     Modules on the meta device count like others.
 
@@ -235,9 +237,11 @@ class HeuristicalStorageReservation(_Reservation):
 class InferenceStorageReservation(HeuristicalStorageReservation):
     """Reserves what serving needs: a fraction of memory, the dense layers, and one batch.
 
-    bytes kept = percentage * memory
-               + (bytes of dense parameters and buffers)
-               + 8 * (ids of a rank's batch)
+    ::
+
+        bytes kept = percentage * memory
+                   + (bytes of dense parameters and buffers)
+                   + 8 * (ids of a rank's batch)
 
     Args:
         percentage: The fraction, from 0 to 1, as a safety margin.

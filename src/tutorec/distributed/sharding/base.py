@@ -1,5 +1,7 @@
 """The contract of a sharding type: where ids are sent, who looks them up, and how results return.
 
+::
+
     local samples | input_dist | all samples | lookup | all samples | output_dist | local samples
 
 Every type is one final class in a file of this package; no type inherits from another. A type

@@ -1,5 +1,7 @@
 """Column-wise sharding (CW): every rank holds some columns of a table, with all its rows.
 
+::
+
     local samples, all features  KJT [F x B]
       | input_dist    send ids to every rank with a column shard of a table   (all-to-all)
     all samples, local shards    KJT [S_local x W*B]

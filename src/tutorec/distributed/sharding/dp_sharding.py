@@ -1,5 +1,7 @@
 """Data-parallel sharding (DP): every rank holds a replica of every table.
 
+::
+
     local samples, all features  KJT [F x B]
       | input_dist    none
       | lookup        pool rows of the local replicas   forward:  no communication

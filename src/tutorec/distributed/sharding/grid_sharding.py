@@ -1,5 +1,7 @@
 """Grid sharding: a table is split by columns over hosts, and by rows over the ranks of a host.
 
+::
+
     a table of 4 rows and 4 columns        host 0            host 1
                                         rank 0  rank 1    rank 2  rank 3
                                         rows    rows      rows    rows

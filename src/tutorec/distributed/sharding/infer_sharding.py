@@ -1,5 +1,7 @@
 """Sharding of quantized tables over the devices of one process.
 
+::
+
     batch  | split |  the features of each device  | lookup |  | concatenate or add |  one result
 
 There is no process group: one process copies ids to its devices and results back. The three

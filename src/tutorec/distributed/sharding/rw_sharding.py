@@ -1,5 +1,7 @@
 """Row-wise sharding (RW): every rank holds a range of rows of every table.
 
+::
+
     local samples, all features  KJT [F x B]
       | input_dist    bucketize ids by row range, send each bucket to its rank  (all-to-all)
     all samples, local rows      KJT [F x W*B]
@@ -13,7 +15,7 @@
         rank 0   row 0, row 1                rank 0 contributes row 0
         rank 1   row 2, row 3                rank 1 contributes row 3; rank 0 adds row 0 + row 3
 
-Bytes that rank r sends in one step, with N_rs of r's ids in the row ranges of s and 4 bytes per id:
+Bytes that rank r sends in one step, with N_rs of r's ids in the rows of s and 4 bytes per id::
 
     input ids          sum over s != r of  4 * (F * B_r + N_rs)
     output rows        sum over s != r of  4 * B_s * D    partial sums: one row per sample and rank

@@ -1,5 +1,7 @@
 """Sharding of unpooled embeddings: a row per id, returned to the rank that sent the id.
 
+::
+
     local samples, all features  KJT [F x B]
       | input_dist    send ids to the ranks that hold their rows                 (all-to-all)
     ids of all ranks, local slots [N]

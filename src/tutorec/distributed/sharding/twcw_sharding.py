@@ -1,5 +1,7 @@
 """Table-column-wise sharding (TWCW): all column shards of a table are on one host.
 
+::
+
     host 0: rank 0, rank 1          host 1: rank 2, rank 3
       table a   | |..                 table b   | |..
                 ..| |                           ..| |

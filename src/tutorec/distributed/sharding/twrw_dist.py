@@ -1,6 +1,6 @@
 """Dists of shards whose rows are split over the ranks of one host.
 
-Table-row-wise and grid sharding use them. The output dist has two steps:
+Table-row-wise and grid sharding use them. The output dist has two steps::
 
     1. inside a host    rank j adds the partial sums of the samples of all ranks with local number j
        (reduce-scatter)

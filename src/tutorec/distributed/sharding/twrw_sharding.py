@@ -1,5 +1,7 @@
 """Table-row-wise sharding (TWRW): each table's rows are split over the ranks of one host.
 
+::
+
     local samples, all features  KJT [F x B]
       | input_dist    send ids to the rank with their row on their table's host  (all-to-all)
     all samples, local rows      KJT [F_host x W*B]
@@ -12,7 +14,7 @@
     host 0: rank 0, rank 1           host 1: rank 2, rank 3
       table a   rows 0-1  rows 2-3     table b   rows 0-4  rows 5-9
 
-Bytes of pooled rows that leave a host in one step, with H hosts of L ranks and B samples per rank:
+Bytes of pooled rows that leave a host in one step, with H hosts of L ranks and B samples per rank::
 
     row-wise          L * (W - L) * 4 * B * D         a partial sum per rank and sample outside
     table-row-wise    (W - L) * 4 * B * D_host        one sum per sample outside

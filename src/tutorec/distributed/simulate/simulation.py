@@ -1,5 +1,7 @@
 """Simulation of a training step of a plan: lookups, bytes on every link, milliseconds, slow ranks.
 
+::
+
     plan + topology + load -> rows per rank -> bytes per link -> ms per rank, phase -> ms of a step
 
 Time follows an alpha-beta model. An exchange takes one latency plus the bytes of the slower of a
