@@ -13,13 +13,13 @@ from torch import Tensor
 
 from tutorec.modules.frequency import FrequencySketch
 from tutorec.modules.growing import GrowingManagedCollisionModule
-from tutorec.modules.row_index import RowIndex
 from tutorec.modules.mc_evictions import (
     DistanceLFU_EvictionPolicy,
     LFU_EvictionPolicy,
     LRU_EvictionPolicy,
     MCHEvictionPolicy,
 )
+from tutorec.modules.row_index import RowIndex
 from tutorec.sparse.hashing import mix_bits, unmix_bits
 from tutorec.sparse.jagged import JaggedTensor
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tutorec._kernels.unwritten import copy_written_rows, unwritten_zeros
 from tutorec.modules.frequency import FrequencySketch
-from tutorec.modules.row_index import RowIndex
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy, MCHEvictionPolicy
 from tutorec.modules.mc_modules import ManagedCollisionModule
+from tutorec.modules.row_index import RowIndex
 from tutorec.sparse.hashing import mix_bits, unmix_bits
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 
@@ -158,14 +158,13 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         """Check that the loaded ids have rows of their buckets, and index them."""
         boundaries = torch.tensor(self._output_segments)
         self._output_segments_tensor.fill_(-1)[: len(boundaries)] = boundaries
-        held = self._counts > 0
-        rows = held.nonzero().view(-1)
+        rows = self._counts.nonzero().view(-1)
         if bool((self._bucket(self._row_ids[rows]) != rows // self._per_bucket).any()):
             raise ValueError(
                 f"the loaded state gives ids rows of other buckets than the {self._buckets} of this mapping: make it "
                 "with as many buckets as the mapping that was stored"
             )
-        self._used.copy_(held.view(len(self._used), -1).sum(1))
+        self._used.copy_((rows // self._per_bucket).bincount(minlength=len(self._used)))
         self._index.replace(rows, self._row_ids)
         self._waiting, self._reassigned, self._looked_up = [], None, None
 
