@@ -57,6 +57,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
                 for name in (
                     "sharded_tensor state_dict optimizer_state sharders embedding_base embeddingbag embedding "
                     "fused_embeddingbag fused_embedding "
+                    "mc_modules mc_resharding mc_embedding_modules mc_embedding mc_embeddingbag "
                     "quant_state quant_embeddingbag quant_embedding mix_vocab"
                 ).split()
             ),

@@ -175,8 +175,8 @@ class ShardedEmbeddingCollection(
 
         def ids_by_rank() -> list[ArrivedIds]:
             of_shardings = [arrival.wait_by_rank() for arrival in arrivals]
-            for arrival, ids, context in zip(arrivals, of_shardings, ctx.sharding_contexts, strict=True):
-                context.arrived_counts, context.sent_counts = ids.counts, arrival.sent_counts
+            for ids, context in zip(of_shardings, ctx.sharding_contexts, strict=True):
+                context.arrived_counts = ids.counts
             return of_shardings
 
         return map_awaitable(ids_by_rank)

@@ -183,6 +183,7 @@ class ShardedEmbeddingModule(
         self._input_dists: list[SparseFeaturesDist] = []
         self._output_dists: list[Any] = [sharding.create_output_dist() for sharding in self._shardings]
         self._dists_are_built = False
+        self._prepare_raw_ids: Callable[[KeyedJaggedTensor], KeyedJaggedTensor] | None = None
         self._prepare_features()
         holder = nn.ModuleDict({table.name: nn.Module() for table in self._tables})
         for lookup in self._lookups:
@@ -236,6 +237,7 @@ class ShardedEmbeddingModule(
         def second_round(*arrivals: KJTArrival) -> Awaitable[CompIn]:
             for of_sharding, arrival in zip(contexts, arrivals, strict=True):
                 of_sharding.batch_size_per_rank = arrival.batch_size_per_rank
+                of_sharding.sent_counts = arrival.sent_counts
                 of_sharding.batch_size_per_rank_per_feature = arrival.batch_size_per_rank_per_feature
                 if arrival.batch_size_per_rank_per_feature is not None:
                     ctx.variable_batch_per_feature = True
@@ -287,6 +289,24 @@ class ShardedEmbeddingModule(
         for lookup, ids in zip(self._lookups, cast(Sequence[Any], dist_input), strict=True):
             lookup.prefetch(ids)
 
+    def take_raw_ids(self, prepare: Callable[[KeyedJaggedTensor], KeyedJaggedTensor]) -> None:
+        """Send ids as ``prepare`` returns them, instead of rows; before ``compute`` they are to become rows.
+
+        Args:
+            prepare: Checks and hashes a batch, whose features are in the order in which the shardings take them.
+        """
+        self._prepare_raw_ids = prepare
+
+    @property
+    def _has_uninitialized_input_dist(self) -> bool:
+        """TorchRec's: whether the first batch is still to come, of a module that takes rows."""
+        return self._prepare_raw_ids is None and not self._dists_are_built
+
+    @property
+    def shardings(self) -> list[S]:
+        """One for each sharding type, in the order in which batches are split."""
+        return self._shardings
+
     # --- interface of the unsharded module
 
     @property
@@ -325,6 +345,11 @@ class ShardedEmbeddingModule(
     def env(self) -> ShardingEnv:
         """The ranks."""
         return self._env
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's tables live."""
+        return self._device
 
     def extra_repr(self) -> str:
         """Lookups and dists, which are in plain lists so that parameters register once."""
@@ -450,7 +475,10 @@ class ShardedEmbeddingModule(
         ctx.features = features
         _check_device(features, self._device)
         arranged = self._features.arrange(features)
-        check_ids(features, self._feature_rows)
+        if self._prepare_raw_ids is None:
+            check_ids(features, self._feature_rows)
+        else:
+            arranged = self._prepare_raw_ids(arranged)
         weights = arranged.weights_or_none()
         if not self._is_weighted:
             if weights is None:

@@ -25,6 +25,7 @@ from tutorec.distributed.data_parallel import DataParallelWrapper, DefaultDataPa
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.gradient_norm import NormOverRanks
+from tutorec.distributed.mc_embedding_modules import BaseShardedManagedCollisionEmbeddingCollection
 from tutorec.distributed.plan import EmbeddingComputeKernel, ShardingPlan
 from tutorec.distributed.replicas import AllReduce, ReplicaGroups, ReplicaMean
 from tutorec.distributed.shard import (
@@ -296,6 +297,7 @@ class DMPCollection(DistributedModelParallel):
         super().__init__(module, env, device, plan, sharders, False, init_parameters, data_parallel_wrapper)
         self._dense_env, self._groups, self._all_reduce = everyone, groups, custom_all_reduce
         parts = [part for _, part in sharded_parts(self.module) if isinstance(part, ShardedEmbeddingModule)]
+        _check_no_mappings(self.module)
         self._replicas = ReplicaMean(parts, groups.replica)
         if self.device.type != "meta":
             self._replicas.spread()
@@ -401,6 +403,20 @@ def _bad_world_size(world_size: int, everyone: ShardingEnv) -> Exception | None:
     if world_size == everyone.world_size:
         return None
     return ValueError(f"world_size={world_size}, and global_pg has {everyone.world_size} ranks: give that number")
+
+
+def _check_no_mappings(module: nn.Module) -> None:
+    """Refuse replicas of tables whose ids are remapped: each replica would give a row to another id.
+
+    Raises:
+        ValueError: A collection remaps ids.
+    """
+    for path, part in module.named_modules():
+        if isinstance(part, BaseShardedManagedCollisionEmbeddingCollection):
+            raise ValueError(
+                f"module {path!r} remaps ids, by a mapping of its own in each replica, and a mean over replicas would "
+                "mix rows of different ids: use DistributedModelParallel"
+            )
 
 
 def _check_wrapped_once(module: nn.Module) -> None:

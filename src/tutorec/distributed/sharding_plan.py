@@ -20,6 +20,8 @@ from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import local_world_size
 from tutorec.distributed.fused_embedding import FusedEmbeddingCollectionSharder
 from tutorec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
+from tutorec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from tutorec.distributed.plan import (
     EmbeddingComputeKernel,
     EmbeddingModuleShardingPlan,
@@ -523,6 +525,8 @@ def get_default_sharders() -> list[ModuleSharder[Any]]:
         FusedEmbeddingCollectionSharder(),
         QuantEmbeddingBagCollectionSharder(),
         QuantEmbeddingCollectionSharder(),
+        ManagedCollisionEmbeddingBagCollectionSharder(),
+        ManagedCollisionEmbeddingCollectionSharder(),
     ]
 
 
@@ -531,7 +535,7 @@ def get_module_to_default_sharders() -> dict[type[nn.Module], ModuleSharder[Any]
 
     Example:
         >>> [kind.__module__.split(".")[1] for kind in get_module_to_default_sharders()]
-        ['modules', 'modules', 'modules', 'modules', 'quant', 'quant']
+        ['modules', 'modules', 'modules', 'modules', 'quant', 'quant', 'modules', 'modules']
 
     Source:
         TorchRec's ``torchrec.distributed.sharding_plan.get_module_to_default_sharders``.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import cast
+from collections.abc import Mapping
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,9 @@ class ManagedCollisionModule(nn.Module):
         counts: Lookups, those of ids with a row, and evictions; what ``report()`` of a collection shows.
         wants_feature_lengths: Whether the lists that a collection passes carry, in place of weights, the number of ids
             of each feature of the table.
+        row_ids: Name of the state that holds the id of each row, if any row of a shard may be given to any of its ids;
+            None if the hash of an id determines which rows it may have.
+        once_per_table: Names of states that are not kept for each row.
 
     Raises:
         ValueError: More than 1,024 segments.
@@ -41,6 +45,8 @@ class ManagedCollisionModule(nn.Module):
     """
 
     wants_feature_lengths = False
+    row_ids: ClassVar[str | None] = None
+    once_per_table: ClassVar[tuple[str, ...]] = ("_output_segments_tensor", "_current_iter_tensor", "_hash_zch_bucket")
 
     _output_segments_tensor: Tensor
     _current_iter_tensor: Tensor
@@ -128,6 +134,26 @@ class ManagedCollisionModule(nn.Module):
     def report(self, table: str = "") -> TableCollisions:
         """What has happened to the ids of the table so far. A sync point."""
         return TableCollisions.of(table, self.output_size(), int(self.open_slots()), self.counts)
+
+    def state_by_row(self) -> dict[str, Tensor]:
+        """A copy of the state in the order of the rows ``[R, ...]``, of which any range of rows can be loaded."""
+        return {name: each.clone() for name, each in self.state_dict().items() if name != "_output_segments_tensor"}
+
+    @torch.no_grad()
+    def load_state_by_row(self, state: Mapping[str, Tensor]) -> None:
+        """Load what `state_by_row` of a mapping onto the same rows returned.
+
+        Raises:
+            ValueError: It was built with another number of buckets.
+        """
+        own, buckets = self.state_dict(), state.get("_hash_zch_bucket")
+        if buckets is not None and int(buckets) != self.buckets():
+            raise ValueError(
+                f"{type(self).__name__}: the stored mapping has {int(buckets)} buckets, and this one has "
+                f"{self.buckets()}: build it with as many"
+            )
+        for name, value in state.items():
+            own[name].copy_(value)
 
     @abstractmethod
     def rebuild_with_output_id_range(

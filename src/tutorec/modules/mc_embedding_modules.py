@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tutorec.modules.embedding_collection import EmbeddingCollection
-from tutorec.modules.embedding_configs import BaseEmbeddingConfig
+from tutorec.modules.embedding_configs import BaseEmbeddingConfig, EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.optim.row_reset import reset_optimizer_rows
@@ -33,12 +33,24 @@ def evict(evictions: dict[str, Tensor | None], ebc: nn.Module, in_place: bool = 
     configs, tables = _tables_of(ebc)
     for config in configs:
         rows, weight = evictions.get(config.name), cast(Tensor, tables[config.name].weight)
-        if rows is None or not rows.numel() or weight.is_meta:
-            continue
-        initial = weight.new_empty(rows.numel(), weight.shape[1])
-        config.init_weight(initial)
-        (weight.data if in_place else weight)[rows] = initial
-        reset_optimizer_rows(weight, rows)
+        if rows is not None and rows.numel() and not weight.is_meta:
+            reset_rows(config, weight, rows, in_place)
+
+
+@torch.no_grad()
+def reset_rows(config: BaseEmbeddingConfig, weight: Tensor, rows: Tensor, in_place: bool = False) -> None:
+    """Draw the initial values of rows of one table again, and let its optimizers forget the rows.
+
+    Args:
+        config: The table.
+        weight: ``[R, D]``, all its rows, or those of one shard.
+        rows: ``[U]``.
+        in_place: As of `evict`.
+    """
+    initial = weight.new_empty(rows.numel(), weight.shape[1])
+    config.init_weight(initial)
+    (weight.data if in_place else weight)[rows] = initial
+    reset_optimizer_rows(weight, rows, in_place)
 
 
 def _tables_of(collection: nn.Module) -> tuple[list[BaseEmbeddingConfig], nn.ModuleDict]:
@@ -149,6 +161,10 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
             allow_in_place_embed_weight_update,
         )
 
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """What each table is."""
+        return self._embedding_collection.embedding_configs()
+
     @property
     def _embedding_collection(self) -> EmbeddingCollection:
         return cast(EmbeddingCollection, self._embedding_module)
@@ -193,6 +209,14 @@ class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollec
             return_remapped_features,
             allow_in_place_embed_weight_update,
         )
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """What each table is."""
+        return self._embedding_bag_collection.embedding_bag_configs()
+
+    def is_weighted(self) -> bool:
+        """Whether each id carries a weight."""
+        return self._embedding_bag_collection.is_weighted()
 
     @property
     def _embedding_bag_collection(self) -> EmbeddingBagCollection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -15,7 +15,7 @@ from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.modules.mc_evictions import MCHEvictionPolicy
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 
-_NO_ID = torch.iinfo(torch.int64).max
+NO_ID = torch.iinfo(torch.int64).max
 
 
 class MCHManagedCollisionModule(ManagedCollisionModule):
@@ -57,6 +57,8 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         TorchRec's ``torchrec.modules.mc_modules.MCHManagedCollisionModule``.
     """
 
+    row_ids = "_mch_sorted_raw_ids"
+
     _mch_sorted_raw_ids: Tensor
     _mch_remapped_ids_mapping: Tensor
 
@@ -88,7 +90,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._name, self._zch_size, self._rows, self._output_segments = name, zch_size, rows, segments
         self._eviction_policy, self._eviction_interval = eviction_policy, eviction_interval
         self._input_hash_size, self._input_hash_func, self._buckets = input_hash_size, input_hash_func, buckets
-        self.register_buffer("_mch_sorted_raw_ids", torch.full((zch_size,), _NO_ID, device=device))
+        self.register_buffer("_mch_sorted_raw_ids", torch.full((zch_size,), NO_ID, device=device))
         self.register_buffer("_mch_remapped_ids_mapping", torch.arange(rows.start, rows.stop, device=device))
         for info in eviction_policy.metadata_info:
             if info.is_mch_metadata:
@@ -163,7 +165,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
 
     def open_slots(self) -> Tensor:
         """Rows that no id has, without the one that ids without a row share [1]."""
-        return (self._mch_sorted_raw_ids[:-1] == _NO_ID).sum().view(1)
+        return (self._mch_sorted_raw_ids[:-1] == NO_ID).sum().view(1)
 
     def reset_inference_mode(self) -> None:
         """Forget which rows were given to another id."""
@@ -180,6 +182,20 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         self._output_segments_tensor[: len(self._output_segments)] = torch.tensor(self._output_segments)
         self._output_segments_tensor[len(self._output_segments) :] = -1
         self._current_iter, self._history = -1, []
+        self._sort()
+
+    def state_by_row(self) -> dict[str, Tensor]:
+        """A copy of the state in the order of the rows; the position of an id is its row."""
+        order, state = torch.argsort(self._mch_remapped_ids_mapping), super().state_by_row()
+        del state["_mch_remapped_ids_mapping"]
+        return {name: value if name in self.once_per_table else value[order] for name, value in state.items()}
+
+    @torch.no_grad()
+    def load_state_by_row(self, state: Mapping[str, Tensor]) -> None:
+        """Load what `state_by_row` of a mapping onto the same rows returned."""
+        super().load_state_by_row(state)
+        self._mch_remapped_ids_mapping.copy_(torch.arange(self._rows.start, self._rows.stop))
+        self._current_iter, self._history, self._evicted_rows = -1, [], None
         self._sort()
 
     def rebuild_with_output_id_range(
@@ -211,7 +227,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         raw, rows = self._mch_sorted_raw_ids, self._mch_remapped_ids_mapping
         if not has_index(raw):
             position = torch.searchsorted(raw[:-1], ids)
-            return torch.where((raw[position] == ids) & (ids != _NO_ID), rows[position], -1)
+            return torch.where((raw[position] == ids) & (ids != NO_ID), rows[position], -1)
         if self._index is None:
             self._index, self._indexed = IdIndices([self._zch_size]).tables[0], None
         self._refresh()
@@ -220,7 +236,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
     def _refresh(self) -> None:
         """Fill the index anew if the mapping was changed since."""
         if self._indexed != (version := self._mapping_version()):
-            taken = self._mch_sorted_raw_ids != _NO_ID
+            taken = self._mch_sorted_raw_ids != NO_ID
             assert self._index is not None, "an index is refreshed where there is one"
             self._index.fill(self._mch_sorted_raw_ids[taken], self._mch_remapped_ids_mapping[taken])
             self._indexed = version
@@ -267,7 +283,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """Give the rows at these positions of the sorted ids [U] to other ids."""
         index = self._index if self._index is not None and self._indexed == self._mapping_version() else None
         given, before = self._mch_remapped_ids_mapping[positions], self._mch_sorted_raw_ids[positions]
-        before = before[before != _NO_ID]
+        before = before[before != NO_ID]
         self.counts.evictions = self.counts.evictions + before.numel()
         self._mch_sorted_raw_ids[positions] = ids
         self._evicted_rows = given if self._evicted_rows is None else torch.cat([self._evicted_rows, given]).unique()

@@ -14,7 +14,7 @@ _WAITING = "_rows_to_reset"
 
 
 @torch.no_grad()
-def reset_optimizer_rows(table: Tensor, rows: Tensor) -> None:
+def reset_optimizer_rows(table: Tensor, rows: Tensor, in_place: bool = False) -> None:
     """Reset the state of rows of a table in its optimizers.
 
     That is done at once in those that ``apply_optimizer_in_backward`` left on the table, and in any other one before
@@ -24,6 +24,7 @@ def reset_optimizer_rows(table: Tensor, rows: Tensor) -> None:
     Args:
         table: [R, D], a parameter.
         rows: [U].
+        in_place: Whether autograd is not told that state of an optimizer in backward changes.
 
     Example:
         >>> table = torch.nn.Parameter(torch.zeros(3, 2))
@@ -37,7 +38,7 @@ def reset_optimizer_rows(table: Tensor, rows: Tensor) -> None:
     """
     in_backward = getattr(table, "_in_backward_optimizers", ())
     for optimizer in in_backward:
-        _reset(optimizer, table, rows)
+        _reset(optimizer, table, rows, in_place)
     if table.requires_grad and not in_backward:
         waiting = table.__dict__.get(_WAITING)
         setattr(table, _WAITING, rows if waiting is None else torch.cat([waiting, rows]).unique())
@@ -59,9 +60,10 @@ def _before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 
 @torch.no_grad()
-def _reset(optimizer: Optimizer, table: Tensor, rows: Tensor) -> None:
+def _reset(optimizer: Optimizer, table: Tensor, rows: Tensor, in_place: bool = False) -> None:
     """The state of some rows [U] of a table as it was before the first step; state of no row stays."""
     for name, value in optimizer.state.get(table, {}).items():
         if isinstance(value, Tensor) and value.shape[:1] == table.shape[:1]:
             # Adagrad's sums of squared gradients may start above 0, all other accumulated state is 0 at first.
-            value[rows] = optimizer.defaults.get("initial_accumulator_value", 0) if name == "sum" else 0
+            first = optimizer.defaults.get("initial_accumulator_value", 0) if name == "sum" else 0
+            (value.data if in_place else value)[rows] = first

@@ -6,7 +6,7 @@ caller passes any other optimizer. The tensors are the live ones; nothing is cop
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -19,15 +19,21 @@ from torch.optim import Optimizer
 
 from tutorec.distributed import comm
 from tutorec.distributed.checkpoint.entries import Entry, Form, Part
+from tutorec.distributed.checkpoint.mappings import stored_mappings
 from tutorec.distributed.embedding_base import ShardedEmbeddingModule
+from tutorec.distributed.mc_embedding_modules import BaseShardedManagedCollisionEmbeddingCollection
+from tutorec.distributed.mc_modules import ShardedManagedCollisionCollection
 from tutorec.distributed.model_parallel import DistributedModelParallel
 from tutorec.distributed.plan import ShardingPlan
 from tutorec.distributed.shard_geometry import ShardPiece
 from tutorec.distributed.tables import PlacedTable
 from tutorec.errors import CheckpointError
+from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.optim.fused import FusedOptimizer
 from tutorec.optim.keyed import CombinedOptimizer, KeyedOptimizer, OptimizerWrapper
 
+# Parts whose tensors are stored in a form of their own.
+_WHOLE_PARTS = ShardedEmbeddingModule, ShardedManagedCollisionCollection, ManagedCollisionModule
 # Path of optimizer states in the nested state dict; the parameter and the state name follow.
 STATE = ("optimizer", "state")
 
@@ -88,12 +94,16 @@ class Contents:
         optimized: Parameters that have an optimizer, in the order of the model.
         group: The ranks that share the model, or None.
         plan: The plan of a `DistributedModelParallel`.
+        take_up: What makes the mappings of ids take up what was loaded.
+        settle: What then brings ids to the ranks that own them now; collectives.
     """
 
     model: dict[str, Entry] = field(default_factory=dict)
     optimized: list[Optimized] = field(default_factory=list)
     group: dist.ProcessGroup | None = None
     plan: ShardingPlan | None = None
+    take_up: list[Callable[[], None]] = field(default_factory=list)
+    settle: list[Callable[[], None]] = field(default_factory=list)
 
 
 def group_of(model: Any) -> dist.ProcessGroup | None:
@@ -139,6 +149,13 @@ def contents_of(model: nn.Module, optimizer: KeyedOptimizer | None = None) -> Co
         if isinstance(part, ShardedEmbeddingModule):
             contents.model |= _table_entries(prefix, part, places, parameters)
             continue
+        if isinstance(part, ShardedManagedCollisionCollection | ManagedCollisionModule):
+            for mapping in stored_mappings(prefix, part):
+                contents.model |= mapping.entries
+                contents.take_up.append(mapping.take_up)
+            continue
+        if isinstance(part, BaseShardedManagedCollisionEmbeddingCollection):
+            contents.settle.append(part.move_ids_to_owners)
         contents.model |= _dense_entries(prefix, part)
         for name, parameter in part.named_parameters(recurse=False):
             places.setdefault(id(parameter), ParamRef(prefix + name))
@@ -211,7 +228,7 @@ def _parts(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]
     yield path, module
     # named_modules() yields a shared module only once; here it is needed under all its names.
     for child, part in module._modules.items():
-        if part is not None and not isinstance(module, ShardedEmbeddingModule):
+        if part is not None and not isinstance(module, _WHOLE_PARTS):
             yield from _parts(part, f"{path}.{child}" if path else child)
 
 

@@ -162,10 +162,14 @@ def _load(
         try:
             _carry_out(order)
             read_blocks(files, metadata, order.wanted)
+            for take_up in contents.take_up:
+                take_up()
         except Exception as error:
             what = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
             problem = CheckpointError(f"{what}; the model is filled in part: load again, or another checkpoint")
         ranks.raise_if_any_failed(problem)
+        for settle in contents.settle:
+            settle()
     return info_of(manifest, metadata)
 
 

@@ -539,6 +539,8 @@ class ShardingOption:
     @staticmethod
     def module_pooled(module: nn.Module, sharding_option_name: str) -> bool:
         """Whether the collection of a table pools; one with ``embedding_configs`` does not."""
+        if hasattr(module, "embedding_bag_configs"):
+            return True
         for part in module.modules():
             configs: Any = getattr(part, "embedding_configs", None)
             if callable(configs) and (

@@ -42,6 +42,9 @@ class EmbeddingShardingContext:
             for 1. None if no feature has one.
         places: For row-split tables without pooling, the position of each local id among the ids
             sent.
+        sent_counts: Local ids sent to each rank, for each of its slots, ``[W][slots of the rank]``.
+        arrived_counts: Ids that arrived from each rank for each local slot, ``[W][slots]``, where
+            they were counted.
 
     Source:
         TorchRec's ``torchrec.distributed.embedding_sharding.EmbeddingShardingContext``.
@@ -52,6 +55,8 @@ class EmbeddingShardingContext:
     batch_size_per_feature_pre_a2a: list[int] = field(default_factory=list)
     factors: list[torch.Tensor | None] | None = None
     places: torch.Tensor | None = None
+    sent_counts: list[list[int]] = field(default_factory=list)
+    arrived_counts: list[list[int]] = field(default_factory=list)
 
 
 class SparseFeaturesDist(nn.Module, ABC):
@@ -111,6 +116,16 @@ class EmbeddingSharding(ABC):
         self._slots = PlacedSlots(tables, env)
         self._codecs = codecs
         self._route = self._find_route()
+
+    @property
+    def slots(self) -> PlacedSlots:
+        """Who looks up what."""
+        return self._slots
+
+    @property
+    def route(self) -> Route:
+        """How ids find the slots."""
+        return self._route
 
     @abstractmethod
     def _find_route(self) -> Route:

@@ -30,12 +30,13 @@ class RowOrder:
     Args:
         slots: The slots of every rank.
         route: How the ids reached the slots.
+        columns: Columns that return for an id, if other than those of its slot.
     """
 
-    def __init__(self, slots: PlacedSlots, route: Route) -> None:
+    def __init__(self, slots: PlacedSlots, route: Route, columns: int | None = None) -> None:
         arriving = list(chain.from_iterable(slots.per_rank))
         self.keys: list[str] = [key for table in slots.tables for key in table.output_keys]
-        self._columns = [slot.shard.piece.columns for slot in arriving]
+        self._columns = [slot.shard.piece.columns if columns is None else columns for slot in arriving]
         # Row-split features are sent once per table that reads them, so there are as many as keys.
         self._segments = route.order
         self._buckets = len(route.bounds[0]) - 1 if route.bounds else 1

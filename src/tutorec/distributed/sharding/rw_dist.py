@@ -35,7 +35,7 @@ class RwSparseFeaturesDist(SparseFeaturesDist):
         self, pg: dist.ProcessGroup | None, slots: PlacedSlots, route: Route, keep_places: bool = False
     ) -> None:
         super().__init__()
-        self._route = route
+        self._route, self._raw_ids = route, slots.raw_ids
         self._keep_places = keep_places
         self._dist = KJTAllToAll(pg, slots.counts, order=route.order, ids_dtype=slots.ids_dtype)
 
@@ -49,20 +49,23 @@ class RwSparseFeaturesDist(SparseFeaturesDist):
         buckets = len(self._route.bounds[0]) - 1
         if buckets == 1:
             return features
-        strides = features.stride_per_key()
+        strides, raw, ids = features.stride_per_key(), self._raw_ids, features.values()
         found = bucketize(
             features.lengths(),
-            features.values(),
+            ids if raw is None else raw.buckets_of(features),
             features.weights_or_none(),
             strides,
-            self._route.bounds,
-            self._keep_places,
+            self._route.bounds if raw is None else raw.bounds,
+            self._keep_places or raw is not None,
         )
-        ctx.places = found.places
+        ctx.places, values = found.places, found.values
+        if raw is not None:
+            assert found.places is not None, "asked for above"
+            values = ids.new_empty(ids.shape).index_copy_(0, found.places, ids)
         variable = features.variable_stride_per_key()
         return KeyedJaggedTensor._from_parts(
             features.keys() * buckets,
-            found.values,
+            values,
             found.weights,
             found.lengths,
             None,

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -50,18 +50,11 @@ from tutorec.distributed.sharding.tw_dist import TwSparseFeaturesDist
 
 @dataclass
 class SequenceShardingContext(EmbeddingShardingContext):
-    """State of one sharding and one batch that ``output_dist`` needs from ``input_dist``.
-
-    Args:
-        arrived_counts: Ids that arrived from each rank for each local slot, ``[W][slots]``.
-        sent_counts: Ids sent to each rank, for each of its slots, ``[W][slots of the rank]``.
+    """State of one sharding and one batch; ``arrived_counts`` are always counted.
 
     Source:
         TorchRec's ``torchrec.distributed.sharding.sequence_sharding.SequenceShardingContext``.
     """
-
-    arrived_counts: list[list[int]] = field(default_factory=list)
-    sent_counts: list[list[int]] = field(default_factory=list)
 
 
 class SequenceEmbeddingDist(nn.Module, ABC):

@@ -20,6 +20,7 @@ from tutorec._kernels.pooling import PoolingKind
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.grouping import TableGroup, group_tables
 from tutorec.distributed.layout import ColumnPiece
+from tutorec.distributed.sharding.raw_ids import RawIds
 from tutorec.distributed.tables import PlacedTable, TableShard, shards_on_rank
 
 
@@ -48,10 +49,14 @@ class PlacedSlots:
     Args:
         tables: The tables of one sharding, in the collection's order.
         env: The ranks.
+
+    Attributes:
+        raw_ids: Where ids are remapped on the ranks that look them up: how they find these; else None.
     """
 
     def __init__(self, tables: Sequence[PlacedTable], env: ShardingEnv) -> None:
         self.env = env
+        self.raw_ids: RawIds | None = None
         self.tables = list(tables)
         self.groups_per_rank: list[list[TableGroup]] = [
             group_tables(shards_on_rank(tables, rank)) for rank in range(env.world_size)
@@ -87,7 +92,12 @@ class PlacedSlots:
 
     @property
     def ids_dtype(self) -> torch.dtype:
-        """Data type in which ids are sent: int32 for tables of up to 2 ** 31 rows."""
+        """Data type in which ids are sent: int64 for raw ids, else that of rows."""
+        return torch.int64 if self.raw_ids is not None else self.rows_dtype
+
+    @property
+    def rows_dtype(self) -> torch.dtype:
+        """Data type of row numbers: int32 for tables of up to 2 ** 31 rows."""
         return torch.int32 if all(table.rows <= 2**31 - 1 for table in self.tables) else torch.int64
 
 

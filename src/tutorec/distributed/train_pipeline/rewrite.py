@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.sharded_module import ShardedModule
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
@@ -67,7 +66,7 @@ class RewrittenModel:
     @property
     def sends_status(self) -> bool:
         """Whether a rank without a batch can report so in the first round of every module."""
-        return all(isinstance(module, ShardedEmbeddingModule) for module in self.early.modules.values())
+        return all(hasattr(module, "send_status") for module in self.early.modules.values())
 
     def prepare(self, ctx: TrainPipelineContext) -> None:
         """Compute the arguments of a batch and check them on this rank, without communication."""

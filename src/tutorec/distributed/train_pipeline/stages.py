@@ -25,7 +25,6 @@ import torch
 from torch import nn
 
 from tutorec.distributed.collectives.kjt import RanksWithoutBatch
-from tutorec.distributed.embedding_base import ShardedEmbeddingModule
 from tutorec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 from tutorec.distributed.train_pipeline.rewrite import RewrittenModel
 from tutorec.distributed.train_pipeline.runtime_forwards import look_up
@@ -96,8 +95,9 @@ class Stages:
             state = self.state_of(ctx)
             with self._sends.ahead():
                 for path, module in self.rewritten.early.modules.items():
-                    if state != READY and isinstance(module, ShardedEmbeddingModule):
-                        ctx.input_dist_splits_requests[path] = module.send_status(state)
+                    send_status = getattr(module, "send_status", None)
+                    if state != READY and send_status is not None:
+                        ctx.input_dist_splits_requests[path] = send_status(state)
                     elif state == READY and path in ctx.module_contexts:
                         args, kwargs = ctx.arguments[path]
                         sizes = module.input_dist(ctx.module_contexts[path], *args, **kwargs)

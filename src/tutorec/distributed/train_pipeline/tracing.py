@@ -143,6 +143,9 @@ def trace_inputs(model: nn.Module, call: Callable[[Any], Any], preprocess: bool)
     """
     named = dict(without_wrappers(model).named_modules())
     sharded = {path: module for path, module in named.items() if isinstance(module, ShardedModule)}
+    # One inside of another is the other's affair.
+    inner = {each for outer in sharded.values() for each in outer.modules() if each is not outer}
+    sharded = {path: module for path, module in sharded.items() if module not in inner}
     names = {id(module): path for path, module in named.items()}
     root, tracer, stopped = _Step(model, call), Tracer(), ""
     try:

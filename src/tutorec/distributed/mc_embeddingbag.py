@@ -1,0 +1,68 @@
+"""A `ManagedCollisionEmbeddingBagCollection` whose tables and mappings lie on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from tutorec.distributed.mc_embedding_modules import (
+    BaseManagedCollisionEmbeddingCollectionSharder,
+    BaseShardedManagedCollisionEmbeddingCollection,
+)
+from tutorec.distributed.mc_modules import ManagedCollisionCollectionContext, ManagedCollisionCollectionSharder
+from tutorec.distributed.qcomm import QuantizedCommCodecs
+from tutorec.distributed.sharded_module import KJTList
+from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+
+# TorchRec has a class of its own for each collection; one holds what both need.
+ManagedCollisionEmbeddingBagCollectionContext = ManagedCollisionCollectionContext
+
+
+class ShardedManagedCollisionEmbeddingBagCollection(BaseShardedManagedCollisionEmbeddingCollection):
+    """A `ManagedCollisionEmbeddingBagCollection` over the ranks of a process group: one pooled row for each bag.
+
+    Its arguments are those of `BaseShardedManagedCollisionEmbeddingCollection`.
+
+    Source:
+        TorchRec's ``torchrec.distributed.mc_embeddingbag.ShardedManagedCollisionEmbeddingBagCollection``.
+    """
+
+    @property
+    def _embedding_bag_collection(self) -> ShardedEmbeddingBagCollection:
+        return cast(ShardedEmbeddingBagCollection, self._embedding_module)
+
+    def _remapped(self, ctx: ManagedCollisionCollectionContext, dist_input: KJTList) -> KJTList:
+        return KJTList(self._managed_collision_collection.compute(ctx, dist_input.features))
+
+
+class ManagedCollisionEmbeddingBagCollectionSharder(
+    BaseManagedCollisionEmbeddingCollectionSharder[ManagedCollisionEmbeddingBagCollection]
+):
+    """Shards a `ManagedCollisionEmbeddingBagCollection`.
+
+    Args:
+        ebc_sharder: Shards the tables; by default one of the next two arguments.
+        mc_sharder: Shards the mappings.
+        fused_params: The optimizer that runs inside backward, as of `EmbeddingBagCollectionSharder`.
+        qcomm_codecs_registry: What pooled rows and their gradients travel as; float32 by default.
+
+    Source:
+        TorchRec's ``torchrec.distributed.mc_embeddingbag.ManagedCollisionEmbeddingBagCollectionSharder``.
+    """
+
+    _module_type = ManagedCollisionEmbeddingBagCollection
+    _sharded_type = ShardedManagedCollisionEmbeddingBagCollection
+
+    def __init__(
+        self,
+        ebc_sharder: EmbeddingBagCollectionSharder | None = None,
+        mc_sharder: ManagedCollisionCollectionSharder | None = None,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        super().__init__(
+            ebc_sharder or EmbeddingBagCollectionSharder(fused_params, qcomm_codecs_registry),
+            mc_sharder or ManagedCollisionCollectionSharder(),
+            qcomm_codecs_registry,
+        )
