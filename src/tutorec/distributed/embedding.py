@@ -139,6 +139,7 @@ class ShardedEmbeddingCollection(
 
     _awaitable = EmbeddingCollectionAwaitable
     _sharding_context = SequenceShardingContext
+    _use_index_dedup = False  # TorchRec's name: an id is sent as often as it occurs
 
     def __init__(
         self,
