@@ -14,7 +14,7 @@ class ChangedRows(NamedTuple):
 
     A row is known by its number: where it comes with another id than before, the earlier id has left the table.
 
-    Attributes:
+    Args:
         rows: Their numbers in the whole table [U].
         ids: Their raw ids [U].
         weights: Their values, copied [U, D].

@@ -81,7 +81,7 @@ def probabilistic_threshold_filter(id_counts: Tensor, per_id_probability: float 
 class MCHEvictionPolicyMetadataInfo(NamedTuple):
     """A number that a policy keeps for each id.
 
-    Attributes:
+    Args:
         metadata_name: Its name; the buffer of a mapping is ``_mch_<name>`` [R].
         is_mch_metadata: Whether it is kept for the id of each row.
         is_history_metadata: Whether it is recorded for each occurrence of an id between two evictions.
