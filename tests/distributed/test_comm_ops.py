@@ -157,7 +157,7 @@ def test_ranks_that_differ_are_told(ranks) -> None:
 
 def test_a_model_keeps_to_what_it_was_built_with(ranks) -> None:
     for found in ranks(2).run(change_late):
-        assert len(found) == 1 and "take the mean of the ranks' gradients since it was built" in found[0]
+        assert len(found) == 1 and "use the mean of the ranks' gradients since it was built" in found[0]
 
 
 def test_the_switch_starts_with_the_mean() -> None:

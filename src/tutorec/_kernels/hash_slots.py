@@ -28,7 +28,7 @@ _FEW_PROBES = 16
 class Probing(NamedTuple):
     """Which slots an id may have.
 
-    Attributes:
+    Args:
         max_probe: How many slots are probed.
         reserved: Slots at the end of each bucket that are shared by ids without a slot of their own.
         fallback: Whether an id without a slot of its own gets a shared one: a reserved one, or the first that is
@@ -43,7 +43,7 @@ class Probing(NamedTuple):
 class Eviction(NamedTuple):
     """Which slots of other ids a new id may take.
 
-    Attributes:
+    Args:
         ages: The score with which each slot was last used, int32 [R]; -1 in an empty slot.
         scores: The score of each id of the batch, int32 [N]; none is below the threshold.
         threshold: A slot may be taken when its score is below this.
@@ -60,7 +60,7 @@ class Eviction(NamedTuple):
 class Claims(NamedTuple):
     """The slots of a batch, after its new ids were given theirs.
 
-    Attributes:
+    Args:
         slots: Of each id [N]; without one of its own a shared one, or -1 without a fallback.
         evicted: Slots whose id was replaced by another [U].
         shared: Which of the N ids have no slot of their own: their places in the batch [C].

@@ -95,12 +95,12 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
     changes. An id without a row of its own shares the row at its hash. The result of a batch does not depend on the
     order of its ids, and two runs give the same rows, on the CPU and on CUDA.
 
-    =========================  ==================================================================================
-    ``_hash_zch_identities``   int64 [R, 1], a parameter: the id of each row, -1 without
-    ``_hash_zch_metadata``     int32 [R, 1]: the score with which it was last used, -1 without; with eviction only
-    ``_hash_zch_runtime_meta``  int64 [R, ...], a parameter: how often it was used, or a caller's numbers; on demand
-    ``_hash_zch_bucket``       int64 [1, 1]: K
-    =========================  ==================================================================================
+    State:
+
+    - ``_hash_zch_identities``, int64 [R, 1], a parameter: the id of each row, -1 without.
+    - ``_hash_zch_metadata``, int32 [R, 1], with eviction only: the score with which it was last used, -1 without.
+    - ``_hash_zch_runtime_meta``, int64 [R, ...], a parameter, on demand: how often it was used, or a caller's numbers.
+    - ``_hash_zch_bucket``, int64 [1, 1]: K.
 
     Args:
         zch_size: R, rows on this rank.
