@@ -13,6 +13,7 @@ from tutorec.teach.lines import lines
 from tutorec.teach.maps import STATIONS, here, jagged, life
 from tutorec.teach.mechanisms import byte_row, dlrm, lookup
 from tutorec.teach.parts import parts
+from tutorec.teach.remapping import RemappedBatch, remapping
 from tutorec.teach.roofline import roofline
 from tutorec.teach.stored import stored
 from tutorec.teach.swim_lanes import swim_lanes
@@ -29,6 +30,7 @@ __all__ = [
     "Diagram",
     "Gantt",
     "Picture",
+    "RemappedBatch",
     "bars",
     "byte_row",
     "curves",
@@ -45,6 +47,7 @@ __all__ = [
     "parts",
     "rank_color",
     "rank_frequency",
+    "remapping",
     "roofline",
     "show",
     "stored",
