@@ -128,6 +128,8 @@ def stale(rows: list[tuple[str, str, int]], text: str) -> list[str]:
 def main() -> None:
     with Ranks(2) as ranks:
         paths = [path for of_rank in ranks.run(traced, folder=str(SRC / PACKAGE)) for path in of_rank]
+    if not paths:
+        raise SystemExit(f"no file of {SRC / PACKAGE} ran: another tutorec is imported; set PYTHONPATH to {SRC}")
     tree = Tree.of_repository()
     rows = as_text(report(paths, tree))
     sums = totals(paths, planning_files(str(SRC / PACKAGE)), tree)

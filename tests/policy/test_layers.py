@@ -70,7 +70,7 @@ LAYERS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
             tuple(
                 f"distributed.{name}"
                 for name in (
-                    "sharding_plan shard utils data_parallel gradient_norm planner.planners "
+                    "sharding_plan shard utils data_parallel gradient_norm embedding_sharding planner.planners "
                     "replicas model_parallel checkpoint"
                 ).split()
             ),
