@@ -49,8 +49,7 @@ def shard(
 
     Raises:
         TypeError: The plan has neither entries nor generators, or mixes them.
-        ValueError: There is no sharder for the module or no process group, or the plan does not
-            fit.
+        ValueError: No sharder for the module, no process group, or a plan that does not fit.
 
     Example:
         >>> from tutorec.distributed.sharding_plan import table_wise

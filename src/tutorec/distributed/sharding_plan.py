@@ -219,8 +219,7 @@ def row_wise(
             more bucket.
 
     Raises:
-        ValueError: Both sizes and buckets are given, or the sizes add up to fewer rows than the
-            table has.
+        ValueError: Sizes and buckets are both given, or the sizes add up to less than R.
 
     Example:
         >>> row_wise(), row_wise(([10, 6], "cpu"))
@@ -421,10 +420,8 @@ def construct_module_sharding_plan(
         device_type: ``"cuda"`` or ``"cpu"``; by default that of :func:`tutorec.spmd.device`.
 
     Raises:
-        TypeError: ``per_param_sharding`` is not a dict, a value is not a generator, or an argument
-            of a generator is not a number.
-        ValueError: A table is missing, or its sharding is impossible: the rank or host does not
-            exist, or the table cannot be split as requested.
+        TypeError: Not a dict of generators, or an argument of a generator is not a number.
+        ValueError: A table is missing, or cannot be sharded as its generator says.
 
     Example:
         >>> from tutorec.modules.embedding_configs import EmbeddingBagConfig

@@ -191,8 +191,7 @@ def tensors_from_text(text: str) -> dict[str, Tensor]:
         text: As `tensors_to_text` and the C++ loader write it.
 
     Raises:
-        ValueError: A line is not a header, or the elements after it do not match its dtype and
-            sizes.
+        ValueError: A line is not a header, or its elements do not match dtype and sizes.
 
     Example:
         >>> tensors_from_text("answer float32 1 2\n0.25 1e-3")

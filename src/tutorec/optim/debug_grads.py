@@ -39,8 +39,7 @@ def debug_grads(model: nn.Module) -> Iterator[Mapping[str, Tensor]]:
         The mapping; a missing name raises a KeyError that lists the names.
 
     Raises:
-        ValueError: No table of the model is updated during backward, or gradients are already being
-            recorded.
+        ValueError: No table is updated during backward, or gradients are already recorded.
 
     Example:
         >>> import torch, tutorec

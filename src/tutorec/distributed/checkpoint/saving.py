@@ -58,8 +58,7 @@ def save_checkpoint(
 
     Raises:
         AgreementError: Ranks differ in what they save.
-        CheckpointError: A rank could not write, has ended, or holds a value that cannot be saved;
-            ``path`` is unchanged.
+        CheckpointError: A rank failed, or a value cannot be saved; ``path`` is unchanged.
 
     Example:
         >>> import tempfile, torch

@@ -450,8 +450,7 @@ def model_tables(
         breadth_first: See `shardable_modules`.
 
     Raises:
-        PlannerError: A constraint does not fit its table's features, or the batch size is not
-            positive.
+        PlannerError: A constraint does not fit its table, or the batch size is not positive.
         ValueError: A table's optimizer in backward has no fused form.
 
     Example:

@@ -393,8 +393,7 @@ def to_sharding_plan(sharding_options: Sequence[ShardingOption], topology: Topol
         topology: Gives device types and ranks per host.
 
     Raises:
-        PlannerError: An argument is not an option, a table has two options, or a shard is not on a
-            rank of the topology.
+        PlannerError: Not an option, two options of one table, or a shard without a valid rank.
 
     Source:
         TorchRec's ``to_sharding_plan``.

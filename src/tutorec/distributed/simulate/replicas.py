@@ -70,8 +70,7 @@ def simulate_sync(
         include_optimizer_state: As in its ``sync``.
 
     Raises:
-        ValueError: The ranks cannot be divided into such groups, or plan, tables and topology do
-            not match.
+        ValueError: The ranks cannot be grouped so, or plan, tables and topology do not match.
 
     Example:
         >>> from tutorec.distributed.planner.topology import Topology
