@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,12 +41,15 @@ def peak_during(call: Callable[[], object]) -> int:
 def bytes_of(expression: str) -> int:
     """Evaluate an expression such as ``"package.module:function('a', 1)"`` in a new interpreter.
 
+    The new interpreter finds modules where this process finds them.
+
     Raises:
         RuntimeError: the expression fails; the message ends with what it wrote to stderr.
     """
     module, _, call = expression.partition(":")
     script = f"import {module} as m; print(m.{call})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         raise RuntimeError(f"measuring memory of {expression} failed:\n{done.stderr.strip()}")
     return int(done.stdout.splitlines()[-1])
