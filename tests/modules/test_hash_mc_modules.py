@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from tutorec._kernels.backend import use_backend
 from tutorec.modules.embedding_configs import EmbeddingBagConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection
 from tutorec.modules.hash_mc_evictions import HashZchEvictionConfig, HashZchEvictionPolicyName, HashZchSingleTtlScorer
+from tutorec.modules.hash_mc_joint import JointMappings
 from tutorec.modules.hash_mc_metrics import ScalarLoggerBackend
 from tutorec.modules.hash_mc_modules import HashZchManagedCollisionModule, TrainInputMapper
 from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
@@ -322,3 +324,52 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 def test_a_policy_without_a_time_to_live_says_so_at_the_first_batch():
     with pytest.raises(ValueError, match=r"HashZchEvictionConfig\(single_ttl=hours\)"):
         HashZchSingleTtlScorer(HashZchEvictionConfig(["f"])).gen_score(lists([1]))
+
+
+@pytest.mark.parametrize("evicts", ["never", "first", "oldest"])
+@pytest.mark.parametrize("settings", [[(24, 1, 0), (7, 1, 0)], [(24, 4, 0), (9, 3, 50), (8, 1, 0)]])
+def test_tables_that_are_remapped_in_one_call_get_the_rows_of_each_mapping(
+    evicts: str, settings: list[tuple[int, int, int]]
+):
+    def mappings() -> dict[str, HashZchManagedCollisionModule]:
+        return {
+            f"t{rows}": mapping(rows, buckets, evicts, max_probe=3, input_hash_size=size)
+            for rows, buckets, size in settings
+        }
+
+    configs = [table(f"t{rows}", rows, [f"a{rows}", f"b{rows}"]) for rows, _, _ in settings]
+    names = [name for config in configs for name in config.feature_names]
+    alone, joint = mappings(), mappings()
+    collection, draw = ManagedCollisionCollection(dict(joint), configs), random.Random(1)
+    for now in range(10, 24):
+        lengths = [draw.randrange(6) for _ in names]
+        ids = torch.tensor([draw.randrange(3 * now) for _ in range(sum(lengths))])
+        if now == 15:  # its tensors are no longer where they were
+            collection.load_state_dict(collection.state_dict())
+            joint[configs[0].name]._hash_zch_identities.data = joint[configs[0].name]._hash_zch_identities.data.clone()
+        for module in (*alone.values(), *joint.values()):
+            module.train(now % 5 > 0)
+        batch = KeyedJaggedTensor(names, ids, lengths=torch.tensor(lengths))
+        with hour(now):
+            rows = collection(batch)
+            parts = zip(configs, batch.split([2] * len(configs)), strict=True)
+            given = [(config.name, JaggedTensor(part.values(), lengths=part.lengths())) for config, part in parts]
+            expected = [alone[name]({name: part})[name].values() for name, part in given]
+        assert torch.equal(rows.values(), torch.cat(expected))
+        assert torch.equal(rows.lengths(), batch.lengths())
+        gone = collection.evict()
+        for name, module in alone.items():
+            evicted, same = module.evict(), gone[name]
+            assert (evicted is None) == (same is None)
+            assert evicted is None or torch.equal(evicted, same)
+            assert module.report(name) == joint[name].report(name)
+            assert all(torch.equal(value, joint[name].state_dict()[key]) for key, value in module.state_dict().items())
+    first = joint[configs[0].name]
+    assert isinstance(collection._together, JointMappings), "they were remapped in one call"
+    copied = copy.deepcopy(collection)
+    assert copied._together is None
+    first._hash_zch_identities.data.fill_(5)
+    held = copied._managed_collision_modules[configs[0].name].get_parameter("_hash_zch_identities")
+    assert torch.equal(held, alone[configs[0].name]._hash_zch_identities)
+    with pytest.raises(ValueError, match=f"'t{settings[-1][0]}': an id is -1"):
+        collection(KeyedJaggedTensor(names, torch.tensor([-1]), lengths=torch.tensor([0] * (len(names) - 1) + [1])))

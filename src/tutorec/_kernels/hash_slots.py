@@ -205,8 +205,9 @@ def claim_slots(
     """Find the slots of a batch's ids, and give new ids a slot.
 
     Ids that have a slot keep it, and its score becomes that of the batch where this is higher. Then it is as if the
-    new ids came one after the other, the smallest first, each taking the best slot that it may have. A slot that the
-    batch has taken is not taken again in it. So the result does not depend on the order of the batch.
+    new ids of a bucket came one after the other, the smallest first, each taking the best slot that it may have. A
+    slot that the batch has taken is not taken again in it. So the result does not depend on the order of the batch.
+    An id may be in several buckets, and is another one in each.
 
     Args:
         ids: int64 [N], none of them -1.
@@ -240,8 +241,11 @@ def claim_slots(
         sizes, offsets = torch.full_like(ids, identities.shape[0]), torch.zeros_like(ids)
     taken, evicted = [missed[:0]], [missed[:0]]
     new = missed if opted_in is None else missed[opted_in[missed]]
-    fresh, inverse = torch.unique(ids[new], return_inverse=True)
-    places = torch.empty_like(fresh).scatter_(0, inverse, new)  # where one of each is; of several, any
+    # An id of two buckets is two ids. They are ordered by id, so that the smallest is the first in each bucket.
+    rank = torch.unique(ids[new], return_inverse=True)[1]
+    distinct, inverse = torch.unique(rank * identities.shape[0] + offsets[new], return_inverse=True)
+    places = torch.empty_like(distinct).scatter_(0, inverse, new)  # where one of each is; of several, any
+    fresh = ids[places]
     scores = None
     if eviction is not None:
         scores = torch.full_like(fresh, _LEAST, dtype=torch.int32)

@@ -33,13 +33,14 @@ from tutorec.distributed.qcomm import QuantizedCommCodecs
 from tutorec.distributed.sharded_module import ModuleSharder
 from tutorec.distributed.sharded_tensor import ShardedTensor
 from tutorec.distributed.sharding.base import EmbeddingSharding, EmbeddingShardingContext
-from tutorec.distributed.sharding.raw_ids import RawIds, bucket_of
+from tutorec.distributed.sharding.raw_ids import RawIds
 from tutorec.distributed.sharding.row_order import RowOrder
 from tutorec.distributed.state_dict import Rectangles, local_piece, sharded_tensor
 from tutorec.distributed.tables import PlacedTable
 from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.modules.mc_modules import ManagedCollisionCollection
 from tutorec.modules.mch_module import NO_ID
+from tutorec.sparse.hashing import bucket_of
 from tutorec.sparse.jagged import jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import ints_on_device, offsets_at, running_sum

@@ -24,7 +24,7 @@ from tutorec.modules.hash_mc_evictions import (
     get_kernel_from_policy,
 )
 from tutorec.modules.hash_mc_metrics import ScalarLogger
-from tutorec.modules.mc_modules import ManagedCollisionModule
+from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.layout import offsets_of_lengths
 
@@ -188,8 +188,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         self._given = given
         self._zch_size, self._max_probe, self._buckets = zch_size, max_probe, total_num_buckets
         self._input_hash_size, self._output_segments, self._name = input_hash_size, segments, name
-        self._start_bucket = start_bucket
-        self._end_bucket = total_num_buckets if end_bucket is None else end_bucket
+        self._start_bucket, self._end_bucket = start_bucket, end_bucket or total_num_buckets
         self._disable_fallback, self._no_bag = disable_fallback, no_bag
         self._eviction_policy_name_copy, self._eviction_config = eviction_policy_name, eviction_config
         self._opt_in_prob, self._percent_reserved_slots = opt_in_prob, percent_reserved_slots
@@ -207,6 +206,10 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         self._output_global_offset_tensor = bounds[start_bucket : start_bucket + 1] if segments[start_bucket] else None
         self.wants_feature_lengths = eviction_policy_name is HashZchEvictionPolicyName.PER_FEATURE_TTL_EVICTION
         self._make_state(persist_hash_zch_bucket)
+        # What mappings that are remapped in one call have in common; None: this one is remapped by itself.
+        own_rules = (disable_fallback, self._reserved, self.is_sharded, self.wants_feature_lengths, by_number)
+        is_plain = not any((*own_rules, tb_logging_frequency, track_id_freq, write_runtime_meta_dim))
+        self.joint_settings = (max_probe,) if is_plain and type(self) is HashZchManagedCollisionModule else None
         self._scalar_logger = None
         if tb_logging_frequency > 0 and name is not None and not is_inference and device.type != "meta":
             buckets, reserved = self._end_bucket - start_bucket, self.get_reserved_slots_per_bucket()
@@ -275,7 +278,7 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
                 rows = find_slots(ids, self._hash_zch_identities, sizes, offsets, probing)
             else:
                 self._refuse(name, ids, offsets)
-                if self.training and not name.lower().endswith(self._read_only_suffix):
+                if self.training and not self.is_read_only(name):
                     rows = self._learn(feature, ids, sizes, offsets, probing, write_weights)
                 else:
                     rows = find_slots(ids, self._hash_zch_identities, sizes, offsets, probing)
@@ -298,6 +301,11 @@ class HashZchManagedCollisionModule(ManagedCollisionModule):
         if not is_scripting():
             self._report_log()
         return remapped
+
+    @torch.jit.unused
+    def is_read_only(self, name: str) -> bool:
+        """Whether the ids of a feature, or of all features of a table, are remapped and not observed."""
+        return name.lower().endswith(self._read_only_suffix)
 
     def evict(self) -> Tensor | None:
         """Rows [U] that have been given to another id since the last call, or None; they are to be reset."""

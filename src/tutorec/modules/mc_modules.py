@@ -12,6 +12,7 @@ from torch.jit import is_scripting  # pyright: ignore[reportPrivateImportUsage]
 from tutorec._text import TextTable
 from tutorec.modules.embedding_configs import BaseEmbeddingConfig
 from tutorec.modules.embedding_tables import checked_tables
+from tutorec.modules.hash_mc_joint import JointMappings
 from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.modules.mc_evictions import DistanceLFU_EvictionPolicy as DistanceLFU_EvictionPolicy
 from tutorec.modules.mc_evictions import LFU_EvictionPolicy as LFU_EvictionPolicy
@@ -22,7 +23,8 @@ from tutorec.modules.mc_evictions import average_threshold_filter as average_thr
 from tutorec.modules.mc_evictions import dynamic_threshold_filter as dynamic_threshold_filter
 from tutorec.modules.mc_evictions import probabilistic_threshold_filter as probabilistic_threshold_filter
 from tutorec.modules.mc_report import collision_table
-from tutorec.modules.mch_module import MappingsTogether, MCHManagedCollisionModule, can_share_an_operator
+from tutorec.modules.mch_module import MappingsTogether
+from tutorec.modules.mch_module import MCHManagedCollisionModule as MCHManagedCollisionModule
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import segment_sums
@@ -83,7 +85,7 @@ class ManagedCollisionCollection(nn.Module):
         self._feature_to_table = {feature: config.name for config in configs for feature in config.feature_names}
         self._table_feature_splits = [len(config.feature_names) for config in configs]
         self._feature_names = [*self._feature_to_table]
-        self._together: MappingsTogether | None = None
+        self._together: MappingsTogether | JointMappings | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy looks up by indices of its own."""
@@ -189,11 +191,12 @@ class ManagedCollisionCollection(nn.Module):
 
     def _rows_at_once(self, features: KeyedJaggedTensor) -> Tensor | None:
         """The row of each id [N] by one operator for all tables; None where mappings cannot be looked up together."""
-        modules = [*self._managed_collision_modules.values()]
-        if not all(can_share_an_operator(module) for module in modules):
+        modules = dict(self._modules_by_table())
+        kind = next((kind for kind in (MappingsTogether, JointMappings) if kind.can_hold(modules)), None)
+        if kind is None:
             return None
-        if self._together is None or not self._together.holds(modules):
-            self._together = MappingsTogether(cast(list[MCHManagedCollisionModule], modules))
+        if not (isinstance(self._together, kind) and self._together.holds(modules)):
+            self._together = kind(modules)
         ids = features.values()
         if self._together.observes:
             parts = zip(self._modules_by_table(), self._parts(features), strict=True)
@@ -201,7 +204,7 @@ class ManagedCollisionCollection(nn.Module):
             observed = [module.profile(module.preprocess(of_table)) for module, of_table in lists]
             ids = torch.cat([ids.values() for of_table in observed for ids in of_table.values()])
         counts = segment_sums(features.length_per_key(), self._table_feature_splits)
-        return self._together.rows_of(ids, counts).to(features.values().dtype)
+        return self._together.rows_of(ids, counts).to(features.values())
 
     def _parts(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
         return features.split(self._table_feature_splits)

@@ -303,29 +303,34 @@ def _with_values(lists: JaggedTensor, values: Tensor) -> JaggedTensor:
     return jagged_from_parts(values, lists.weights_or_none(), lists.lengths_or_none(), lists.offsets_or_none())
 
 
-def can_share_an_operator(module: nn.Module) -> bool:
-    """Whether a module of a collection may be looked up in one operator with others, instead of being called."""
-    if type(module) is not MCHManagedCollisionModule or module._forward_hooks or module._forward_pre_hooks:
-        return False
-    return has_index(module._mch_sorted_raw_ids)
-
-
 class MappingsTogether:
     """Mappings whose indices lie side by side, so that one operator looks the ids of all tables up.
 
     Args:
-        modules: The mappings; each uses its part of the indices from now on.
+        modules: Table name -> `MCHManagedCollisionModule`; each uses its part of the indices from now on.
     """
 
-    def __init__(self, modules: Sequence[MCHManagedCollisionModule]) -> None:
-        self._modules, self._indices = modules, IdIndices([module.output_size() for module in modules])
-        self._last = torch.tensor([module._rows.stop - 1 for module in modules])
-        for module, index in zip(modules, self._indices.tables, strict=True):
+    def __init__(self, modules: Mapping[str, Any]) -> None:
+        self._modules: list[MCHManagedCollisionModule] = [*modules.values()]
+        self._indices = IdIndices([module.output_size() for module in self._modules])
+        self._last = torch.tensor([module._rows.stop - 1 for module in self._modules])
+        for module, index in zip(self._modules, self._indices.tables, strict=True):
             module._index, module._indexed = index, None
 
-    def holds(self, modules: Sequence[nn.Module]) -> bool:
+    @staticmethod
+    def can_hold(modules: Mapping[str, nn.Module]) -> bool:
+        """Whether these modules are mappings that may be looked up by one operator, instead of being called."""
+        return all(
+            type(each) is MCHManagedCollisionModule
+            and not each._forward_hooks
+            and not each._forward_pre_hooks
+            and has_index(each._mch_sorted_raw_ids)
+            for each in modules.values()
+        )
+
+    def holds(self, modules: Mapping[str, nn.Module]) -> bool:
         """Whether these are the mappings, and all use their part of the indices."""
-        mine = zip(modules, self._modules, self._indices.tables, strict=True)
+        mine = zip(modules.values(), self._modules, self._indices.tables, strict=True)
         return all(module is one and one._index is index for module, one, index in mine)
 
     @property

@@ -49,6 +49,24 @@ def modulo_hash(ids: Tensor, rows: int) -> Tensor:
     return ids.to(torch.int64).remainder(rows)
 
 
+def bucket_of(ids: Tensor, width: Tensor, buckets: Tensor) -> Tensor:
+    """The bucket of each raw id [N]: equal ranges of ids, and the remainder for an id outside of all ranges.
+
+    Args:
+        ids: int64.
+        width: Ids of a bucket, one number or [N]; 0: the ids are unbounded.
+        buckets: K, likewise.
+
+    Example:
+        >>> import torch
+        >>> bucket_of(torch.tensor([1999, 2000, 4001]), torch.tensor(2000), torch.tensor(2))
+        tensor([0, 1, 1])
+    """
+    bucket = torch.div(ids, width.clamp(min=1), rounding_mode="floor")
+    outside = (width == 0) | (bucket < 0) | (bucket >= buckets)
+    return torch.where(outside, ids.remainder(buckets), bucket)
+
+
 def mixing_hash(ids: Tensor, rows: int, seed: int = 0) -> Tensor:
     """Row of each id after its bits are mixed, so that no pattern of the ids is left in the rows.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tutorec.sparse.hashing import bucket_of
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.sparse.layout import ints_on_device
 
@@ -48,17 +49,4 @@ class RawIds:
         return bucket_of(ids, width, buckets)
 
 
-def bucket_of(ids: torch.Tensor, width: torch.Tensor, buckets: torch.Tensor) -> torch.Tensor:
-    """The bucket of each id ``[N]``.
-
-    Args:
-        ids: int64.
-        width: Ids of a bucket, one number or ``[N]``; 0: the ids are unbounded.
-        buckets: K, likewise.
-    """
-    bucket = torch.div(ids, width.clamp(min=1), rounding_mode="floor")
-    outside = (width == 0) | (bucket < 0) | (bucket >= buckets)
-    return torch.where(outside, ids.remainder(buckets), bucket)
-
-
-__all__ = ["RawIds", "bucket_of"]
+__all__ = ["RawIds"]
