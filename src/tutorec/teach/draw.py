@@ -14,6 +14,7 @@ from tutorec.teach.maps import STATIONS, here, jagged, life
 from tutorec.teach.mechanisms import byte_row, dlrm, lookup
 from tutorec.teach.parts import parts
 from tutorec.teach.remapping import RemappedBatch, remapping
+from tutorec.teach.resharding import resharding
 from tutorec.teach.roofline import roofline
 from tutorec.teach.stored import stored
 from tutorec.teach.swim_lanes import swim_lanes
@@ -48,6 +49,7 @@ __all__ = [
     "rank_color",
     "rank_frequency",
     "remapping",
+    "resharding",
     "roofline",
     "show",
     "stored",
