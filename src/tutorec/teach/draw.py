@@ -9,6 +9,7 @@ from tutorec.teach.cuts import cuts
 from tutorec.teach.diagram import Diagram
 from tutorec.teach.gantt import Gantt, gantt
 from tutorec.teach.hosts import hosts
+from tutorec.teach.levels import levels
 from tutorec.teach.lines import lines
 from tutorec.teach.maps import STATIONS, here, jagged, life
 from tutorec.teach.mechanisms import byte_row, dlrm, lookup
@@ -42,6 +43,7 @@ __all__ = [
     "histogram",
     "hosts",
     "jagged",
+    "levels",
     "life",
     "lines",
     "lookup",

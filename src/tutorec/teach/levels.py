@@ -1,0 +1,54 @@
+"""The numbers of one row on the levels of its grid: where each is read back in a few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tutorec.teach.canvas import ACCENT, INK, Chart, canvas, finish, style
+
+__all__ = ["levels"]
+
+_SHOWN = 16  # levels of a panel
+
+
+def levels(row: torch.Tensor, grids: Mapping[str, tuple[float, float, int]], *, claim: str | None = None) -> Chart:
+    """A panel for each grid: the numbers of a row above, the levels below, a line from each number to its level.
+
+    A grid with more than 16 levels is shown where 16 of them hold most of the row's numbers.
+
+    Args:
+        row: Numbers [D].
+        grids: Title to (scale, bias, number of levels); level q is at bias + scale * q.
+        claim: Title; may use {steps} (a list of the scales), {numbers} (D) and {ratio}, of the last scale by the first.
+    """
+    scales = [scale for scale, _, _ in grids.values()]
+    facts: dict[str, Any] = {"steps": scales, "numbers": len(row), "ratio": scales[-1] / scales[0]}
+    with style():
+        figure = canvas(0.9 + 1.25 * len(grids))
+        panels = figure.subplots(len(grids), 1, squeeze=False)[:, 0]
+        for axes, (name, (scale, bias, count)) in zip(panels, grids.items(), strict=True):
+            codes = ((row - bias) / scale).round().clamp(0, count - 1).long()
+            first = _window(codes.tolist(), count)
+            shown = range(first, min(first + _SHOWN, count))
+            for number, code in zip(row.tolist(), codes.tolist(), strict=True):
+                if code in shown:
+                    axes.plot([number, bias + scale * code], [1.0, 0.0], color=ACCENT, linewidth=0.9)
+                    axes.plot([number], [1.0], "o", color=ACCENT, markersize=4)
+            places = [bias + scale * code for code in shown]
+            axes.plot(places, [0.0] * len(places), "|", color=INK, markersize=12)
+            axes.set_xticks(places, [str(code) for code in shown])
+            axes.set_yticks([1.0, 0.0], ["weights", "levels"])
+            axes.set(ylim=(-0.35, 1.3), xlim=(places[0] - 0.7 * scale, places[-1] + 0.7 * scale))
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+            axes.set_title(f"{name}: codes {shown[0]} to {shown[-1]} of {count}, {scale:.5f} apart", loc="left")
+        return finish(figure, claim, "{numbers} numbers, the last grid {ratio:.3g} times as coarse as the first", facts)
+
+
+def _window(codes: Sequence[int], count: int) -> int:
+    """The first of 16 levels that hold most of the codes."""
+    last = max(count - _SHOWN, 0)
+    return max(range(last + 1), key=lambda first: sum(first <= code < first + _SHOWN for code in codes))
