@@ -83,8 +83,8 @@ def filled_mappings(tables: list[EmbeddingBagConfig]) -> ManagedCollisionCollect
         module = MCHManagedCollisionModule(
             ROWS, torch.device("cpu"), DistanceLFU_EvictionPolicy(), INTERVAL, name=table.name
         )
-        module._mch_sorted_raw_ids[:-1] = _raw_ids(torch.arange(ROWS - 1)).sort().values
-        module._metadata()["counts"][:-1] = 1
+        module._mch_sorted_raw_ids[:-1], ranks = _raw_ids(torch.arange(ROWS - 1)).sort()
+        module._metadata()["counts"][:-1] = (ROWS / (ranks + 1) ** EXPONENT).ceil().long()
         modules[table.name] = module
     return ManagedCollisionCollection(modules, tables)
 

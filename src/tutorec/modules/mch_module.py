@@ -236,7 +236,9 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
     def _refresh(self) -> None:
         """Fill the index anew if the mapping was changed since."""
         if self._indexed != (version := self._mapping_version()):
-            taken = self._mch_sorted_raw_ids != NO_ID
+            taken = (self._mch_sorted_raw_ids != NO_ID).nonzero().view(-1)
+            for metadata in [*self._metadata().values()][:1]:  # frequent ids come first, and get their first slots
+                taken = taken[metadata[taken].argsort(descending=True, stable=True)]
             assert self._index is not None, "an index is refreshed where there is one"
             self._index.fill(self._mch_sorted_raw_ids[taken], self._mch_remapped_ids_mapping[taken])
             self._indexed = version
@@ -346,9 +348,8 @@ class MappingsTogether:
         bounds = torch.tensor([0, *accumulate(counts)])
         rows = self._indices.find(ids.long(), bounds)
         missing = (rows < 0).nonzero().view(-1)
-        tables = torch.bucketize(missing, bounds[1:], right=True)
-        misses = torch.bincount(tables, minlength=len(counts)).tolist()
-        for module, lookups, shared in zip(self._modules, counts, misses, strict=True):
+        misses = torch.searchsorted(missing, bounds).diff()
+        for module, lookups, shared in zip(self._modules, counts, misses.tolist(), strict=True):
             module.counts.lookups += lookups
             module.counts.admitted += lookups - shared
-        return rows.index_copy_(0, missing, self._last[tables])
+        return rows.index_copy_(0, missing, self._last.repeat_interleave(misses))
