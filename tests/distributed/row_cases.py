@@ -56,6 +56,7 @@ def shard(
     kernel: str = "fused",
     kind: str = "table_wise",
     codecs: Any = None,
+    dedup: bool = False,
     **fused_params: float,
 ) -> ShardedEmbeddingCollection:
     """The collection over the ranks of the pool, each table cut by one type of sharding, or by one after the other."""
@@ -66,7 +67,7 @@ def shard(
     }
     params = {**optimizer_words(optimizer), **fused_params}
     plan = construct_module_sharding_plan(ec, words, local_size=env.local_size)
-    return EmbeddingCollectionSharder(params, codecs).shard(ec, plan, env)
+    return EmbeddingCollectionSharder(params, codecs, dedup).shard(ec, plan, env)
 
 
 def lists(seed: int, samples: int) -> KeyedJaggedTensor:

@@ -341,8 +341,8 @@ def test_more_ranks_than_rows(ranks, world_size):
         assert parameters == [("embeddings.bit.weight", [1 if rank == 0 else 0, 1])]
 
 
-def counted_step(rank: int, world_size: int, kind: str) -> dict[str, list[int]]:
-    sharded = shard(collection(), kind=kind)
+def counted_step(rank: int, world_size: int, kind: str, dedup: bool = False) -> dict[str, list[int]]:
+    sharded = shard(collection(), kind=kind, dedup=dedup)
     loss(sharded(batch(rank, 2)).wait(), 0).backward()
     with count_traffic() as traffic:
         loss(sharded(batch(5 + rank, 3 + rank)).wait(), 0).backward()
@@ -351,7 +351,7 @@ def counted_step(rank: int, world_size: int, kind: str) -> dict[str, list[int]]:
     }
 
 
-def due_bytes(kind: str, world_size: int, local_size: int) -> list[dict[str, list[int]]]:
+def due_bytes(kind: str, world_size: int, local_size: int, dedup: bool = False) -> list[dict[str, list[int]]]:
     """What each rank sends: counted id by id, from where each id's row lies."""
     ec, batches = collection(), [batch(5 + rank, 3 + rank) for rank in range(world_size)]
     words = {t.name: word(kind, i, world_size, local_size) for i, t in enumerate(tables())}
@@ -362,11 +362,12 @@ def due_bytes(kind: str, world_size: int, local_size: int) -> list[dict[str, lis
         for source, features in enumerate(batches):
             for feature in table.feature_names:
                 ids = features[feature].values().tolist()
+                ids, samples = ([*{*ids}], 1) if dedup else (ids, features.stride())
                 for one in shards:
                     row, (rows, columns) = one.shard_offsets[0], one.shard_sizes
                     holder = int(str(one.placement).split("/")[0].removeprefix("rank:"))
                     hits = sum(row <= number < row + rows for number in ids)
-                    sent["input ids"][source][holder] += 4 * (hits + features.stride())
+                    sent["input ids"][source][holder] += 4 * (hits + samples)
                     sent["output rows"][holder][source] += 4 * hits * columns
                     sent["output gradients"][source][holder] += 4 * hits * columns
     for of_stage in sent.values():
@@ -384,6 +385,14 @@ def due_bytes(kind: str, world_size: int, local_size: int) -> list[dict[str, lis
 def test_counted_bytes_equal_the_formula(ranks, kind, world_size, hosts):
     counted = ranks(world_size, hosts=hosts).run(counted_step, kind=kind)
     assert counted == due_bytes(kind, world_size, world_size // hosts)
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "table_wise", "column_wise"])
+def test_an_id_is_sent_once_where_that_is_wanted(ranks, kind):
+    counted = ranks(2).run(counted_step, kind=kind, dedup=True)
+    assert counted == due_bytes(kind, 2, 2, dedup=True)
+    for once, often in zip(counted, due_bytes(kind, 2, 2), strict=True):
+        assert all(sum(once[stage]) < sum(often[stage]) for stage in ("input ids", "output rows", "output gradients"))
 
 
 def narrow_step(rank: int, world_size: int, narrow: bool) -> tuple[dict[str, Tensor], list[int]]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
+from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
@@ -79,8 +80,10 @@ def unsharded(pooled: bool, returned: bool = True, in_place: bool = False) -> An
     )
 
 
-def sharder_of(pooled: bool, **params: Any) -> Any:
+def sharder_of(pooled: bool, use_index_dedup: bool = False, **params: Any) -> Any:
     params = {"optimizer": "exact_sgd", "learning_rate": RATE, **params}
+    if use_index_dedup:
+        return ManagedCollisionEmbeddingCollectionSharder(EmbeddingCollectionSharder(params, use_index_dedup=True))
     kind = ManagedCollisionEmbeddingBagCollectionSharder if pooled else ManagedCollisionEmbeddingCollectionSharder
     return kind(fused_params=params)
 
@@ -376,6 +379,44 @@ def shard_trained(kind: str) -> bool:
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
 def test_sharding_keeps_the_rows_of_ids(ranks, kind):
     assert ranks(2).run(shard_trained, kind) == [True, True]
+
+
+def sent_once(kind: str) -> list[Any]:
+    plain = unsharded(False)
+    for step in range(STEPS):
+        plain(batch(0, step).to(device()))
+    often, once = sharded(False, kind, plain), sharded(False, kind, plain, use_index_dedup=True)
+    features, found = batch(dist.get_rank(), 0), []
+    repeated = KeyedJaggedTensor(
+        features.keys(), features.values().repeat_interleave(3), lengths=3 * features.lengths()
+    )
+    for module in (often, once):
+        module.eval()
+        with count_traffic() as traffic:
+            out, remapped = module(repeated.to(device()))
+            found.append((results(False, out), remapped.values().cpu()))
+        found.append([sum(traffic.row(2, stage)) for stage in ("input ids", "output rows", "remapped ids")])
+    (rows, remapped), sent, (same, again), less = found
+    once.train()
+    for _ in range(2):
+        once(KeyedJaggedTensor(["c", "a", "b"], torch.tensor([3990] * 4), lengths=torch.tensor([4, 0, 0])).to(device()))
+    state = once._managed_collision_collection._managed_collision_modules.state_dict()
+    counts = (
+        [int(n) for n in state["t1._mch_counts"][state["t1._mch_sorted_raw_ids"] == 3990]]
+        if "t1._mch_counts" in state
+        else []
+    )
+    return [all(map(torch.equal, rows.values(), same.values())), torch.equal(remapped, again), sent, less, counts]
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
+def test_raw_ids_sent_once_have_the_same_rows_and_are_counted_once_a_rank(ranks, kind):
+    counts = []
+    for rows_equal, remapped_equal, sent, less, counted in ranks(2).run(sent_once, kind):
+        assert rows_equal and remapped_equal
+        assert all(few < many for few, many in zip(less, sent, strict=True) if many)
+        counts += counted
+    assert counts == [4]
 
 
 class Model(nn.Module):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import unittest
+from collections.abc import MutableMapping
 
 import pytest
 import torch
@@ -48,6 +50,10 @@ def _check_own(rank: int, world_size: int, own: int) -> None:
     assert (own, world_size) == (10 * rank, 2)
 
 
+def _answer(rank: int, world_size: int, answers: MutableMapping[int, int]) -> None:
+    answers[rank] = world_size
+
+
 class Programs(MultiProcessTestBase):
     """The tests that the tests below run."""
 
@@ -68,6 +74,12 @@ class Programs(MultiProcessTestBase):
     def dies(self) -> None:
         self._run_multi_process_test(callable=_die_on_rank_1)
 
+    def into_a_shared_dict(self) -> None:
+        with multiprocessing.Manager() as manager:
+            answers = manager.dict()
+            self._run_multi_process_test(callable=_answer, answers=answers)
+            assert dict(answers) == {0: 2, 1: 2}
+
     def each_its_own(self) -> None:
         arguments = [{"own": 0}, {"own": 10}]
         self._run_multi_process_test_per_rank(callable=_check_own, world_size=2, kwargs_per_rank=arguments)
@@ -82,7 +94,7 @@ def _run(name: str) -> unittest.TestResult:
     return result
 
 
-@pytest.mark.parametrize("name", ["in_context", "on_two_hosts", "by_hand", "each_its_own"])
+@pytest.mark.parametrize("name", ["in_context", "on_two_hosts", "by_hand", "into_a_shared_dict", "each_its_own"])
 def test_a_function_runs_on_every_rank(name: str) -> None:
     result = _run(name)
     assert result.wasSuccessful(), result.failures + result.errors

@@ -31,6 +31,8 @@ from tutorec.modules.embedding_collection import EmbeddingCollection
 from tutorec.modules.embedding_configs import EmbeddingConfig
 from tutorec.modules.embedding_rows import samples_of_lists
 from tutorec.sparse.jagged import JaggedTensor
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
+from tutorec.sparse.layout import ints_on_device
 
 
 class EmbeddingCollectionContext(BatchContext):
@@ -76,9 +78,11 @@ class RowResults:
         lists = ctx.features.to_dict()
         found: dict[str, JaggedTensor] = {}
         for key, feature in self._feature_of.items():
-            ids = lists[feature]
+            ids, rows = lists[feature], rows_of[key]
+            if ctx.reverse_indices:
+                rows = rows.index_select(0, ctx.reverse_indices[feature])
             indices = ids.values() if self._need_indices else None
-            found[key] = JaggedTensor._from_parts(rows_of[key], indices, ids.lengths(), ids.offsets())
+            found[key] = JaggedTensor._from_parts(rows, indices, ids.lengths(), ids.offsets())
         return samples_of_lists(found, ctx.features, self._feature_of)
 
 
@@ -128,6 +132,8 @@ class ShardedEmbeddingCollection(
         device: Device of this rank's shards; :func:`tutorec.spmd.device` by default.
         qcomm_codecs_registry: Data types in which rows and their gradients are sent; float32 by
             default.
+        use_index_dedup: Whether an id that a feature has several times in a batch is sent once; its row returns once,
+            and its gradients are added before they are sent. It costs two sorts of the batch's ids.
 
     Raises:
         ValueError: The plan does not fit the module or the world size.
@@ -139,7 +145,6 @@ class ShardedEmbeddingCollection(
 
     _awaitable = EmbeddingCollectionAwaitable
     _sharding_context = SequenceShardingContext
-    _use_index_dedup = False  # TorchRec's name: an id is sent as often as it occurs
 
     def __init__(
         self,
@@ -149,6 +154,7 @@ class ShardedEmbeddingCollection(
         fused_params: Mapping[str, Any] | None = None,
         device: torch.device | None = None,
         qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
+        use_index_dedup: bool = False,
     ) -> None:
         self._configs = module.embedding_configs()
         self._embedding_dim_of = module.embedding_dim
@@ -162,6 +168,7 @@ class ShardedEmbeddingCollection(
         super().__init__(
             source, table_name_to_parameter_sharding, env, fused_params, device, tuple(SEQUENCE_SHARDINGS), build
         )
+        self._use_index_dedup = use_index_dedup
         self._need_indices = module.need_indices()
         self._results = RowResults(self._shardings, self._output_dists, self._tables, self._need_indices)
 
@@ -170,6 +177,13 @@ class ShardedEmbeddingCollection(
     def create_context(self) -> EmbeddingCollectionContext:
         """Return an empty context for one batch."""
         return EmbeddingCollectionContext()
+
+    def _arranged(self, features: KeyedJaggedTensor, ctx: BatchContext) -> KeyedJaggedTensor:
+        """The batch, checked, with its features in the order of the shardings; each id once, if that is wanted."""
+        arranged = super()._arranged(features, ctx)
+        if self._use_index_dedup:
+            arranged, ctx.reverse_indices = distinct_ids(arranged)
+        return arranged
 
     def _received(self, ctx: EmbeddingCollectionContext, arrivals: Sequence[KJTArrival]) -> Awaitable[list[ArrivedIds]]:
         """Return the ids that arrived for this rank's shards, per sharding."""
@@ -209,6 +223,7 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
             ``learning_rate``, ``eps``. SGD with a learning rate of 0.01 by default.
         qcomm_codecs_registry: Data types in which rows and their gradients are sent, from
             ``get_qcomm_codecs_registry``; float32 by default.
+        use_index_dedup: Whether an id that a feature has several times in a batch is sent once.
 
     Raises:
         ValueError: ``fused_params`` has an unknown option or an invalid value.
@@ -233,3 +248,43 @@ class EmbeddingCollectionSharder(BaseEmbeddingSharder[EmbeddingCollection]):
     _tables_path = "embeddings"
     _types = tuple(SEQUENCE_SHARDINGS)
     _sharded_type = ShardedEmbeddingCollection
+    _arguments = (*BaseEmbeddingSharder._arguments, "use_index_dedup")
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None = None,
+        use_index_dedup: bool = False,
+    ) -> None:
+        super().__init__(fused_params, qcomm_codecs_registry)
+        self.use_index_dedup = use_index_dedup
+
+
+def distinct_ids(batch: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, dict[str, torch.Tensor]]:
+    """The distinct ids of each feature, as one list of the feature. A sync point.
+
+    Args:
+        batch: Ids without weights.
+
+    Returns:
+        A batch of one sample, and feature -> which of its distinct ids each of its ids is ``[N]``.
+
+    Example:
+        >>> ids, reverse = distinct_ids(
+        ...     KeyedJaggedTensor(["a", "b"], torch.tensor([7, 5, 7, 7]), lengths=torch.tensor([2, 1, 1, 0]))
+        ... )
+        >>> ids.values().tolist(), ids.lengths().tolist(), reverse["a"].tolist()
+        ([5, 7, 7], [2, 1], [1, 0, 1])
+    """
+    ids, counts = batch.values(), batch.length_per_key()
+    numbers = ints_on_device([[*range(len(counts))], counts], torch.int64, ids.device)
+    feature = numbers[0].repeat_interleave(numbers[1], output_size=ids.numel())
+    rank = torch.unique(ids, return_inverse=True)[1]
+    pairs, inverse = torch.unique(feature * ids.numel() + rank, return_inverse=True)
+    distinct = ids.new_empty(pairs.numel()).scatter_(0, inverse, ids)
+    starts = torch.searchsorted(pairs, numbers[0] * ids.numel())
+    per_key = starts.diff(append=starts.new_full((1,), pairs.numel()))
+    reverse = (inverse - starts[feature]).split(counts)
+    keys, sizes = batch.keys(), per_key.tolist()
+    sent = KeyedJaggedTensor._from_parts(keys, distinct, None, per_key.to(batch.lengths().dtype), None, 1, sizes)
+    return sent, dict(zip(keys, reverse, strict=True))

@@ -84,12 +84,14 @@ class BatchContext:
         variable_batch_per_feature: Whether features have different numbers of samples on some rank.
         arranged: The batch in the order in which it is sent, if
             `ShardedEmbeddingModule.prepare_input` has been called.
+        reverse_indices: Feature -> which of its distinct ids each of its ids is ``[N]``, if only those are sent.
     """
 
     sharding_contexts: list[Any] = field(default_factory=list)
     features: KeyedJaggedTensor | None = None
     variable_batch_per_feature: bool = False
     arranged: KeyedJaggedTensor | None = None
+    reverse_indices: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def batch_size(self) -> int:

@@ -68,7 +68,12 @@ class BaseShardedManagedCollisionEmbeddingCollection(
         )
         self._embedding_module = tables
         self._managed_collision_collection = mc_sharder.shard(
-            module._managed_collision_collection, plan, env, tables.shardings, tables.device
+            module._managed_collision_collection,
+            plan,
+            env,
+            tables.shardings,
+            tables.device,
+            getattr(e_sharder, "use_index_dedup", False),
         )
         tables.take_raw_ids(self._managed_collision_collection.preprocess)
         self._configs = {config.name: config for config in module._managed_collision_collection.embedding_configs()}

@@ -98,6 +98,8 @@ class ManagedCollisionCollectionAwaitable(LazyAwaitable[KeyedJaggedTensor]):
         rows: dict[str, torch.Tensor] = {}
         for part, order, own in zip(self._arriving, self._orders, ctx.sharding_contexts, strict=True):
             rows |= zip(order.keys, order.by_key(part.wait(), own.sent_counts, own.places), strict=True)
+        for key, reverse in ctx.reverse_indices.items():
+            rows[key] = rows[key].index_select(0, reverse)
         batch = self._features.arrange(ctx.features)
         values = torch.cat([rows[key].view(-1) for key in self._features.wanted]).long()
         inverse = ctx.features.inverse_indices_or_none()
@@ -149,7 +151,8 @@ class ShardedManagedCollisionCollection(nn.Module):
         device: Where this rank's tables live.
         embedding_shardings: Those of the collection of tables, which say where rows are.
         qcomm_codecs_registry: TorchRec's; ids travel as they are.
-        use_index_dedup: TorchRec's; only False.
+        use_index_dedup: Whether the collection sends an id once that a feature has several times in a batch; it is
+            then counted once.
 
     Attributes:
         mappings: Those of all tables, in the order in which the shardings take them.

@@ -41,10 +41,12 @@ def batch_of(kind: str, rank: int, step: int) -> KeyedJaggedTensor:
     return make(seed_of(rank, step), samples_of(rank, step))
 
 
-def train(rank: int, world_size: int, kind: str, batches: str, optimizer: str, backend: str) -> dict[str, Any]:
+def train(
+    rank: int, world_size: int, kind: str, batches: str, optimizer: str, backend: str, dedup: bool = False
+) -> dict[str, Any]:
     """Three steps on one rank; what it computed, and holds."""
     with implementation(backend):
-        sharded = shard(collection(need_indices=True), optimizer, kind=kind)
+        sharded = shard(collection(need_indices=True), optimizer, kind=kind, dedup=dedup)
         results = []
         for step in range(STEPS):
             rows = sharded(batch_of(batches, rank, step)).wait()
@@ -65,9 +67,17 @@ def test_rows_weights_and_state_equal_unsharded(
     )
 
 
-def assert_equal_to_unsharded(pool: Ranks, kind: str, batches: str, optimizer: str, backend: str) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, *MIXES])
+@pytest.mark.parametrize("batches", BATCHES)
+def test_ids_sent_once_give_the_same_rows_and_updates(ranks: Callable[..., Ranks], kind: str, batches: str) -> None:
+    assert_equal_to_unsharded(ranks(2), kind, batches, "exact_row_wise_adagrad", "torch", dedup=True)
+
+
+def assert_equal_to_unsharded(
+    pool: Ranks, kind: str, batches: str, optimizer: str, backend: str, **options: Any
+) -> None:
     world_size = pool.world_size
-    of_ranks = pool.run(train, kind=kind, batches=batches, optimizer=optimizer, backend=backend)
+    of_ranks = pool.run(train, kind=kind, batches=batches, optimizer=optimizer, backend=backend, **options)
     reference = RowsReference(collection(need_indices=True), optimizer, world_size, kind)
     for step in range(STEPS):
         wanted = reference.rows_step([batch_of(batches, rank, step) for rank in range(world_size)], step)

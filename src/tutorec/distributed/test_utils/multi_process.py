@@ -16,6 +16,7 @@ failure names it. The function starts its own process group.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import unittest
 from collections.abc import Callable
@@ -123,9 +124,15 @@ class MultiProcessTestBase(unittest.TestCase):
         __tracebackhide__ = True
         try:
             with Ranks(world_size, timeout=_TIMEOUT_SECONDS) as world:
+                world.run(_take_key, bytes(multiprocessing.current_process().authkey))
                 world.run(_call_outside_of_a_group, callable, kwargs_per_rank)
         except RankError as error:
             raise self.failureException(str(error)) from None
+
+
+def _take_key(key: bytes) -> None:
+    """Let arguments be objects of a ``multiprocessing.Manager`` of the caller."""
+    multiprocessing.current_process().authkey = key
 
 
 def _call_outside_of_a_group(
