@@ -344,10 +344,14 @@ def _free_cycles(size: int) -> int:
 
 
 def _resident() -> int:
-    """Bytes of this process in memory; 0 where the system does not tell, and Python alone decides when to collect."""
+    """Bytes of private memory; 0 where the system does not tell, and Python alone decides when to collect.
+
+    Pages of files are left out: a busy system drops them, which would hide that the process has grown.
+    """
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            _, resident, shared, *_ = map(int, file.read().split())
+            return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return 0
 
