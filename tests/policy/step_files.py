@@ -92,21 +92,21 @@ def replaced(text: str, begin: str, end: str, section: str) -> str:
 
 
 def report(paths: list[str], tree: Tree) -> list[tuple[str, str, int]]:
-    """(layer, file, lines of code) of the traced files that count, in the order of the layers."""
+    """(layer, file, tokens) of the traced files that count, in the order of the layers."""
     rows = []
     for path in dict.fromkeys(paths):
         module = f"{PACKAGE}." + path.removesuffix(".py").replace("/", ".")
         found = place(below(module))
         if found is not None and LAYERS[found[0]][0] in READ:
-            rows.append((LAYERS[found[0]][0], path, tree.modules[module].code_lines()))
+            rows.append((LAYERS[found[0]][0], path, tree.modules[module].tokens()))
     return sorted(rows, key=lambda row: READ.index(row[0]))
 
 
 def as_text(rows: list[tuple[str, str, int]]) -> str:
     """The table, between its markers."""
-    lines = ["| layer | file | lines of code |", "|---|---|---|"]
-    lines += [f"| {layer} | `{path}` | {count} |" for layer, path, count in rows]
-    lines.append(f"| | {len(rows)} files | {sum(count for _, _, count in rows)} |")
+    lines = ["| layer | file | tokens |", "|---|---|---|"]
+    lines += [f"| {layer} | `{path}` | {count:,} |" for layer, path, count in rows]
+    lines.append(f"| | {len(rows)} files | {sum(count for _, _, count in rows):,} |")
     return "\n".join([BEGIN, "", *lines, "", END])
 
 

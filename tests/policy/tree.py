@@ -64,20 +64,16 @@ class SourceFile:
         """Qualified name and node of every function and method."""
         yield from _functions(self.ast, "")
 
-    def code_lines(self, node: ast.AST | None = None) -> int:
-        """Lines that hold code: no docstrings, comments or blank lines."""
+    def tokens(self, node: ast.AST | None = None) -> int:
+        """Python's own tokens without comments, docstrings, ends of lines and indentation."""
         first = getattr(node, "lineno", 1)
         last = getattr(node, "end_lineno", None) or self.text.count("\n") + 1
-        numbers = self._code_line_numbers
-        return bisect_right(numbers, last) - bisect_left(numbers, first)
-
-    def tokens(self) -> int:
-        """Python's own tokens without comments, docstrings, ends of lines and indentation."""
-        return len(self._code_tokens)
+        lines = self._token_lines
+        return bisect_right(lines, last) - bisect_left(lines, first)
 
     @cached_property
-    def _code_line_numbers(self) -> list[int]:
-        return sorted({line for token in self._code_tokens for line in range(token.start[0], token.end[0] + 1)})
+    def _token_lines(self) -> list[int]:
+        return [token.start[0] for token in self._code_tokens]
 
     @cached_property
     def _code_tokens(self) -> list[tokenize.TokenInfo]:

@@ -286,9 +286,7 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         if on_cuda and self._on_fbgemm:
             fbgemm_module("fbgemm_gpu")  # loads the operators' CUDA libraries
 
-        def put(name: str, numbers: Sequence[int], dtype: torch.dtype) -> None:
-            self.register_buffer(name, torch.tensor(numbers, dtype=dtype, device=weights.device), persistent=False)
-
+        put = self._put
         put("_starts", [self.table_offsets[table] for table in self.feature_tables], torch.int64)
         put("_last_rows", [table.rows - 1 for table in features], torch.int64)
         put("_placements", [_ON_DEVICE if on_cuda else _ON_HOST] * len(features), torch.int32)
@@ -316,6 +314,12 @@ class IntNBitTableBatchedEmbeddingBagsCodegen(nn.Module):
         self._on_wrong_id = _FATAL
         self._alignment = self.tables[0].alignment if self.tables else ROW_ALIGNMENT
         self._tail = (self._output_code, None, None, self._alignment)
+
+    @torch.jit.unused
+    def _put(self, name: str, numbers: Sequence[int], dtype: torch.dtype) -> None:
+        """Keep numbers beside the rows, on their device, out of the state dict."""
+        kept = torch.tensor(numbers, dtype=dtype, device=self.weights.device)
+        self.register_buffer(name, kept, persistent=False)
 
     @torch.jit.unused
     def _cuts(self, shown: Sequence[int], stored: Sequence[int]) -> list[tuple[int, int]]:

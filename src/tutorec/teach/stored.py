@@ -47,10 +47,10 @@ def stored(
     Raises:
         ValueError: An id is outside the table, or there are more than three.
     """
-    if len(ids) > len(_LOOKS) or not all(0 <= one < table.num_embeddings for one in ids):
+    rows = table.num_embeddings
+    if len(ids) > len(_LOOKS) or not all(0 <= one < rows for one in ids):
         raise ValueError(
-            f"stored draws up to {len(_LOOKS)} ids from 0 to {table.num_embeddings - 1} of table {table.name!r}, "
-            f"got {list(ids)}"
+            f"stored draws up to {len(_LOOKS)} ids from 0 to {rows - 1} of table {table.name!r}, got {list(ids)}"
         )
     parts = how.parts(table) if isinstance(how, Compression) else list(how)
     columns = table.embedding_dim
@@ -58,15 +58,8 @@ def stored(
     shapes = [(part.table.num_embeddings, part.table.embedding_dim) for part in parts]
     side_by_side = isinstance(how, Compression) and len(parts) > 1 and how.width(table) > max(w for _, w in shapes)
     matrices = [0 if width == columns or side_by_side else width for _, width in shapes]
-    whole = table.num_embeddings * columns
     count = sum(rows * width for rows, width in shapes) + sum(width * columns for width in matrices)
-    facts: dict[str, Any] = {
-        "whole": whole,
-        "stored": count,
-        "rows": sum(rows for rows, _ in shapes),
-        "share": count / whole,
-        "shared": sum(len({shade for shade, _ in marks}) > 1 for of in used for marks in of.values()),
-    }
+    facts = _facts(rows * columns, count, used) | {"rows": sum(rows for rows, _ in shapes)}
     height = max(table.num_embeddings, sum(rows for rows, _ in shapes) + _BETWEEN * (len(parts) - 1))
     with style():
         figure = canvas(1.0 + 0.21 * (height + 1))
@@ -78,14 +71,13 @@ def stored(
         for place, (part, shape, rows, matrix) in enumerate(zip(parts, shapes, used, matrices, strict=True)):
             if place:
                 axes.text(left + columns / 2, top - 0.62 * _BETWEEN, sign, ha="center", va="center", fontsize=14)
-            _grid(axes, (left, top), shape, _title(part.table.name, table.name, shape), rows)
+            title = _title(part.table.name, table.name, shape)
+            _grid(axes, (left, top), shape, title, rows)
             _lines(axes, columns, ids, (left, top), rows)
             right = max(right, left + shape[1])
             if matrix:
-                beside = left + max(matrix, _LETTER * len(_title(part.table.name, table.name, shape))) + _SIGN
-                axes.text((left + matrix + beside) / 2, top + 0.5, "x", ha="center", va="center", fontsize=14)
-                _grid(axes, (beside, top), (matrix, columns), _title("matrix", "", (matrix, columns)), {})
-                right = max(right, beside + columns)
+                beside = left + max(matrix, _LETTER * len(title)) + _SIGN
+                right = max(right, _matrix(axes, ((left + matrix + beside) / 2, beside, top), (matrix, columns)))
             top += shape[0] + _BETWEEN
         axes.set(xlim=(-1.2, right + 0.4), ylim=(height + 0.2, -1.1))
         axes.axis("off")
@@ -103,6 +95,12 @@ def _used(part: Part, ids: Sequence[int]) -> Mapping[int, list[tuple[int, str]]]
     return used
 
 
+def _facts(whole: int, stored: int, used: Sequence[Mapping[int, list[tuple[int, str]]]]) -> dict[str, Any]:
+    """Numbers of the table and of its parts, and stored rows that more than one of the ids uses."""
+    shared = sum(len({shade for shade, _ in marks}) > 1 for of in used for marks in of.values())
+    return {"whole": whole, "stored": stored, "share": stored / whole, "shared": shared}
+
+
 def _computed(one: int, suffix: str, several: bool) -> str:
     """How an id becomes a row, by the feature's suffix: ``7 // 4``, ``hash(7)``, ``hash2(7)``."""
     operator = re.match(r"\W*", suffix)[0]  # type: ignore[index]
@@ -115,6 +113,14 @@ def _computed(one: int, suffix: str, several: bool) -> str:
 def _title(name: str, of: str, shape: tuple[int, int]) -> str:
     """A part's name without its table's, and its shape."""
     return f"{name.removeprefix(of + '_')} [{shape[0]} x {shape[1]}]"
+
+
+def _matrix(axes: Any, corner: tuple[float, float, float], shape: tuple[int, int]) -> float:
+    """The matrix that widens a part, behind a sign at the first number; returns its right edge."""
+    sign, left, top = corner
+    axes.text(sign, top + 0.5, "x", ha="center", va="center", fontsize=14)
+    _grid(axes, (left, top), shape, _title("matrix", "", shape), {})
+    return left + shape[1]
 
 
 def _grid(

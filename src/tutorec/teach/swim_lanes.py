@@ -11,6 +11,9 @@ from tutorec.teach.diagram import Diagram, Node
 __all__ = ["swim_lanes"]
 
 _LANES, _RIGHT, _CELL = (13, 47), 17, 2.5
+_STAGES = (("batch", 2.5), ("input_dist", 5.7), ("lookup", 9.9), ("output_dist", 14.4), ("backward", 20.2))
+_Nodes = Sequence[Node]
+_Points = Sequence[tuple[float, float]]
 
 
 def swim_lanes(
@@ -33,21 +36,14 @@ def swim_lanes(
         claim: The title; ``{ids}``, ``{rows}`` and ``{gradients}`` are the bytes of both ranks.
     """
     feature = {rank: key for key, rank in holder.items()}
-    lists = [
-        {key: [ids.tolist() for ids in jagged.to_dense()] for key, jagged in batch.to_dict().items()}
-        for batch in batches
-    ]
+    lists = [_lists(batch) for batch in batches]
     of_table = [lists[0][feature[r]] + lists[1][feature[r]] for r in (0, 1)]
     samples = batches[0].stride()
-    stages = [("batch", 2.5), ("input_dist", 5.7), ("lookup", 9.9), ("output_dist", 14.4), ("backward", 20.2)]
     backward = "gradients" in sent
     diagram = Diagram(lines=25 if backward else 19)
-    for stage, y in stages if backward else stages[:-1]:
-        diagram.text(0, y, stage, bold=True)
+    _titles(diagram, _STAGES if backward else _STAGES[:-1])
 
-    def arrows(
-        name: str, rank: int, starts: Sequence[Node], ends: Sequence[tuple[float, float]], colors: Sequence[int]
-    ) -> None:
+    def arrows(name: str, rank: int, starts: _Nodes, ends: _Points, colors: Sequence[int]) -> None:
         for r in (0, 1):
             text = f"{sent[name][rank]:,} B" if r != rank else ""
             diagram.arrow(starts[r].bottom, ends[r], text, rank=colors[r], right=rank == 0)
@@ -69,10 +65,26 @@ def swim_lanes(
         diagram.arrow(every[rank].bottom, (every[rank].bottom[0], 10.9), "read rows, add them up", rank=rank)
         arrows("rows", rank, pooled, [_above_title(output[half][rank]) for half in (0, 1)], (rank, rank))
         if backward:
-            touched = ", ".join(str(one) for one in sorted({one for bag in of_table[rank] for one in bag}))
-            diagram.box(x, 22.2, f"update rows {touched}\nof {feature[rank]}_table", rank=rank, width=26, lines=2.4)
-            arrows("gradients", rank, output[rank], [(left + 26 * (0.2, 0.8)[rank], 22.2) for left in _LANES], (0, 1))
+            updated = _updated(of_table[rank], feature[rank])
+            diagram.box(x, 22.2, updated, rank=rank, width=26, lines=2.4)
+            arrows("gradients", rank, output[rank], _boxes(rank), (0, 1))
     return diagram.chart(claim, **{name: sum(counts) for name, counts in sent.items()})
+
+
+def _lists(batch: Any) -> dict[str, list[list[int]]]:
+    """Feature -> the ids of each sample."""
+    return {key: [ids.tolist() for ids in jagged.to_dense()] for key, jagged in batch.to_dict().items()}
+
+
+def _titles(diagram: Diagram, stages: Sequence[tuple[str, float]]) -> None:
+    for stage, y in stages:
+        diagram.text(0, y, stage, bold=True)
+
+
+def _updated(bags: Sequence[Sequence[int]], feature: str) -> str:
+    """The rows that some bags read, each once, as text."""
+    rows = ", ".join(str(row) for row in sorted({row for bag in bags for row in bag}))
+    return f"update rows {rows}\nof {feature}_table"
 
 
 def _bags(
@@ -97,6 +109,11 @@ def _pooled(diagram: Diagram, x: float, y: float, half: int, samples: int, rank:
 def _from_rank(node: Node, rank: int) -> tuple[float, float]:
     """Where ids of a rank arrive: over the left part of the lists for rank 0, else the right."""
     return node.x + node.width * (0.2, 0.8)[rank], node.y - 1.2
+
+
+def _boxes(rank: int) -> _Points:
+    """Where gradients of a rank arrive at the boxes of both ranks."""
+    return [(left + 26 * (0.2, 0.8)[rank], 22.2) for left in _LANES]
 
 
 def _above_title(node: Node) -> tuple[float, float]:

@@ -81,23 +81,29 @@ def tradeoff(
             y = {"above": max(values), "below": min(values)}.get(side, known[name, x])
             axes.annotate(text, (x, y), textcoords="offset points", fontsize=10, **_SIDES[side])
         every = sorted({x for sizes in methods.values() for x in sizes})
-        ends = every[0] / (1.9 if labels else 1.3), every[-1] * 1.5
+        left = _logarithmic(axes, every, 1.9 if labels else 1.3)
         for budget in budgets:
             axes.axvline(budget, ymax=0.6, color=INK, linestyle=":", linewidth=1)
         if optimum is not None:
             line = axes.axhline(optimum, color=INK, linestyle="--", linewidth=1.5, label=f"best possible {optimum:.3f}")
             if labels:
-                axes.text(ends[0] * 1.03, optimum, f"{line.get_label()}", va="bottom", fontsize=10)
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(*ends)
-        ticks = [2**power for power in range(60) if every[0] / 1.3 <= 2**power <= every[-1] * 1.3]
-        axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
-        axes.set_xlabel("bytes, logarithmic")
+                axes.text(left * 1.03, optimum, f"{line.get_label()}", va="bottom", fontsize=10)
         axes.set_ylabel(quantity)
         axes.grid(True, axis="y")
         if not labels:
             figure.legend(loc="outside lower center", ncols=3)
         return finish(figure, claim, "{best} reaches {most:.3f}, {worst} {least:.3f}", facts)
+
+
+def _logarithmic(axes: Any, every: Sequence[float], room: float) -> float:
+    """Set the axis of bytes, with room for labels on its left; returns its left end."""
+    left = every[0] / room
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(left, every[-1] * 1.5)
+    ticks = [2**power for power in range(60) if every[0] / 1.3 <= 2**power <= every[-1] * 1.3]
+    axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
+    axes.set_xlabel("bytes, logarithmic")
+    return left
 
 
 def _method(axes: Any, name: str, sizes: Mapping[float, Sequence[float]], look: tuple[str, str, str]) -> None:

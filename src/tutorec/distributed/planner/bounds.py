@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tutorec.distributed.planner.problem import Choice, Floats, PlanningProblem, Spread
+from tutorec.distributed.planner.problem import Choice, Floats, Ints, PlanningProblem, Spread
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 # Relative tolerance by which the solver's optimum may exceed the true one.
 _TOLERANCE = 5e-7
@@ -107,54 +111,20 @@ def _relaxation(
     Variables are the fraction of a table with each choice ``[N]``, the milliseconds of the slowest
     rank, and whether each group with a cost is used.
     """
-    from scipy.optimize import LinearConstraint, milp
-    from scipy.sparse import csr_array
+    from scipy.optimize import milp
 
     choices = [choice for of_table in usable for choice in of_table]
     table = np.repeat(np.arange(len(usable)), [len(of_table) for of_table in usable])
     paid = np.flatnonzero(fixed)
-    count, tables, width = len(choices), len(usable), len(choices) + 1 + len(paid)
-    numbers = np.arange(count)
+    count = len(choices)
     room = np.maximum(problem.capacity, 0).sum(axis=0).astype(np.float64)
     memory = np.array([choice.memory.sum(axis=0) for choice in choices]) / np.maximum(room, 1.0)
-    shard = np.array([choice.time.max(initial=0.0) for choice in choices])
-    unit = float(shard.max()) or 1.0  # the solver's tolerances are absolute
-    shard /= unit
-    work = np.array([choice.time.sum() for choice in choices]) / problem.world_size / unit
-    uses = np.array([[group in choice.groups for group in paid] for choice in choices], np.bool_)
-    using, which = np.nonzero(uses.reshape(count, len(paid)))
-    pairs, pair = np.unique(table[using] * (len(paid) + 1) + which, return_inverse=True)
-
-    def matrix(values: Floats, rows: np.ndarray, columns: np.ndarray, height: int) -> csr_array:
-        return csr_array((values, (rows, columns)), shape=(height, width))
-
-    whole = matrix(np.ones(count), table, numbers, tables)
-    mean = matrix(np.append(work, -1.0), np.zeros(count + 1, np.int64), np.append(numbers, count), 1)
-    shards = matrix(
-        np.append(shard, -np.ones(tables)),
-        np.append(table, np.arange(tables)),
-        np.append(numbers, np.full(tables, count)),
-        tables,
-    )
-    held = matrix(memory.T.ravel(), np.repeat([0, 1], count), np.tile(numbers, 2), 2)
-    payments = matrix(
-        np.append(np.ones(len(using)), -np.ones(len(pairs))),
-        np.append(pair, np.arange(len(pairs))),
-        np.append(using, count + 1 + pairs % (len(paid) + 1)),
-        max(len(pairs), 1),
-    )
+    unit, shard, work = _times(choices, problem.world_size)
     whole_groups = len(paid) > 0 and count <= _SMALL
-    objective = np.concatenate([np.zeros(count), [1.0], fixed[paid] / unit])
     result = milp(
-        objective,
+        np.concatenate([np.zeros(count), [1.0], fixed[paid] / unit]),
         integrality=np.concatenate([np.zeros(count + 1), np.full(len(paid), whole_groups)]),
-        constraints=[
-            LinearConstraint(whole, 1.0, 1.0),
-            LinearConstraint(mean, -math.inf, 0.0),
-            LinearConstraint(shards, -math.inf, 0.0),
-            LinearConstraint(held, -math.inf, (room > 0).astype(np.float64)),
-            LinearConstraint(payments, -math.inf, 0.0),
-        ],
+        constraints=_constraints(choices, table, shard, work, memory, paid),
         options={"node_limit": _NODES, "mip_rel_gap": _TOLERANCE},
     )
     if result.status == 2:
@@ -162,9 +132,56 @@ def _relaxation(
     if result.x is None:
         return 0.0, frozenset(paid.tolist()), False
     bound = result.mip_dual_bound if whole_groups else result.fun
-    full = bool((held @ result.x >= 1.0 - _TOLERANCE).any())
+    full = bool((result.x[:count] @ memory >= 1.0 - _TOLERANCE).any())
     opened = frozenset(paid[result.x[count + 1 :] > 0.5].tolist())
     return float(bound) * unit * (1 - _TOLERANCE), opened, full
+
+
+def _constraints(
+    choices: list[Choice], table: Ints, shard: Floats, work: Floats, memory: Floats, paid: Ints
+) -> list[tuple[csr_array, float, float]]:
+    """Each table has one choice; ranks' time, memory, and groups bound what is chosen."""
+    from scipy.sparse import csr_array
+
+    count, tables = len(choices), int(table[-1]) + 1
+    numbers = np.arange(count)
+
+    def of(values: Floats, rows: Ints, columns: Ints, height: int) -> csr_array:
+        return csr_array((values, (rows, columns)), shape=(height, count + 1 + len(paid)))
+
+    whole = of(np.ones(count), table, numbers, tables)
+    mean = of(np.append(work, -1.0), np.zeros(count + 1, np.int64), np.append(numbers, count), 1)
+    shards = of(
+        np.append(shard, -np.ones(tables)),
+        np.append(table, np.arange(tables)),
+        np.append(numbers, np.full(tables, count)),
+        tables,
+    )
+    held = of(memory.T.ravel(), np.repeat([0, 1], count), np.tile(numbers, 2), 2)
+    payments = of(*_payments(choices, table, paid))
+    at_most_zero = [(matrix, -math.inf, 0.0) for matrix in (mean, shards, payments)]
+    return [(whole, 1.0, 1.0), *at_most_zero, (held, -math.inf, 1.0)]
+
+
+def _times(choices: list[Choice], world_size: int) -> tuple[float, Floats, Floats]:
+    """Milliseconds of the longest shard, in whose unit choices' shards and shares are given."""
+    shard = np.array([choice.time.max(initial=0.0) for choice in choices])
+    unit = float(shard.max()) or 1.0  # the solver's tolerances are absolute
+    work = np.array([choice.time.sum() for choice in choices]) / world_size / unit
+    return unit, shard / unit, work
+
+
+def _payments(choices: list[Choice], table: Ints, paid: Ints) -> tuple[Floats, Ints, Ints, int]:
+    """Numbers, rows, columns and height of: a table uses a group at most as much as it is paid for."""
+    uses = np.array([[group in choice.groups for group in paid] for choice in choices], np.bool_)
+    using, which = np.nonzero(uses.reshape(len(choices), len(paid)))
+    pairs, pair = np.unique(table[using] * (len(paid) + 1) + which, return_inverse=True)
+    return (
+        np.append(np.ones(len(using)), -np.ones(len(pairs))),
+        np.append(pair, np.arange(len(pairs))),
+        np.append(using, len(choices) + 1 + pairs % (len(paid) + 1)),
+        max(len(pairs), 1),
+    )
 
 
 def _longest(choice: Choice, fixed: Floats) -> float:

@@ -25,6 +25,7 @@ from tutorec.distributed.simulate.ids import Floats, Ints
 from tutorec.distributed.simulate.loads import RankLoads, most_samples
 
 _ID = 8  # bytes of an id in memory
+_BAG_STAGES = (sparse_gradients.IDS_STAGE, sparse_gradients.WEIGHTS_STAGE, sparse_gradients.ROWS_STAGE)
 _WITHIN_HOSTS = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
 
 
@@ -133,30 +134,7 @@ def _sharded(
 ) -> list[Exchange]:
     """The exchanges of the tables of one sharding type; adds their work to ``work``."""
     world_size, classes = len(loads.classes), len(loads.members)
-    # Sent by one rank of each class to each holder: ids, bags (or lists of ids), row elements that
-    # return.
-    sent = np.zeros((world_size, classes, 3))
-    slots = np.zeros(world_size)
-    for table in tables:
-        ranks, starts, ends, columns = table.pieces.T
-        for feature in table.features:
-            ids = loads.ids(feature, table.rows, starts, ends)
-            bags = np.repeat(loads.samples(feature)[:, None], len(ranks), axis=1)
-            numbers = (bags if table.pooled else ids) * columns
-            np.add.at(sent, ranks, np.stack([ids, bags, numbers]).T)
-            np.add.at(slots, ranks, 1.0)
-            lookups, pooled = loads.members @ ids, loads.members @ numbers
-            work.add(
-                ranks,
-                lookups=lookups,
-                read_bytes=4.0 * lookups * columns,
-                lookup_ms=table.lookup_ms(lookups, columns, pooled),
-                update_ms=table.update_ms(lookups, columns, pooled),
-            )
-        if table.leaves_gradient:
-            work.add(ranks, update_ms=table.whole_ms((ends - starts) * columns))
-        distinct = loads.distinct(table.features, table.rows, starts, ends)
-        work.add(ranks, distinct=distinct, update_ms=table.row_ms * distinct)
+    sent, slots = _looked_up(tables, loads, work)
 
     def exchange(stage: str, left: Floats, right: Floats, reach: Reach = Reach.ALL) -> Exchange:
         return Exchange(stage, tables[0].path, left, right, local_size, reach)
@@ -187,9 +165,42 @@ def _sharded(
     return [*exchanges, exchange(ROWS_STAGE, rows.T, of_class.T), exchange(GRADIENTS_STAGE, of_class, gradients)]
 
 
+def _looked_up(tables: Sequence[SimulatedTable], loads: RankLoads, work: RankWork) -> tuple[Floats, Floats]:
+    """Add the work of tables to ``work``.
+
+    Returns:
+        What one rank of each class sends to each holder, ids, bags (or lists of ids) and numbers of
+        rows ``[W, classes, 3]``; features of each holder ``[W]``.
+    """
+    world_size = len(loads.classes)
+    sent = np.zeros((world_size, len(loads.members), 3))
+    slots = np.zeros(world_size)
+    for table in tables:
+        ranks, starts, ends, columns = table.pieces.T
+        for feature in table.features:
+            ids = loads.ids(feature, table.rows, starts, ends)
+            bags = np.repeat(loads.samples(feature)[:, None], len(ranks), axis=1)
+            numbers = (bags if table.pooled else ids) * columns
+            np.add.at(sent, ranks, np.stack([ids, bags, numbers]).T)
+            np.add.at(slots, ranks, 1.0)
+            lookups, pooled = loads.members @ ids, loads.members @ numbers
+            work.add(
+                ranks,
+                lookups=lookups,
+                read_bytes=4.0 * lookups * columns,
+                lookup_ms=table.lookup_ms(lookups, columns, pooled),
+                update_ms=table.update_ms(lookups, columns, pooled),
+            )
+        if table.leaves_gradient:
+            work.add(ranks, update_ms=table.whole_ms((ends - starts) * columns))
+        distinct = loads.distinct(table.features, table.rows, starts, ends)
+        work.add(ranks, distinct=distinct, update_ms=table.row_ms * distinct)
+    return sent, slots
+
+
 def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: int, work: RankWork) -> list[Exchange]:
     """Replicated tables: gradients to every rank, as bags or as whole tables."""
-    world_size, path, pooled = len(loads.classes), tables[0].path, tables[0].pooled
+    world_size, pooled = len(loads.classes), tables[0].pooled
     id_bytes, weight_bytes = _id_bytes(tables), 4 * tables[0].weighted
     features = [feature for table in tables for feature in table.features]
     samples = most_samples(loads, features)  # bags are padded to the largest number of samples of a feature
@@ -198,24 +209,21 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
     as_bags: list[Floats] = []
     summed, first = 0, np.array([0])
     for table in tables:
-        end, size = np.array([table.rows]), table.rows * table.columns
+        end = np.array([table.rows])
         ids = sum((loads.ids(f, table.rows, first, end)[:, 0] for f in table.features), np.zeros(len(samples)))
         bags = len(table.features) * samples * pooled
         numbers = (bags if pooled else ids) * table.columns
-        update_ms = table.update_ms(ids, table.columns, numbers)
-        whole_ms = table.whole_ms(np.array(size))
-        work.lookups += ids[loads.classes]
-        work.read_bytes += 4.0 * table.columns * ids[loads.classes]
-        work.lookup_ms += table.lookup_ms(ids, table.columns, numbers)[loads.classes]
+        update_ms, whole_ms = table.update_ms(ids, table.columns, numbers), table.whole_ms(end * table.columns)
+        lookups = ids[loads.classes]
         distinct = loads.distinct(table.features, table.rows, first, end)
+        work.lookups += lookups
+        work.read_bytes += 4.0 * table.columns * lookups
+        work.lookup_ms += table.lookup_ms(ids, table.columns, numbers)[loads.classes]
         work.distinct += distinct
-        work.update_ms += table.row_ms * distinct
-        if table.leaves_gradient:
-            work.update_ms += whole_ms
-        looked_up = loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers))
-        rule = table.optimizer
-        if looked_up > 8 * size and world_size > 1 and (rule is None or rule.max_gradient is None):
-            summed += size + table.rows * (rule is not None and rule.moves_without_gradient)
+        work.update_ms += table.row_ms * distinct + table.leaves_gradient * whole_ms
+        bag_bytes = float(loads.members @ (ids * (id_bytes + weight_bytes) + 4 * (bags + numbers)))
+        if world_size > 1 and _is_summed(table, bag_bytes):
+            summed += table.rows * (table.columns + _moves_all_rows(table))
             work.update_ms += update_ms[loads.classes] + whole_ms
         else:
             work.update_ms += loads.members @ update_ms
@@ -223,12 +231,11 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
 
     def to_all(stage: str, of_source: Floats | float = 1.0, of_destination: Floats | float = 1.0) -> Exchange:
         left, right = (np.broadcast_to(each, world_size) for each in (of_source, of_destination))
-        return Exchange(stage, path, left[:, None], right[None], local_size)
+        return Exchange(stage, tables[0].path, left[:, None], right[None], local_size)
 
     exchanges = [to_all(sparse_gradients.SIZES_STAGE, 8.0 * (len(features) + pooled))]
     if as_bags:
-        stages = (sparse_gradients.IDS_STAGE, sparse_gradients.WEIGHTS_STAGE, sparse_gradients.ROWS_STAGE)
-        for stage, count in zip(stages, np.sum(as_bags, axis=0), strict=True):
+        for stage, count in zip(_BAG_STAGES, np.sum(as_bags, axis=0), strict=True):
             if weight_bytes or stage != sparse_gradients.WEIGHTS_STAGE:
                 exchanges.append(to_all(stage, count[loads.classes]))
     if summed:
@@ -236,6 +243,17 @@ def _replicated(tables: Sequence[SimulatedTable], loads: RankLoads, local_size: 
         # Every rank adds up a share, and sends it to the others.
         exchanges += [to_all(sparse_gradients.SUMS_STAGE, 1.0, sums), to_all(sparse_gradients.SUMS_STAGE, sums)]
     return exchanges
+
+
+def _is_summed(table: SimulatedTable, bag_bytes: float) -> bool:
+    """Whether a replica's gradient is sent as a whole table, since ids and bags are more bytes."""
+    rule = table.optimizer
+    return bag_bytes > 8 * table.rows * table.columns and (rule is None or rule.max_gradient is None)
+
+
+def _moves_all_rows(table: SimulatedTable) -> bool:
+    """Whether rows without a gradient move, so that each row's number of gradients is sent too."""
+    return table.optimizer is not None and table.optimizer.moves_without_gradient
 
 
 def _id_bytes(tables: Sequence[SimulatedTable]) -> int:
