@@ -23,7 +23,7 @@ UNIT  := tests -n $(JOBS) --dist worksteal -m "not html and not live and not ful
 QUICK := tests -n $(JOBS) --dist worksteal -m "not html and not live and not full and not soak and not slow and not world4"
 
 .DEFAULT_GOAL := help
-.PHONY: help venv book test quick random lint types doctest unit notebooks notebooks-torch nb check html bench parity gpu versions wheel bare clean clean-venv format
+.PHONY: help venv book test quick random lint types doctest unit notebooks notebooks-torch nb check html pdf shares bench parity gpu versions wheel bare clean clean-venv format
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -87,6 +87,14 @@ nb: venv ## one chapter or page: make nb NB=05, make nb NB=page_two_tower
 html: venv ## check the built book: no network, alt text, links
 	@test -f $(BOOK) || { echo "no $(BOOK): run \`make book\` first" >&2; exit 2; }
 	@$(PYTEST) tests/book -m html
+
+pdf: venv ## the built book as one PDF, printed by Chromium
+	@test -f $(BOOK) || { echo "no $(BOOK): run \`make book\` first" >&2; exit 2; }
+	@$(PY) book/_ext/pdf.py
+
+shares: venv ## share of code, output and figures in each chapter's height, measured in Chromium
+	@test -f $(BOOK) || { echo "no $(BOOK): run \`make book\` first" >&2; exit 2; }
+	@$(PY) tests/book/shares.py
 
 bench: venv ## the benchmarks, as JSON under _build/bench
 	@mkdir -p _build/bench

@@ -17,6 +17,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "_build"
+ROOT_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8" />
+<title>tutorec: distributed embedding tables, an executed book</title>
+<meta http-equiv="refresh" content="0; url=book/intro.html" />
+</head>
+<body><p><a href="book/intro.html">tutorec, the first page</a></p></body>
+</html>
+"""
 SOURCE_SUFFIXES = {".py", ".html", ".ipynb", ".md", ".yml", ".bib", ".css", ".svg", ".txt", ".json", ".js"}
 
 
@@ -91,6 +101,7 @@ def main() -> int:
     if subprocess.run([sys.executable, str(ROOT / "book/_ext/agreement.py")], check=False).returncode:
         print("\nThe book shows other outputs than tests/book/sources.yml promises: see above.", file=sys.stderr)
         return 1
+    index.write_text(ROOT_PAGE, encoding="utf-8")
     (BUILD / ".book_key").write_text(wanted)
     return 0
 

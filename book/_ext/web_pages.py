@@ -1,0 +1,133 @@
+"""What the built pages load and say about themselves, beyond what the theme does.
+
+A page loads MathJax only where it has formulas, the search index only where one searches, and of the icons those that
+some page shows. Buttons that lead to the repository appear once ``published: true`` says that the address exists.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.config import Config
+
+_THEBE = re.compile(
+    r"[ \t]*<script[^>]*(?:thebe[^>]*>|>[^<]*THEBE_JS_URL)[^<]*</script>\n?|[ \t]*<link[^>]*thebe[^>]*>\n?"
+)
+_INLINE = re.compile(r"[ \t]*<script>[^<]*</script>\n?")
+_VIEWPORT = re.compile(r'<meta name="viewport"[^>]*/?>')
+_MATHJAX = re.compile(r"[ \t]*<script>window\.MathJax[^<]*</script>\n?|[ \t]*<script[^>]*tex-svg\.js[^<]*</script>\n?")
+_SEARCH = re.compile(r'[ \t]*<script src="[^"]*(?:searchtools|language_data|searchindex)\.js[^<]*</script>\n?')
+_MATH = re.compile(r'class="[^"]*\b(?:math|tex2jax_process)\b')
+_ICON_CLASS = re.compile(r"\bfa-([a-z0-9-]+)")
+_ICON = re.compile(r'(?:"([a-z0-9-]+)"|([a-z0-9]+)):(\[\d+,\d+,\[([^]]*)\],"[0-9a-f]+",(?:"[^"]*"|\["[^]]*\])\]),?')
+# Names that screen readers read in place of what is shown, or that are missing.
+_NAMES = (
+    (re.compile(r'<summary aria-label="Toggle hidden content">'), "<summary>"),
+    (re.compile(r'(<button class="btn search-button-field[^>]*?) aria-label="[^"]*"'), r"\1"),
+    (re.compile(r'(<i class="theme-switch[^>]*?)\s*title="[^"]*"'), r'\1 aria-hidden="true"'),
+    (re.compile(r'<summary>(?=<span class="toctree-toggle")'), '<summary aria-label="Pages of this section">'),
+)
+_TITLE = re.compile(r'<h1>(?:(?!</h1>).)*class="headerlink".*?</h1>', re.DOTALL)
+_TERM = re.compile(r'<dt[^>]* id="(term-[^"]+)">\s*(?:<[^>]+>\s*)*([A-Za-z0-9])')
+
+
+def switch(app: Sphinx, config: Config) -> None:
+    """Hide the buttons that lead to the repository until the address exists."""
+    if not config.published:
+        options = dict(config.html_theme_options or {})
+        for name in ("use_edit_page_button", "use_issues_button", "use_repository_button"):
+            options[name] = False
+        options["launch_buttons"] = {}
+        config.html_theme_options = options
+
+
+def describe(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """A page's description for search engines and for previews: the first sentences of its text."""
+    first = doctree and next((each for each in doctree.findall(nodes.paragraph) if len(each.astext()) > 60), None)
+    if first is None:
+        return
+    text = " ".join(first.astext().split())
+    text = text if len(text) <= 200 else text[:200].rsplit(" ", 1)[0] + " ..."
+    facts = [("name", "description", text), ("property", "og:title", context.get("title") or app.config.project)]
+    facts += [("property", "og:description", text), ("property", "og:type", "article")]
+    facts += [("property", "og:site_name", app.config.project)]
+    if app.config.html_baseurl:
+        facts.append(("property", "og:image", f"{app.config.html_baseurl}_static/two_ranks.png"))
+    tags = [f'<meta {kind}="{name}" content="{html.escape(_plain(value))}" />' for kind, name, value in facts]
+    context["metatags"] = context.get("metatags", "") + "\n".join(["", *tags, ""])
+
+
+def trimmed(page: str, *, search: bool) -> str:
+    """A page without scripts that it does not use, and without what extensions add twice; names as they are seen."""
+    page = _THEBE.sub("", page)
+    for wrong, right in _NAMES:
+        page = wrong.sub(right, page)
+    seen: set[str] = set()
+
+    def once(match: re.Match[str]) -> str:
+        text = match[0].strip()
+        return "" if text in seen else (seen.add(text) or match[0])
+
+    page = _INLINE.sub(once, page)
+    head, first, rest = page.partition(match[0]) if (match := _VIEWPORT.search(page)) else (page, "", "")
+    page = head + first + _VIEWPORT.sub("", rest)
+    if not _MATH.search(page):
+        page = _MATHJAX.sub("", page)
+    return page if search else _SEARCH.sub("", page)
+
+
+def fewer_icons(script: str, used: set[str]) -> str:
+    """The script of Font Awesome with the icons of these names, or aliases, only."""
+
+    def kept(match: re.Match[str]) -> str:
+        names = {match[1] or match[2], *re.findall(r'"([a-z0-9-]+)"', match[4])}
+        return match[0] if names & used else ""
+
+    return _ICON.sub(kept, script)
+
+
+def alphabet(page: str) -> str:
+    """The glossary with links to the first term of each letter below its title."""
+    first: dict[str, str] = {}
+    for anchor, letter in _TERM.findall(page):
+        first.setdefault(letter.upper(), anchor)
+    links = " ".join(f'<a href="#{anchor}">{letter}</a>' for letter, anchor in sorted(first.items()))
+    bar = f'\n<nav class="alphabet" aria-label="Terms by letter">{links}</nav>'
+    return _TITLE.sub(lambda title: title[0] + bar, page, count=1)
+
+
+def finish(app: Sphinx, error: Exception | None) -> None:
+    """Trim every page, and the icons to those that pages and scripts name."""
+    if error is not None or app.builder.format != "html":
+        return
+    folder, used = Path(app.outdir), set[str]()
+    for path in folder.rglob("*.html"):
+        name = path.relative_to(folder).as_posix()
+        page = trimmed(path.read_text(encoding="utf-8"), search=name == "search.html")
+        if name == "book/glossary.html" and 'class="alphabet"' not in page:
+            page = alphabet(page)
+        path.write_text(page, encoding="utf-8")
+        used.update(_ICON_CLASS.findall(page))
+    scripts = folder / "_static/scripts"
+    for path in scripts.glob("*.js"):
+        if path.name != "fontawesome.js":
+            used.update(_ICON_CLASS.findall(path.read_text(encoding="utf-8")))
+    icons = scripts / "fontawesome.js"
+    icons.write_text(fewer_icons(icons.read_text(encoding="utf-8"), used), encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_config_value("published", False, "html", bool)
+    app.connect("config-inited", switch, priority=900)
+    app.connect("html-page-context", describe)
+    app.connect("build-finished", finish, priority=900)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def _plain(title: str) -> str:
+    return html.unescape(re.sub(r"<[^>]+>", "", title))
