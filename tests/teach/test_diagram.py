@@ -93,3 +93,11 @@ def test_a_dlrm_is_drawn_with_its_own_sizes():
 def test_a_row_of_bytes_names_each_part_and_the_sum():
     chart = draw.byte_row({"scale": 4, "codes": 64}, claim="{total} bytes")
     assert texts(chart) == ["scale", "4 B", "codes", "64 B", "68 bytes"]
+
+
+def test_an_all_to_all_counts_the_messages_that_are_where_they_belong() -> None:
+    before = [[10 * source + rank for rank in range(3)] for source in range(3)]
+    after = [list(column) for column in zip(*before, strict=True)]
+    assert draw.all_to_all(before, after, mark=1, claim="{right} of {ranks} x 3").claim == "9 of 3 x 3"
+    after[0][1], after[0][2] = after[0][2], after[0][1]
+    assert draw.all_to_all(before, after, mark=0, claim="{right}").claim == "7"

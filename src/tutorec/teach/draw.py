@@ -12,7 +12,7 @@ from tutorec.teach.hosts import hosts
 from tutorec.teach.levels import levels
 from tutorec.teach.lines import lines
 from tutorec.teach.maps import STATIONS, here, jagged, life
-from tutorec.teach.mechanisms import byte_row, dlrm, lookup
+from tutorec.teach.mechanisms import all_to_all, byte_row, dlrm, lookup
 from tutorec.teach.parts import parts
 from tutorec.teach.remapping import RemappedBatch, remapping
 from tutorec.teach.resharding import resharding
@@ -33,6 +33,7 @@ __all__ = [
     "Gantt",
     "Picture",
     "RemappedBatch",
+    "all_to_all",
     "bars",
     "byte_row",
     "curves",

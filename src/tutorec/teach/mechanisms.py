@@ -1,4 +1,4 @@
-"""Diagrams of single mechanisms: a lookup in a table, a DLRM, the bytes of a row."""
+"""Diagrams of single mechanisms: a lookup in a table, a DLRM, the bytes of a row, an all-to-all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tutorec.models.dlrm import DLRM, DLRMTrain
 from tutorec.teach.canvas import ACCENT, Chart
 from tutorec.teach.diagram import WIDTH, Diagram
 
-__all__ = ["byte_row", "dlrm", "lookup"]
+__all__ = ["all_to_all", "byte_row", "dlrm", "lookup"]
 
 _CELL = 6.5
 
@@ -101,6 +101,32 @@ def byte_row(parts: Mapping[str, int], *, claim: str) -> Chart:
         x += width
     diagram.text(1, 3.5, f"{total} bytes")
     return diagram.chart(claim, total=total)
+
+
+def all_to_all(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], *, mark: int, claim: str) -> Chart:
+    """What each rank holds before and after an all-to-all; arrows for the messages to one rank.
+
+    Args:
+        before: For each of W ranks its W messages; number p is for rank p.
+        after: For each rank what it received, in the order of the senders.
+        mark: The rank whose messages have arrows.
+        claim: The title; ``{right}`` counts the messages that are where they belong, ``{ranks}`` is W.
+    """
+    ranks = range(len(before))
+    diagram = Diagram(lines=2.2 * len(ranks) + 1.4)
+    sent, arrived = 12.0, WIDTH - _CELL * len(ranks) - 1
+    diagram.text(sent, 0.6, "messages to ranks 0, 1, ...")
+    diagram.text(arrived, 0.6, "received from ranks 0, 1, ...")
+    for rank in ranks:
+        y = 1.4 + 2.2 * rank
+        diagram.text(1, y + 0.6, f"rank {rank}")
+        diagram.strip(sent, y, before[rank], rank=rank, marked={mark}, cell=_CELL)
+        diagram.strip(arrived, y, after[rank], rank=ranks, marked=ranks if rank == mark else (), cell=_CELL)
+    for rank in ranks:
+        start = sent + _CELL * len(ranks), 2.0 + 2.2 * rank
+        diagram.arrow(start, (arrived, 1.55 + 2.2 * mark + 0.9 * rank / max(1, len(ranks) - 1)), rank=rank)
+    right = sum(before[source][rank] == after[rank][source] for source in ranks for rank in ranks)
+    return diagram.chart(claim, right=right, ranks=len(ranks))
 
 
 def _sizes(mlp: nn.Module) -> list[int]:
