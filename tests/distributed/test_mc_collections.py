@@ -40,6 +40,7 @@ from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
 
+CPU = torch.device("cpu")
 IDS = 4000  # raw ids are below this
 ROWS = {"t0": 12, "t1": 10}
 FEATURES = {"t0": ["a", "b"], "t1": ["c"]}
@@ -379,6 +380,67 @@ def shard_trained(kind: str) -> bool:
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
 def test_sharding_keeps_the_rows_of_ids(ranks, kind):
     assert ranks(2).run(shard_trained, kind) == [True, True]
+
+
+def varied_batch(rank: int, step: int, weighted: bool, variable: bool) -> KeyedJaggedTensor:
+    """Of four samples; with a variable batch features have 2, 3 and 1 lists, and a sample means one of each."""
+    draw = torch.Generator().manual_seed(50 * step + rank)
+    strides = [2, 3, 1] if variable else [4, 4, 4]
+    lengths = torch.randint(0, 4, (sum(strides),), generator=draw)
+    values = torch.randint(0, 8, (int(lengths.sum()),), generator=draw) * 499
+    weights = torch.rand(values.shape, generator=draw) if weighted else None
+    if not variable:
+        return KeyedJaggedTensor(["c", "a", "b"], values, weights, lengths=lengths)
+    means = torch.stack([torch.randint(0, stride, (4,), generator=draw) for stride in strides])
+    return KeyedJaggedTensor(
+        ["c", "a", "b"],
+        values,
+        weights,
+        lengths=lengths,
+        stride_per_key_per_rank=[[stride] for stride in strides],
+        inverse_indices=(["c", "a", "b"], means),
+    )
+
+
+def look_up_varied(kind: str, weighted: bool, variable: bool) -> tuple[Any, ...]:
+    tables = [
+        EmbeddingBagConfig(ROWS[t], 4, t, feature_names=FEATURES[t], init_fn=lambda rows: rows.normal_()) for t in ROWS
+    ]
+    mappings = ManagedCollisionCollection({t: mapping(ROWS[t]) for t in ROWS}, tables)
+    ebc = EmbeddingBagCollection(tables, is_weighted=weighted, device=device())
+    module = sharded(True, kind, ManagedCollisionEmbeddingBagCollection(ebc, mappings, True))
+    with torch.no_grad():
+        for step in range(3):
+            out, remapped = module(varied_batch(dist.get_rank(), step, weighted, variable).to(device()))
+            found, rows = results(True, out), remapped.to(CPU)
+    held = {
+        (one.table.name, piece.row_offset): rows.detach().cpu()
+        for one in module._embedding_module.held_tables()
+        for piece, rows in zip(one.pieces, one.rows, strict=True)
+        if piece.rows
+    }
+    return found, {key: rows[key].values() for key in "abc"}, held
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "table_wise"])
+@pytest.mark.parametrize(("weighted", "variable"), [(True, False), (False, True), (True, True)])
+def test_weighted_and_variable_batches_give_the_sums_of_their_rows(ranks, kind, weighted, variable):
+    seen = ranks(2).run(look_up_varied, kind, weighted, variable)
+    held = {place: rows for _, _, of_rank in seen for place, rows in of_rank.items()}
+    tables = {t: torch.cat([held[place] for place in sorted(held) if place[0] == t]) for t in ROWS}
+    table_of = {feature: table for table, features in FEATURES.items() for feature in features}
+    for rank, (found, rows, _) in enumerate(seen):
+        features = varied_batch(rank, 2, weighted, variable)
+        for index, key in enumerate(["c", "a", "b"]):
+            lists = features[key]
+            assert all(rows[key][lists.values() == raw].unique().numel() == 1 for raw in lists.values().unique())
+            one_each = torch.ones(lists.values().numel()) if lists.weights_or_none() is None else lists.weights()
+            scaled = tables[table_of[key]][rows[key]] * one_each.unsqueeze(1)
+            sums = torch.stack([part.sum(0) for part in scaled.split(lists.lengths().tolist())])
+            inverse = features.inverse_indices_or_none()
+            assert_close(found[key], sums if inverse is None else sums[inverse[1][index]])
+    # More rows than those that ids without a row share.
+    assert torch.cat([rows["a"] for _, rows, _ in seen]).unique().numel() > 2
 
 
 def sent_once(kind: str) -> list[Any]:

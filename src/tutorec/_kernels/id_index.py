@@ -13,6 +13,7 @@ from tutorec._kernels.backend import backend
 _FREE, _GONE = -1, -2
 _FLIP = torch.iinfo(torch.int64).min  # turns the largest int64, which is no id, into the mark of a free slot
 _SLOTS_PER_ID = 2
+BYTES_PER_ID = 16 * _SLOTS_PER_ID
 
 
 def has_index(ids: Tensor) -> bool:

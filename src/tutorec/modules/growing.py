@@ -11,7 +11,7 @@ from tutorec._kernels.unwritten import copy_written_rows, unwritten_zeros
 from tutorec.modules.frequency import FrequencySketch
 from tutorec.modules.mc_evictions import LRU_EvictionPolicy, MCHEvictionPolicy
 from tutorec.modules.mc_modules import ManagedCollisionModule
-from tutorec.modules.row_index import RowIndex
+from tutorec.modules.row_index import MOST_BYTES_PER_ROW, RowIndex
 from tutorec.sparse.hashing import mix_bits, unmix_bits
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
 
@@ -57,6 +57,8 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         >>> growing(lists(7, 8))["t"].values().tolist(), growing.evict().tolist()
         ([1, 999], [0, 1])
     """
+
+    index_bytes = MOST_BYTES_PER_ROW
 
     _row_ids: Tensor
     _counts: Tensor

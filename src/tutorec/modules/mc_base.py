@@ -36,6 +36,7 @@ class ManagedCollisionModule(nn.Module):
         row_ids: Name of the state that holds the id of each row, if any row of a shard may be given to any of its ids;
             None if the hash of an id determines which rows it may have.
         once_per_table: Names of states that are not kept for each row.
+        index_bytes: Bytes of an index of the ids beside the state, for each row at most.
 
     Raises:
         ValueError: More than 1,024 segments.
@@ -46,6 +47,7 @@ class ManagedCollisionModule(nn.Module):
 
     wants_feature_lengths = False
     row_ids: ClassVar[str | None] = None
+    index_bytes: ClassVar[int] = 0
     once_per_table: ClassVar[tuple[str, ...]] = ("_output_segments_tensor", "_current_iter_tensor", "_hash_zch_bucket")
 
     _output_segments_tensor: Tensor
@@ -130,6 +132,11 @@ class ManagedCollisionModule(nn.Module):
     @abstractmethod
     def open_slots(self) -> Tensor:
         """Rows that no id has [1]."""
+
+    def row_bytes(self) -> int:
+        """Bytes that are kept for each row when all have an id: state and index; what the planner counts."""
+        of_rows = [value for name, value in self.state_dict().items() if name not in self.once_per_table]
+        return self.index_bytes + sum(value[:1].numel() * value.element_size() for value in of_rows)
 
     def report(self, table: str = "") -> TableCollisions:
         """What has happened to the ids of the table so far. A sync point."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tutorec._kernels.id_index import IdIndex, IdIndices, has_index
+from tutorec._kernels.id_index import BYTES_PER_ID, IdIndex, IdIndices, has_index
 from tutorec.modules.mc_base import ManagedCollisionModule
 from tutorec.modules.mc_evictions import MCHEvictionPolicy
 from tutorec.sparse.jagged import JaggedTensor, jagged_from_parts
@@ -58,6 +58,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
     """
 
     row_ids = "_mch_sorted_raw_ids"
+    index_bytes = BYTES_PER_ID
 
     _mch_sorted_raw_ids: Tensor
     _mch_remapped_ids_mapping: Tensor

@@ -9,6 +9,7 @@ from tutorec._kernels.unwritten import unwritten_zeros
 
 # Slots for each row that has an id, at least, when slots are made; they are made anew when a third is filled.
 _SLOTS_PER_ROW, _MOST_FILLED = 4, 3
+MOST_BYTES_PER_ROW = 2 * 4 * _SLOTS_PER_ROW  # slots of 4 bytes, a power of two of them
 _FEWEST_SLOTS = 64
 _REBUILT_AT_ONCE = 1 << 14
 # Slots that are read at once for an id that is not in its first slot.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from distributed.cases import CUT_IN_TWO, KINDS, MIXES, group, kind_of, tables, word
 from torch import nn
 
+from tutorec._kernels.id_index import IdIndex
 from tutorec._kernels.optimizer_spec import OptimizerSpec
 from tutorec._kernels.row_file import CacheSpec
 from tutorec._kernels.tbe import GroupSpec, TableBatch, TableSpec
@@ -18,9 +20,12 @@ from tutorec.distributed.embedding import EmbeddingCollectionSharder
 from tutorec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from tutorec.distributed.env import ShardingEnv
 from tutorec.distributed.fused_params import optimizer_spec
+from tutorec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from tutorec.distributed.plan import ShardingType
 from tutorec.distributed.planner import cost
+from tutorec.distributed.planner.constraints import ParameterConstraints
 from tutorec.distributed.planner.cost import KernelModel, piece_perf, register_kernel
+from tutorec.distributed.planner.enumerators import EmbeddingEnumerator
 from tutorec.distributed.planner.options import CachedRows, PartitionByType, Shard, ShardingOption, TableFacts
 from tutorec.distributed.planner.shard_estimators import (
     EmbeddingPerfEstimator,
@@ -33,11 +38,22 @@ from tutorec.distributed.shard_geometry import data_parallel_pieces, pieces_of
 from tutorec.distributed.sharding_plan import construct_module_sharding_plan
 from tutorec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from tutorec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from tutorec.modules.growing import GrowingManagedCollisionModule
+from tutorec.modules.hash_mc_evictions import HashZchEvictionConfig, HashZchEvictionPolicyName
+from tutorec.modules.hash_mc_modules import HashZchManagedCollisionModule
+from tutorec.modules.mc_base import ManagedCollisionModule
+from tutorec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+from tutorec.modules.mc_evictions import DistanceLFU_EvictionPolicy
+from tutorec.modules.mc_modules import ManagedCollisionCollection
+from tutorec.modules.mch_module import MCHManagedCollisionModule
+from tutorec.modules.row_index import RowIndex
+from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
 
 # Of 5 rows some ranks of 4 hold none; 6 and 10 columns are stored as 8 and 12 where fbgemm's kernels hold them.
 ROW_TABLES = ((11, 8), (5, 8), (9, 8))
 Shape = tuple[int, int]
+LRU = HashZchEvictionPolicyName.LRU_EVICTION
 
 
 def unsharded(pooled: bool) -> Any:
@@ -120,6 +136,41 @@ def test_estimated_bytes_of_rows_that_are_not_pooled_are_the_allocated_ones(rank
 @pytest.mark.parametrize("kind", KINDS)
 def test_estimated_rows_and_state_are_the_allocated_bytes_on_four_ranks(ranks, kind, optimizer):
     check_allocated(ranks, 4, 2, kind, "fused", optimizer, pooled=True)
+
+
+CPU = torch.device("cpu")
+MAPPINGS: dict[str, Callable[[], ManagedCollisionModule]] = {
+    "mch": lambda: MCHManagedCollisionModule(4096, CPU, DistanceLFU_EvictionPolicy(), 1),
+    "hash": lambda: HashZchManagedCollisionModule(
+        4096, CPU, 1, max_probe=4096, eviction_policy_name=LRU, eviction_config=HashZchEvictionConfig(["f"], 1)
+    ),
+    "growing": lambda: GrowingManagedCollisionModule(4096),
+}
+
+
+@pytest.mark.parametrize("kind", MAPPINGS)
+def test_bytes_of_a_mapping_are_those_that_it_takes_and_are_in_the_plan(kind):
+    tables = [EmbeddingBagConfig(4096, 8, "t", feature_names=["f"])]
+    mapping = MAPPINGS[kind]()
+    model = ManagedCollisionEmbeddingBagCollection(
+        EmbeddingBagCollection(tables), ManagedCollisionCollection({"t": mapping}, tables)
+    )
+    for _ in range(2):
+        model(KeyedJaggedTensor(["f"], torch.arange(4095) * 7919, lengths=torch.tensor([4095])))
+    assert int(mapping.open_slots()) <= 1
+    held = [value for name, value in mapping.state_dict().items() if name not in mapping.once_per_table]
+    index = [mapping._index._slots] if isinstance(getattr(mapping, "_index", None), (IdIndex, RowIndex)) else []
+    taken = sum(tensor.untyped_storage().nbytes() for tensor in (*held, *index))
+    assert taken <= mapping.row_bytes() * 4096 <= taken + (mapping.index_bytes * 4096 if kind != "hash" else 0)
+    words = {"t": ParameterConstraints(sharding_types=["row_wise"])}
+    sharders = ManagedCollisionEmbeddingBagCollectionSharder(), EmbeddingBagCollectionSharder()
+    for kind_of_device in ("cpu", "cuda"):
+        options = [
+            EmbeddingEnumerator(Topology(2, kind_of_device), 16, words).enumerate(part, [sharder])[0]
+            for part, sharder in zip((model, model._embedding_bag_collection), sharders, strict=True)
+        ]
+        first, second = (option.pieces().storage[:, option.pieces().storage[0].argmax()] for option in options)
+        assert (first - second).tolist() == [mapping.row_bytes() * 2048] * 2
 
 
 def facts(**changes: Any) -> TableFacts:

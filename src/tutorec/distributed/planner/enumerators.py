@@ -486,6 +486,8 @@ def _tables_of(
     shared_optimizer = _optimizer_of(fused_params)
     row_bytes, gradient_bytes = _wire_bytes(sharder, pooled is not False)
     packed_table: Any = getattr(module, "packed_table", None)
+    collection: Any = getattr(module, "_managed_collision_collection", None)
+    mappings: Any = {} if collection is None else collection._managed_collision_modules
     for name, tensor in sharder.shardable_parameters(module).items():
         constraint = constraints.get(name) or ParameterConstraints()
         features = _features_of(name, configs.get(name), constraint)
@@ -510,6 +512,7 @@ def _tables_of(
             row_wire_bytes=row_bytes,
             gradient_wire_bytes=gradient_bytes,
             packed=packed,
+            mapping_row_bytes=mappings[name].row_bytes() if name in mappings else 0,
         )
         named = own_optimizer is not None or bool(fused_params)
         poolings = bags if constraint.num_poolings else None

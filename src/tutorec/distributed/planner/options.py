@@ -221,6 +221,7 @@ class TableFacts:
         gradient_wire_bytes: Bytes of a gradient element on the wire, likewise.
         packed: Row layout of a quantized table; None for float rows.
         cache: Cache of a table in a file; None if all rows are in memory.
+        mapping_row_bytes: Bytes that a mapping of raw ids keeps for each row.
 
     Example:
         >>> TableFacts("", "item", 8, 4, features=("a", "b"), samples=(2.0, 2.0), ids=(6.0, 2.0)).total_ids
@@ -242,6 +243,7 @@ class TableFacts:
     gradient_wire_bytes: int = 4
     packed: PackedTable | None = None
     cache: CachedRows | None = None
+    mapping_row_bytes: int = 0
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a stored row with this number of columns.

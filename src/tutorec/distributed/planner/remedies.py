@@ -157,8 +157,8 @@ def _lines_of_a_table(inputs: PlanInputs, shortage: Shortage) -> list[str]:
     rows, columns = size[0].tolist()
     each = f"{facts.row_bytes(columns)} B" if facts.packed else f"{columns} x {facts.element_bytes} B"
     parts = [f"weights {rows:,} x {each} = {bytes_text(stored.weights[0])}"]
-    names = ("optimizer state", "gradients", "ids", "looked-up rows")
-    parts += [f"{name} {bytes_text(of[0])}" for name, of in zip(names, stored[1:5], strict=True) if of[0] > 0]
+    names = ("optimizer state", "gradients", "ids", "looked-up rows", "mapping of raw ids")
+    parts += [f"{name} {bytes_text(of[0])}" for name, of in zip(names, stored[1:6], strict=True) if of[0] > 0]
     allowed = ", ".join(dict.fromkeys(type_of(choice) for choice in choices))
     pin = inputs.constraint(option.name).pin
     pinned = "" if pin is None else f"; pinned to {_ranks(pin)}"

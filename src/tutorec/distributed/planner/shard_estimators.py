@@ -117,6 +117,7 @@ class StoredBytes(NamedTuple):
         gradients: Dense gradients.
         input: Ids, lengths and weights of a batch.
         output: Rows of a batch.
+        mapping: The mapping of raw ids to its rows.
         cache: Cached rows of a table in a file, with their state and an index.
     """
 
@@ -125,6 +126,7 @@ class StoredBytes(NamedTuple):
     gradients: Ints
     input: Ints
     output: Ints
+    mapping: Ints
     cache: Ints
 
 
@@ -152,7 +154,7 @@ def stored_bytes(
     few, places = distinct_sizes(sizes)
     kernel = kernel_model(compute_kernel)
     lines = [_stored(facts, sharding_type, kernel, size, topology) for size in few]
-    return StoredBytes(*np.array(lines, dtype=np.int64).reshape(-1, 6)[places].T)
+    return StoredBytes(*np.array(lines, dtype=np.int64).reshape(-1, len(StoredBytes._fields))[places].T)
 
 
 def piece_storage(
@@ -180,16 +182,16 @@ def piece_storage(
         PlannerError: The kernel has no model, or a shard takes more bytes than any rank can have.
     """
     few, places = distinct_sizes(sizes)
-    weights, state, *buffers = stored_bytes(facts, sharding_type, compute_kernel, np.array(few), topology)
-    memory = kernel_model(compute_kernel).memory(topology, weights if inference else weights + state)
-    if not inference:
-        memory += on_device(topology, np.sum(buffers, axis=0))
+    stored = stored_bytes(facts, sharding_type, compute_kernel, np.array(few), topology)
+    rows = stored.weights if inference else stored.weights + stored.state
+    buffers = stored.mapping if inference else np.sum(stored[2:], axis=0)
+    memory = kernel_model(compute_kernel).memory(topology, rows) + on_device(topology, buffers)
     return spread_lines(memory, places)
 
 
 def _stored(
     facts: TableFacts, sharding_type: ShardingType, kernel: KernelModel, size: Size, topology: Topology
-) -> tuple[int, int, int, int, int, int]:
+) -> tuple[int, ...]:
     """The components of a shard, in the order of the fields of `StoredBytes`.
 
     Raises:
@@ -208,6 +210,7 @@ def _stored(
         summed + own,
         ceil(max(work.updates, work.lookups if kernel.serves else 0.0) * id_bytes + _ID * work.lists),
         ceil(_FLOAT * max(work.outputs, work.gradients) * size[1]),
+        size[0] * facts.mapping_row_bytes,
         _cache_bytes(facts, optimizer, rows, columns),
     )
     if sum(parts) > MOST_BYTES:
