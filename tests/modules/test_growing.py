@@ -6,11 +6,14 @@ import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from tutorec.distributed.checkpoint import load_checkpoint, save_checkpoint
+from tutorec.errors import CheckpointError
 from tutorec.modules.frequency import FrequencySketch
 from tutorec.modules.growing import GrowingManagedCollisionModule
 from tutorec.modules.mc_evictions import (
@@ -168,11 +171,24 @@ def test_state_goes_to_another_module_and_to_shards() -> None:
             assert train(shard, ids[mine]).tolist() == expected[mine].tolist()
 
 
-def test_state_of_other_buckets_is_refused() -> None:
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_state_of_other_buckets_is_refused(buckets: int) -> None:
     growing = GrowingManagedCollisionModule(64, buckets=2)
     train(growing, torch.arange(20))
-    with pytest.raises(ValueError, match="rows of other buckets than the 4 of this mapping"):
-        GrowingManagedCollisionModule(64, buckets=4).load_state_dict(growing.state_dict())
+    other = GrowingManagedCollisionModule(64, buckets=buckets)
+    with pytest.raises(ValueError, match=f"rows of other buckets than the {buckets} of this mapping"):
+        other.load_state_dict(growing.state_dict())
+
+
+@pytest.mark.parametrize("max_rows", [32, 128])
+def test_state_of_another_cap_is_refused_with_both(max_rows: int, tmp_path: Path) -> None:
+    growing, other = GrowingManagedCollisionModule(64), GrowingManagedCollisionModule(max_rows)
+    train(growing, torch.arange(20))
+    with pytest.raises(RuntimeError, match=rf"size mismatch for _row_ids.*\[64\].*\[{max_rows}\]"):
+        other.load_state_dict(growing.state_dict())
+    save_checkpoint(tmp_path / "saved", growing)
+    with pytest.raises(CheckpointError, match=rf"_row_ids' is \[{max_rows}\] here and \[64\] in the checkpoint"):
+        load_checkpoint(tmp_path / "saved", other)
 
 
 @pytest.mark.parametrize(("max_rows", "buckets"), [(100, 8), (96, 3), (8, 8)])

@@ -161,12 +161,14 @@ class GrowingManagedCollisionModule(ManagedCollisionModule):
         boundaries = torch.tensor(self._output_segments)
         self._output_segments_tensor.fill_(-1)[: len(boundaries)] = boundaries
         rows = self._counts.nonzero().view(-1)
-        if bool((self._bucket(self._row_ids[rows]) != rows // self._per_bucket).any()):
+        buckets, place = rows // self._per_bucket, rows % self._per_bucket
+        self._used.copy_(buckets.bincount(minlength=len(self._used)))
+        # A bucket hands its rows out in order, so that those with an id are its first.
+        if bool(((self._bucket(self._row_ids[rows]) != buckets) | (place >= self._used[buckets])).any()):
             raise ValueError(
                 f"the loaded state gives ids rows of other buckets than the {self._buckets} of this mapping: make it "
                 "with as many buckets as the mapping that was stored"
             )
-        self._used.copy_((rows // self._per_bucket).bincount(minlength=len(self._used)))
         self._index.replace(rows, self._row_ids)
         self._waiting, self._reassigned, self._looked_up = [], None, None
 
