@@ -40,7 +40,6 @@ from tutorec.sparse.jagged import JaggedTensor
 from tutorec.sparse.keyed_jagged import KeyedJaggedTensor
 from tutorec.spmd import device
 
-CPU = torch.device("cpu")
 IDS = 4000  # raw ids are below this
 ROWS = {"t0": 12, "t1": 10}
 FEATURES = {"t0": ["a", "b"], "t1": ["c"]}
@@ -412,14 +411,14 @@ def look_up_varied(kind: str, weighted: bool, variable: bool) -> tuple[Any, ...]
     with torch.no_grad():
         for step in range(3):
             out, remapped = module(varied_batch(dist.get_rank(), step, weighted, variable).to(device()))
-            found, rows = results(True, out), remapped.to(CPU)
+            pooled = results(True, out)
     held = {
         (one.table.name, piece.row_offset): rows.detach().cpu()
         for one in module._embedding_module.held_tables()
         for piece, rows in zip(one.pieces, one.rows, strict=True)
         if piece.rows
     }
-    return found, {key: rows[key].values() for key in "abc"}, held
+    return pooled, {key: remapped[key].values().cpu() for key in "abc"}, held
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise"])

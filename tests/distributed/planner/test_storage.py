@@ -138,11 +138,10 @@ def test_estimated_rows_and_state_are_the_allocated_bytes_on_four_ranks(ranks, k
     check_allocated(ranks, 4, 2, kind, "fused", optimizer, pooled=True)
 
 
-CPU = torch.device("cpu")
 MAPPINGS: dict[str, Callable[[], ManagedCollisionModule]] = {
-    "mch": lambda: MCHManagedCollisionModule(4096, CPU, DistanceLFU_EvictionPolicy(), 1),
+    "mch": lambda: MCHManagedCollisionModule(4096, device(), DistanceLFU_EvictionPolicy(), 1),
     "hash": lambda: HashZchManagedCollisionModule(
-        4096, CPU, 1, max_probe=4096, eviction_policy_name=LRU, eviction_config=HashZchEvictionConfig(["f"], 1)
+        4096, device(), 1, max_probe=4096, eviction_policy_name=LRU, eviction_config=HashZchEvictionConfig(["f"], 1)
     ),
     "growing": lambda: GrowingManagedCollisionModule(4096),
 }
